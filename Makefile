@@ -1,0 +1,31 @@
+# The few commands a newcomer needs; everything else is `inv --list`.
+PYTHON ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+
+.PHONY: install demo test benchmark clean
+
+install: .venv/installed
+
+# The stamp is written last, so an interrupted install is not mistaken for a finished one.
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/inv model.demo bench --quick collect report
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+benchmark: install
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf .venv .workers build models data *.egg-info

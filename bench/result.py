@@ -1,0 +1,269 @@
+"""The records of a results folder: one run.json, and one result.json for every planned trial.
+
+Both are sealed: they carry a schema version and the sha256 of everything else in them, and are verified on reading, so
+a truncated, bit-flipped or foreign file is refused by name and never averaged in. Writing is atomic: a temporary file
+beside the target, fsync, rename, fsync of the folder; a reader sees the old file, the new file or none, never a part.
+
+Standard library alone (Python 3.10 to 3.13): hosts, operator and report share this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import tempfile
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from bench import schema
+from bench.trial import Trial, TrialError
+
+SCHEMA_VERSION = 1
+RESULT_FILE = "result.json"
+PROGRESS_FILE = "progress.json"
+RUN_FILE = "run.json"
+SUMS_FILE = "SHA256SUMS"
+
+
+class ResultError(ValueError):
+    """A record that cannot be trusted; the message names the file and what is wrong with it."""
+
+
+class End(str, Enum):
+    """How a trial ended. Every planned trial reaches exactly one."""
+
+    SUCCEEDED = "SUCCEEDED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    PREEMPTED = "PREEMPTED"
+    LOST = "LOST"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_resumable(self) -> bool:
+        """True where the trial did not get to say what it is worth, so a resumed run tries it again."""
+        return self in (End.PREEMPTED, End.LOST, End.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A median with its spread (p10, p90) and its bootstrap 95 % interval (low, high), over n values."""
+
+    median: float
+    p10: float
+    p90: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """One entry per optimizer step, in order, in equally long lists; nothing is averaged away."""
+
+    step_time_sec: list[float] = field(default_factory=list)
+    loss: list[float | None] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    useful_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What the measured steps say. Rates are per device: mean amount per step over the median step time.
+
+    `tokens_per_sec` counts every token position computed, `useful_tokens_per_sec` leaves padding out.
+    `peak_vram_bytes` is None where there is no GPU; `peak_rss_bytes` is the process's own high-water mark.
+    """
+
+    step_time_sec: Interval
+    samples_per_sec: float
+    tokens_per_sec: float
+    useful_tokens_per_sec: float
+    padding_percent: float
+    first_loss: float | None
+    last_loss: float | None
+    peak_vram_bytes: int | None
+    peak_rss_bytes: int
+    load_time_sec: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """One planned trial's end. `metrics` is None unless at least one step was measured.
+
+    `written_by` is "bench" where the trial's own process wrote the record, "collect" where no process lived to write
+    one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, load, data, warmup and
+    measure to seconds. `fingerprint` is `bench.environment`'s allow-list.
+    """
+
+    trial_id: str
+    trial: Trial
+    status: End
+    reason: str | None
+    worker: str | None = None
+    run_id: str | None = None
+    attempt: int = 1
+    written_by: str = "bench"
+    started_at: str | None = None
+    wall_time_sec: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    warmup: Steps = field(default_factory=Steps)
+    steps: Steps = field(default_factory=Steps)
+    metrics: Metrics | None = None
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    log_tail: list[str] = field(default_factory=list)
+
+    def write(self, folder: Path) -> Path:
+        """Write result.json into `folder`, atomically. Raises OSError when the folder is full or read-only."""
+        return _write_sealed(folder / RESULT_FILE, "trial_result", self)
+
+    @classmethod
+    def read(cls, path: Path) -> TrialResult:
+        """Read and verify result.json at `path`. Raises ResultError."""
+        return _read_sealed(cls, path, "trial_result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial:
+    """One line of a run's plan. `worker` pins it to that worker (replicate); None lets any idle one take it (shard)."""
+
+    trial_id: str
+    trial: Trial
+    worker: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The plan of a run, written before anything starts. `settings` holds no secret."""
+
+    run_id: str
+    created_at: str
+    suite: str
+    profile: str
+    spread: str
+    fleet_kind: str
+    workers: list[str]
+    planned: list[PlannedTrial]
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def write(self, folder: Path) -> Path:
+        """Write run.json into `folder`, atomically. Raises OSError."""
+        return _write_sealed(folder / RUN_FILE, "run", self)
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """Read and verify run.json at `path`. Raises ResultError."""
+        return _read_sealed(cls, path, "run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a running trial is: replaced in progress.json as it goes, for people to watch; never a result.
+
+    `phase` is import, load, data, warmup, measure or write; `step` counts optimizer steps done of `steps` in all
+    (warm-up included); `elapsed_sec` runs from the process's start.
+    """
+
+    phase: str
+    step: int
+    steps: int
+    elapsed_sec: float
+    samples_per_sec: float | None = None
+    loss: float | None = None
+
+
+def summarize(values: list[float], *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Median, p10, p90 and the percentile-bootstrap 95 % interval of the median. Seeded, so it can be recomputed."""
+    if not values:
+        raise ValueError("no values to summarize")
+    ordered = sorted(values)
+    chooser = random.Random(seed)  # noqa: S311 - a bootstrap wants repeatable, not secret
+    medians = sorted(quantile(sorted(chooser.choices(ordered, k=len(ordered))), 0.5) for _ in range(resamples))
+    return Interval(
+        median=quantile(ordered, 0.5),
+        p10=quantile(ordered, 0.1),
+        p90=quantile(ordered, 0.9),
+        low=quantile(medians, 0.025),
+        high=quantile(medians, 0.975),
+        n=len(ordered),
+    )
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """Linear-interpolation quantile (type 7) of values already in ascending order; `share` from 0 to 1."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Put `content` at `path` so that no reader, and no crash, ever sees part of it. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide a result on a shared volume from its own operator
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes, read in pieces. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _digest(document: dict[str, Any]) -> str:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _write_sealed(path: Path, kind: str, record: object) -> Path:
+    document = {"kind": kind, "schema_version": SCHEMA_VERSION, **schema.to_json(record)}
+    document["sha256"] = _digest(document)
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return path
+
+
+def _read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise ResultError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        raise ResultError(f"{path}: not a {kind} record")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ResultError(
+            f"{path}: schema version {document.get('schema_version')!r}; this version reads {SCHEMA_VERSION}"
+        )
+    if document.pop("sha256", None) != _digest(document):
+        raise ResultError(f"{path}: its sha256 does not match its content; the file was changed or damaged")
+    del document["kind"], document["schema_version"]
+    try:
+        return schema.from_json(cls, document, str(path))
+    except (schema.SchemaError, TrialError) as error:
+        raise ResultError(str(error)) from None

@@ -1,0 +1,83 @@
+"""A command as a value: argv, environment and folder, built once and tested as data. Quoting happens here only.
+
+Secrets never ride in argv or in the environment, where any process listing shows them: they go to a command's standard
+input, and a command that carries one in its argv cannot be constructed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+MASK = "***"
+
+
+class Secret:
+    """A value that prints as `***` everywhere; `reveal()` is the only way to it, so its uses can be searched for."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        if not value:
+            raise ValueError("a secret is empty")
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return MASK
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return MASK
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not written anywhere")
+
+
+def mask(text: str, secrets: Iterable[Secret]) -> str:
+    """`text` with every secret replaced by `***`, in its plain and in its shell-quoted form."""
+    forms = {form for secret in secrets for form in (secret.reveal(), shlex.quote(secret.reveal()))}
+    # Longest first: a quoted form contains the plain one, and masking the inside would leave its quotes behind.
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, MASK)
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What to run on a host. `folder` is the working folder there; None means the host's own choice.
+
+    `secrets` are what the command will be given on standard input; they are named here so that its rendering, and
+    every error made from it, is masked.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    secrets: tuple[Secret, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.argv or not self.argv[0]:
+            raise ValueError("a command has at least one word")
+        words = [*self.argv, *self.environment.values()]
+        if any("\0" in word for word in words):
+            raise ValueError("a command cannot hold a NUL character")
+        if any(secret.reveal() in word for secret in self.secrets for word in words):
+            raise ValueError("a secret stands in argv or environment; give it on standard input")
+
+    def render(self) -> str:
+        """The command as one line a person can paste into a POSIX shell; secrets masked after quoting."""
+        words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        line = " ".join([*words, shlex.join(self.argv)])
+        if self.folder is not None:
+            line = f"cd {shlex.quote(self.folder)} && {line}"
+        return mask(line, self.secrets)
+
+    def tail(self, text: str, lines: int = 5) -> str:
+        """The last lines of this command's output, masked, for an error message."""
+        return mask("\n".join(text.strip().splitlines()[-lines:]), self.secrets)
