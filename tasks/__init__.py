@@ -1,0 +1,15 @@
+"""The operator's verbs. A task body reads the settings, plans, acts, prints; the work is in remote and reports.
+
+Nothing heavy may be imported here or at the top of a task's module: `inv --list` reads all of them.
+"""
+
+from __future__ import annotations
+
+from invoke.collection import Collection
+
+from tasks import model
+from tasks.errors import explain_settings_failures
+
+explain_settings_failures()
+
+ns = Collection(Collection("model", model.demo))

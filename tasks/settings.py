@@ -1,0 +1,282 @@
+"""Every setting, typed and checked once. `invoke.yaml` explains them; this file says what each may hold.
+
+`load(context)` merges the layers Invoke knows (/etc/invoke.yaml, ~/.invoke.yaml, the project's invoke.yaml,
+INVOKE_* variables, the -f file) and either returns frozen settings or raises UsageError with one line:
+
+    invoke.yaml:27: fleet.size: expected a whole number from 1 to 1024, found "four"
+
+Not covered: whether a folder or a model exists; that is looked at where it is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from invoke.config import Config
+from invoke.context import Context
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from tasks import layers
+from tasks.errors import UsageError
+from tasks.layers import Keys, Layer, Layers
+
+
+def _printable(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise ValueError("blank, or with control characters")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+
+
+class Section(BaseModel):
+    # Strict: a file that says "4" where it means 4 has another mistake nearby. Text from the environment is cast here.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    path: Text = Field(default="models/qlora-fleet--tiny-mistral", description="a folder's path")
+
+
+class DataSection(Section):
+    path: Text = Field(default="data/python-docstrings.jsonl", description="a file's path")
+
+
+class ResultsSection(Section):
+    folder: Text = Field(default="results", description="a folder's path")
+
+
+class LocalSection(Section):
+    folder: Text = Field(default=".workers", description="a folder's path")
+    threads: int = Field(default=1, ge=1, le=256)
+
+
+class FleetSection(Section):
+    kind: Literal["local"] = "local"
+    size: int = Field(default=4, ge=1, le=1024)
+    workspace: Text | None = Field(default=None, description="a folder's path")
+    lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
+    max_attempts: int = Field(default=2, ge=1, le=10)
+    local: LocalSection = LocalSection()
+
+
+class BenchSection(Section):
+    suite: Literal["quick", "full"] = "quick"
+    profile: Literal["gpu", "tiny"] = "tiny"
+    spread: Literal["replicate", "shard"] = "replicate"
+    only: tuple[Text, ...] = Field(default=(), strict=False, description="a list of trial ids")
+    deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
+    warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
+    measured_steps: int | None = Field(default=None, ge=1, le=100_000)
+    learning_rate: float | None = Field(default=None, gt=0, le=1)
+    seed: int = Field(default=42, ge=0, le=2**31 - 1)
+
+
+class CostSection(Section):
+    price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
+    price_source: Text | None = Field(default=None, description="text that says where the price is from")
+
+    @model_validator(mode="after")
+    def _every_dollar_names_its_source(self) -> CostSection:
+        if self.price_usd_per_gpu_hour is not None and self.price_source is None:
+            raise PydanticCustomError("price_without_source", "a price needs its source")
+        return self
+
+
+class Sections(Section):
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    results: ResultsSection = ResultsSection()
+    fleet: FleetSection = FleetSection()
+    bench: BenchSection = BenchSection()
+    cost: CostSection = CostSection()
+
+
+class Settings(Sections):
+    """The settings that count. `root` is the project's folder: where tasks.py and invoke.yaml are."""
+
+    root: Path
+
+    @property
+    def workspace(self) -> Path:
+        """The folder on a local worker where `python -m bench` is started and relative paths begin."""
+        return self.root / (self.fleet.workspace or "")
+
+    @property
+    def results_folder(self) -> Path:
+        """Where runs are kept on this machine."""
+        return self.root / self.results.folder
+
+    def public(self) -> dict[str, Any]:
+        """All settings as plain JSON values, for run.json. There is no secret among them to leave out."""
+        return self.model_dump(mode="json", exclude={"root"})
+
+
+def load(context: Context) -> Settings:
+    """The settings of a task's context. Raises UsageError: one line naming the first problem and its place."""
+    config = context.config
+    found = layers.read(config, ENVIRONMENT)
+    for layer in found.weakest_first:
+        _refuse_unknown(layer, layer.data, Sections)
+    _refuse_unknown_variables()
+    merged = {key: value for key, value in found.merged().items() if key in Sections.model_fields}
+    for name, keys in ENVIRONMENT.items():
+        strongest = found.strongest(keys)
+        if strongest is not None and strongest.environment:
+            _put(merged, keys, _cast(os.environ[name], _field(keys)))
+    try:
+        sections = Sections.model_validate(merged)
+    except ValidationError as error:
+        raise UsageError(_first_problem(error, found)) from None
+    return Settings(root=found.root, **{name: getattr(sections, name) for name in Sections.model_fields})
+
+
+def _leaves(model: type[Section], above: Keys = ()) -> Iterator[Keys]:
+    for name, info in model.model_fields.items():
+        below = _section(info)
+        if below is None:
+            yield (*above, name)
+        else:
+            yield from _leaves(below, (*above, name))
+
+
+def _section(info: FieldInfo) -> type[Section] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _field(keys: Keys) -> FieldInfo:
+    model: type[Section] = Sections
+    for key in keys[:-1]:
+        model = typing.cast("type[Section]", model.model_fields[key].annotation)
+    return model.model_fields[keys[-1]]
+
+
+LEAVES: tuple[Keys, ...] = tuple(_leaves(Sections))
+ENVIRONMENT: dict[str, Keys] = {layers.env_name(keys): keys for keys in LEAVES}
+
+
+def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section], above: Keys = ()) -> None:
+    for key, value in data.items():
+        keys = (*above, str(key))
+        info = model.model_fields.get(key) if isinstance(key, str) else None
+        if info is None:
+            if not above and key in Config.global_defaults():
+                continue  # run, sudo, tasks, ...: Invoke's own sections, not ours to judge
+            nearest = _nearest(keys, model)
+            if not above and layer.shared and nearest is None:
+                continue  # another project's section in a file that all of the user's projects share
+            names = f"{'.'.join(above) or 'this file'} has {', '.join(model.model_fields)}"
+            advice = f"did you mean {nearest}?" if nearest else names
+            raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
+        below = _section(info)
+        if below is not None and not isinstance(value, Mapping):
+            names = ", ".join(below.model_fields)
+            raise UsageError(
+                f"{layer.where(keys)}: {'.'.join(keys)}: expected a section with {names}, found {found_text(value)}"
+            )
+        if below is not None:
+            _refuse_unknown(layer, value, below, keys)
+
+
+def _nearest(keys: Keys, model: type[Section]) -> str | None:
+    beside = difflib.get_close_matches(keys[-1].lower(), list(model.model_fields), 1, 0.6)
+    elsewhere = [".".join(leaf) for leaf in LEAVES if leaf[-1] == keys[-1]]
+    return ".".join((*keys[:-1], beside[0])) if beside else next(iter(elsewhere), None)
+
+
+def _refuse_unknown_variables() -> None:
+    ours = tuple(layers.env_name((name,)) + "_" for name in Sections.model_fields)
+    for name in sorted(os.environ):
+        if not name.startswith(layers.ENV_PREFIX) or name in ENVIRONMENT:
+            continue
+        near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if name.startswith(ours) else 0.9)
+        if near or name.startswith(ours):
+            advice = f"did you mean {near[0]}?" if near else "`invoke.yaml` lists all settings"
+            raise UsageError(f"environment {name}: unknown setting; {advice}")
+
+
+def _cast(text: str, info: FieldInfo) -> Any:
+    kind, nullable = _kind(info)
+    if nullable and text == "":
+        return None
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            return text  # validation names it
+    return text
+
+
+def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
+    for key in keys[:-1]:
+        into = into.setdefault(key, {})
+    into[keys[-1]] = value
+
+
+def _first_problem(error: ValidationError, found: Layers) -> str:
+    problem = error.errors()[0]
+    place = problem["loc"]
+    keys = tuple(str(part) for part in place if isinstance(part, str))
+    if problem["type"] == "price_without_source":
+        price = found.strongest(("cost", "price_usd_per_gpu_hour"))
+        place, keys = ("cost", "price_source"), ("cost", "price_source")
+        at = price.where(("cost", "price_usd_per_gpu_hour")) if price else "settings"
+        value = None
+    else:
+        layer = found.strongest(keys)
+        at, value = (layer.where(keys) if layer else "settings"), problem["input"]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    return f"{at}: {name}: expected {expected(_field(keys))}, found {found_text(value)}"
+
+
+def expected(info: FieldInfo) -> str:
+    """What a setting may hold, in words: its description or type, and its range."""
+    kind, nullable = _kind(info)
+    bounds = {name: getattr(rule, name) for rule in info.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)}
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    else:
+        words = info.description or {int: "a whole number", float: "a number"}.get(kind, "text")
+    if "ge" in bounds:
+        words += f" from {bounds['ge']} to {bounds['le']}"
+    if "gt" in bounds:
+        words += f" above {bounds['gt']}, at most {bounds['le']}"
+    return f"{words}, or null" if nullable else words
+
+
+def _kind(info: FieldInfo) -> tuple[Any, bool]:
+    """A field's type without `| None` and annotations, and whether it may be null."""
+    kind: Any = info.annotation
+    parts = (
+        typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union else ()
+    )
+    nullable = type(None) in parts
+    if nullable:
+        kind = next(part for part in parts if part is not type(None))
+    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), nullable
+
+
+def found_text(value: object) -> str:
+    """A value as it would stand in a settings file, short enough for one line."""
+    if isinstance(value, Mapping):
+        return "a section"
+    if isinstance(value, (list, tuple, set)):
+        return "a list"
+    if isinstance(value, float) and value != value:
+        return ".nan"
+    try:
+        return layers.clip(json.dumps(value, ensure_ascii=False, default=str))
+    except ValueError:  # more digits than Python agrees to print
+        return "a number too long to show"
