@@ -49,4 +49,6 @@ class ChainExecutor(Executor):
         except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:
             # What we accept Invoke may not: it casts to the type of the file's value, so 60.5 over 60 is an error.
             names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
-            raise UsageError(f"environment: Invoke cannot use one of {names or 'no variables'}: {error}") from None
+            raise UsageError(
+                f"environment: Invoke cannot use one of {names or 'no variables'}: {error}; set it in a file instead"
+            ) from None

@@ -9,6 +9,7 @@ Not covered: which keys exist and what they may hold; `tasks.settings` knows.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ def _environment(text_keys: Mapping[str, Keys]) -> Layer:
 
 
 def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Layer:
-    if path.suffix == ".py":  # Invoke has run it; running it again could do its work twice
+    if path.suffix == ".py" and shared:  # Invoke has run it; running it again could do its work twice
         return Layer(data=getattr(config, f"_{name}"), path=path, shared=shared)
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"{shown(path)}: expected a name that ends in .yaml, .yml or .json")
@@ -139,7 +140,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Lay
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {type(data).__name__}")
+        raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
     return Layer(data=data, path=path, node=node, shared=shared)
 
 
@@ -224,6 +225,20 @@ def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
 def clip(text: str, length: int = 60) -> str:
     """`text` as it is, or cut with an ellipsis: what is quoted in a message has to leave room for the message."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def found_text(value: object) -> str:
+    """A value as it would stand in a settings file, short enough for one line."""
+    if isinstance(value, Mapping):
+        return "a section"
+    if isinstance(value, (list, tuple, set)):
+        return "a list"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value).replace("inf", ".inf").replace("nan", ".nan")
+    try:
+        return clip(json.dumps(value, ensure_ascii=False, default=str))
+    except ValueError:  # more digits than Python agrees to print
+        return "a number too long to show"
 
 
 def _merge(into: dict[Any, Any], data: Mapping[Any, Any]) -> None:

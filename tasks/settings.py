@@ -11,7 +11,6 @@ Not covered: whether a folder or a model exists; that is looked at where it is u
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import types
 import typing
@@ -27,7 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from tasks import layers
 from tasks.errors import UsageError
-from tasks.layers import Keys, Layer, Layers
+from tasks.layers import Keys, Layer, Layers, found_text
 
 
 def _printable(value: str) -> str:
@@ -163,6 +162,7 @@ def _field(keys: Keys) -> FieldInfo:
 
 
 LEAVES: tuple[Keys, ...] = tuple(_leaves(Sections))
+INVOKES_OWN: dict[str, Any] = Config.global_defaults()  # run, sudo, tasks, timeouts, ...
 ENVIRONMENT: dict[str, Keys] = {layers.env_name(keys): keys for keys in LEAVES}
 
 
@@ -171,12 +171,13 @@ def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section],
         keys = (*above, str(key))
         info = model.model_fields.get(key) if isinstance(key, str) else None
         if info is None:
-            if not above and key in Config.global_defaults():
-                continue  # run, sudo, tasks, ...: Invoke's own sections, not ours to judge
+            if not above and key in INVOKES_OWN:
+                _refuse_unmergeable(layer, keys, value, INVOKES_OWN[key])
+                continue
             nearest = _nearest(keys, model)
             if not above and layer.shared and nearest is None:
                 continue  # another project's section in a file that all of the user's projects share
-            names = f"{'.'.join(above) or 'this file'} has {', '.join(model.model_fields)}"
+            names = f"{'.'.join(above) or 'the project'} has {', '.join(model.model_fields)}"
             advice = f"did you mean {nearest}?" if nearest else names
             raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
         below = _section(info)
@@ -187,6 +188,17 @@ def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section],
             )
         if below is not None:
             _refuse_unknown(layer, value, below, keys)
+
+
+def _refuse_unmergeable(layer: Layer, keys: Keys, value: object, default: object) -> None:
+    # What Invoke's own keys hold is not ours to judge, save what its merge would answer with a traceback.
+    if isinstance(default, Mapping) != isinstance(value, Mapping):
+        kind = "a section" if isinstance(default, Mapping) else "a value"
+        raise UsageError(f"{layer.where(keys)}: {'.'.join(keys)}: expected {kind}, found {found_text(value)}")
+    if isinstance(default, Mapping) and isinstance(value, Mapping):
+        for key in value:
+            if key in default:
+                _refuse_unmergeable(layer, (*keys, str(key)), value[key], default[key])
 
 
 def _nearest(keys: Keys, model: type[Section]) -> str | None:
@@ -226,18 +238,19 @@ def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
 
 def _first_problem(error: ValidationError, found: Layers) -> str:
     problem = error.errors()[0]
-    place = problem["loc"]
-    keys = tuple(str(part) for part in place if isinstance(part, str))
     if problem["type"] == "price_without_source":
-        price = found.strongest(("cost", "price_usd_per_gpu_hour"))
-        place, keys = ("cost", "price_source"), ("cost", "price_source")
-        at = price.where(("cost", "price_usd_per_gpu_hour")) if price else "settings"
-        value = None
-    else:
-        layer = found.strongest(keys)
-        at, value = (layer.where(keys) if layer else "settings"), problem["input"]
+        priced = ("cost", "price_usd_per_gpu_hour")
+        price = found.strongest(priced)
+        at = price.where(priced) if price is not None else "settings"
+        return f"{at}: cost.price_source: expected text that says where the price is from, found null"
+    place = problem["loc"]
+    keys = tuple(part for part in place if isinstance(part, str))
+    layer = found.strongest(keys)
+    at = layer.where(keys) if layer is not None else "settings"
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    return f"{at}: {name}: expected {expected(_field(keys))}, found {found_text(value)}"
+    words = "text" if isinstance(place[-1], int) else expected(_field(keys))
+    advice = "; a list stands in files only" if layer is not None and layer.environment and "list" in words else ""
+    return f"{at}: {name}: expected {words}, found {found_text(problem['input'])}{advice}"
 
 
 def expected(info: FieldInfo) -> str:
@@ -266,17 +279,3 @@ def _kind(info: FieldInfo) -> tuple[Any, bool]:
     if nullable:
         kind = next(part for part in parts if part is not type(None))
     return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), nullable
-
-
-def found_text(value: object) -> str:
-    """A value as it would stand in a settings file, short enough for one line."""
-    if isinstance(value, Mapping):
-        return "a section"
-    if isinstance(value, (list, tuple, set)):
-        return "a list"
-    if isinstance(value, float) and value != value:
-        return ".nan"
-    try:
-        return layers.clip(json.dumps(value, ensure_ascii=False, default=str))
-    except ValueError:  # more digits than Python agrees to print
-        return "a number too long to show"
