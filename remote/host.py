@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
 
 from remote.command import Command
 
@@ -49,6 +49,12 @@ class Completed:
     stderr: bytes = b""
 
 
+class Readable(Protocol):
+    """What can be fed to a command's standard input: a file, or anything that reads like one."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class Host(Protocol):
     """One machine (or pod) that can run commands.
 
@@ -69,7 +75,7 @@ class Host(Protocol):
         self,
         command: Command,
         *,
-        stdin: bytes | IO[bytes] | None = None,
+        stdin: bytes | Readable | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,

@@ -1,0 +1,152 @@
+"""Calls the small program `onhost.py` on a host, putting it there the first time.
+
+Everything above (jobs, transfer) speaks through this one class, so a new kind of host needs nothing but `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from remote.command import Command
+from remote.host import Completed, Host, HostError, Readable, check
+from remote.onhost import REFUSED
+
+_CALL_SEC = 60.0
+# Isolated, no site packages, no bytecode: the program needs none of it and starts in a third of the time.
+_PYTHON_FLAGS = ("-I", "-S", "-B")
+_CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
+_INSTALL = """
+import os, sys
+folder, name = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
+path = os.path.join(folder, name)
+temporary = f"{path}.{os.getpid()}.part"
+with open(temporary, "wb") as file:
+    file.write(sys.stdin.buffer.read(int(%d)))
+    file.flush()
+    os.fsync(file.fileno())
+os.replace(temporary, path)
+"""
+
+
+class HostRefused(HostError):
+    """The host understood and cannot do it: a full disk, a missing file, a path outside its folder."""
+
+
+class Agent:
+    """One host, with jobs and files."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._source = resources.files("remote").joinpath("onhost.py").read_bytes()
+        # The content's digest in the name: an older version still running keeps its own file.
+        self._installed = False
+        self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}.py"
+
+    def lines(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        *,
+        payload: object = None,
+        bulk: Readable | None = None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+        timeout_sec: float = _CALL_SEC,
+        idle_timeout_sec: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Call `verb`; return its lines, each handed to `on_line` as it arrives.
+
+        `payload` goes first on standard input as JSON, then `bulk`. Raises HostRefused, HostUnreachable,
+        CommandTimedOut, CommandFailed, and whatever `on_line` raises.
+        """
+        said: list[dict[str, Any]] = []
+        rest = bytearray()
+
+        def hear(piece: bytes) -> None:
+            rest.extend(piece)
+            while (end := rest.find(b"\n")) >= 0:
+                line = json.loads(rest[:end])
+                del rest[: end + 1]
+                said.append(line)
+                if on_line is not None:
+                    on_line(line)
+
+        self._call(verb, arguments, payload, bulk, hear, timeout_sec, idle_timeout_sec)
+        return said
+
+    def line(
+        self, verb: str, arguments: dict[str, Any], *, payload: object = None, timeout_sec: float = _CALL_SEC
+    ) -> dict[str, Any]:
+        """Call a verb that answers in exactly one line."""
+        (line,) = self.lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
+        return line
+
+    def raw(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        *,
+        payload: object,
+        on_bytes: Callable[[bytes], None],
+        timeout_sec: float,
+        idle_timeout_sec: float | None = None,
+    ) -> None:
+        """Call a verb that answers in plain bytes. Raises as `lines` does."""
+        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec)
+
+    def _call(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        payload: object,
+        bulk: Readable | None,
+        on_stdout: Callable[[bytes], None],
+        timeout_sec: float,
+        idle_timeout_sec: float | None,
+    ) -> None:
+        head = b"" if payload is None else json.dumps(payload).encode()
+        arguments = {**arguments, "stdin_bytes": len(head)}
+        program = f"{self.host.workdir}/{self._program}"
+        command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, program, verb, json.dumps(arguments)))
+
+        def run() -> Completed:
+            return self.host.run(
+                command,
+                stdin=_Joined(head, bulk) if bulk is not None else head or None,
+                on_stdout=on_stdout,
+                timeout_sec=timeout_sec,
+                idle_timeout_sec=idle_timeout_sec,
+            )
+
+        if bulk is not None and not self._installed:
+            self._install()  # a stream that was begun cannot be rewound for a second try
+        completed = run()
+        if completed.exit_code == _CANNOT_OPEN and self._program.encode() in completed.stderr:
+            self._install()
+            completed = run()
+        if completed.exit_code == REFUSED:
+            raise HostRefused(f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}")
+        check(self.host, command, completed)
+
+    def _install(self) -> None:
+        script = _INSTALL % len(self._source)
+        command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, "-c", script, self.host.workdir, self._program))
+        check(self.host, command, self.host.run(command, stdin=self._source, timeout_sec=_CALL_SEC))
+        self._installed = True
+
+
+class _Joined:
+    """A file-like view of `head` followed by `rest`; only what a host's pump needs of it."""
+
+    def __init__(self, head: bytes, rest: Readable) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int, /) -> bytes:
+        if self._head:
+            piece, self._head = self._head[:size], self._head[size:]
+            return piece
+        return self._rest.read(size)

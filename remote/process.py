@@ -1,0 +1,155 @@
+"""Run one local program and pump its streams: the part that every kind of host shares.
+
+LocalHost runs the command itself this way; hosts behind a client program (kubectl, ssh) run that client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, cast
+
+from remote.host import CommandTimedOut, Completed, Readable
+
+_PIECE = 1 << 16
+_KILL_AFTER_SEC = 2.0
+
+
+def run_program(
+    argv: Sequence[str],
+    *,
+    label: str,
+    environment: Mapping[str, str] | None = None,
+    folder: str | None = None,
+    stdin: bytes | Readable | None = None,
+    on_stdout: Callable[[bytes], None] | None = None,
+    timeout_sec: float,
+    idle_timeout_sec: float | None = None,
+) -> Completed:
+    """Run `argv` to its end in a process group of its own; `label` names it in messages, secrets already masked.
+
+    `environment` is the whole environment (None: ours). Raises CommandTimedOut when the program outlives `timeout_sec`
+    or says nothing on standard output for `idle_timeout_sec`; OSError when it cannot be started. Whatever ends this
+    call early, an exception from `on_stdout` included, ends the program too.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=None if environment is None else dict(environment),
+        cwd=folder,
+        # A Ctrl-C at the terminal is for the operator's own process to act on, not for everything it has started.
+        start_new_session=True,
+    )
+    limits = _Limits(label, timeout_sec, idle_timeout_sec)
+    try:
+        out, err = _pump(process, stdin, on_stdout, limits)
+        code = process.wait(limits.left_sec())
+    except subprocess.TimeoutExpired:
+        _end(process)
+        raise limits.passed() from None
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=out, stderr=err)
+
+
+class _Limits:
+    """The whole call's deadline and the longest silence."""
+
+    def __init__(self, label: str, timeout_sec: float, idle_timeout_sec: float | None) -> None:
+        self.label, self.timeout_sec, self.idle_timeout_sec = label, timeout_sec, idle_timeout_sec
+        self.deadline = time.monotonic() + timeout_sec
+        self.heard = time.monotonic()
+
+    def left_sec(self) -> float:
+        """Seconds until the nearer limit. Raises CommandTimedOut when it has passed."""
+        now = time.monotonic()
+        left = self.deadline - now
+        if self.idle_timeout_sec is not None:
+            left = min(left, self.heard + self.idle_timeout_sec - now)
+        if left <= 0:
+            raise self.passed()
+        return left
+
+    def passed(self) -> CommandTimedOut:
+        if time.monotonic() >= self.deadline or self.idle_timeout_sec is None:
+            return CommandTimedOut(f"{self.label}: not done after {self.timeout_sec:g} s")
+        return CommandTimedOut(f"{self.label}: silent for {self.idle_timeout_sec:g} s")
+
+
+def _pump(
+    process: subprocess.Popen[bytes],
+    stdin: bytes | Readable | None,
+    on_stdout: Callable[[bytes], None] | None,
+    limits: _Limits,
+) -> tuple[bytes, bytes]:
+    out, err = bytearray(), bytearray()
+
+    def hear(piece: bytes) -> None:
+        limits.heard = time.monotonic()
+        (out.extend if on_stdout is None else on_stdout)(piece)
+
+    sinks = {process.stdout: hear, process.stderr: err.extend}
+    feed = _Feed(stdin)
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_WRITE if stream is process.stdin else selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(min(limits.left_sec(), 1.0)):
+                stream = cast("IO[bytes]", key.fileobj)
+                if stream is process.stdin:
+                    more = feed.write_some(key.fd)
+                else:
+                    piece = os.read(key.fd, _PIECE)
+                    more = bool(piece)
+                    if more:
+                        sinks[stream](piece)
+                if not more:
+                    selector.unregister(stream)
+                    stream.close()
+    return bytes(out), bytes(err)
+
+
+class _Feed:
+    """What is still to be written to a program's standard input."""
+
+    def __init__(self, source: bytes | Readable | None) -> None:
+        self._file = None if source is None or isinstance(source, bytes) else source
+        self._left = memoryview(source if isinstance(source, bytes) else b"")
+
+    def write_some(self, handle: int) -> bool:
+        """Write what fits now; False when nothing is left or nobody reads."""
+        if not self._left and self._file is not None:
+            self._left = memoryview(self._file.read(_PIECE))
+        if not self._left:
+            return False
+        try:
+            self._left = self._left[os.write(handle, self._left[:_PIECE]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return bool(self._left) or self._file is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_AFTER_SEC)
+            return
