@@ -106,6 +106,10 @@ class Trial:
             del document[label]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
+    def to_text(self) -> str:
+        """The content of a trial file."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+
     def to_json(self) -> dict[str, Any]:
         return cast("dict[str, Any]", schema.to_json(self))
 

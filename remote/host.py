@@ -94,3 +94,8 @@ def check(host: Host, command: Command, completed: Completed) -> Completed:
     if completed.exit_code != 0:
         raise CommandFailed(host.name, command, completed)
     return completed
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message as one line, for a reason or a table cell."""
+    return " ".join(str(error).split())
