@@ -189,7 +189,7 @@ def _refuse_twice(node: yaml.Node, path: Path, above: Keys = ()) -> None:
 
 
 def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
-    # `2025-13-45` and `!!int x` leave the constructor as bare ValueErrors, KeyErrors and AttributeErrors: no line.
+    # `2025-13-45` and `!!int x` leave the constructor as bare ValueErrors, IndexErrors and worse, with no line.
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
@@ -205,7 +205,7 @@ def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
                 yaml.SafeLoader("").construct_object(node)
             except yaml.YAMLError:
                 continue  # has its line; the document's own construction raises it again
-            except (ValueError, KeyError, AttributeError, TypeError, OverflowError):
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
                 kind = node.tag.rpartition(":")[2]
                 line = node.start_mark.line + 1
                 raise UsageError(f"{shown(path)}:{line}: not YAML: {clip(node.value)} is no {kind}") from None
@@ -217,7 +217,7 @@ def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
         if not found:
-            break  # came by a merge key or an alias: the section's line is as near as we get
+            break  # a key such as `yes`, which YAML reads as true: its section's line is as near as we get
         line, node = found[-1][0].start_mark.line + 1, found[-1][1]
     return line
 
