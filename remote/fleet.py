@@ -38,7 +38,7 @@ from remote.agent import Agent
 from remote.command import Command
 from remote.events import FleetEvent, Happening
 from remote.host import CommandTimedOut, Host, HostError, HostUnreachable, one_line
-from remote.job import HostBusy, Job, JobSpec, JobState, JobStatus
+from remote.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder, slot_of
 from remote.ledger import Attempt, Ledger
 from remote.queue import TrialQueue
 from remote.transfer import ChecksumMismatch, pull
@@ -158,6 +158,11 @@ class Fleet:
             else:
                 self._end(self._planned[trial_id], last, End.LOST, "no worker is left that may run it")
 
+    @property
+    def was_stopped(self) -> bool:
+        """True once somebody asked this fleet to stop."""
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Cancel what runs and start nothing more."""
         self._stop.set()
@@ -183,6 +188,8 @@ class Fleet:
         inherited = self._inherited[agent.host.name]
         while True:
             try:
+                if self._halted():
+                    raise _Stopped
                 while inherited:
                     self._pick_up(agent, *inherited[0])
                     inherited.pop(0)
@@ -342,7 +349,7 @@ class Fleet:
     # --- reaching a host ---
 
     def _job(self, agent: Agent, attempt: Attempt) -> Job:
-        return Job(agent, attempt.folder, slot=f"{agent.host.workdir}/slot")
+        return Job(agent, attempt.folder, slot=slot_of(agent.host))
 
     def _halted(self) -> bool:
         return self._stop.is_set() or self._abandon.is_set()
@@ -386,7 +393,7 @@ class Fleet:
             if self._stop.wait(pause_sec) or self._abandon.is_set():
                 return self._stop.is_set()  # to be stopped properly, what it runs has to be cancelled
             try:
-                agent.line("holder", {"slot": f"{agent.host.workdir}/slot"})
+                slot_holder(agent, slot_of(agent.host))
             except HostError:
                 continue
             self.on_event(FleetEvent(happening=Happening.WORKER_BACK, worker=name))

@@ -13,7 +13,7 @@ from typing import Any
 
 from remote.agent import Agent
 from remote.command import Command
-from remote.host import HostError
+from remote.host import Host, HostError
 
 LOG_FILE = "log.txt"
 
@@ -138,6 +138,11 @@ class Job:
         """The last lines of what the command printed, at most `size` bytes of it."""
         answer = self.agent.line("tail", {"root": self.folder, "path": LOG_FILE, "size": size})
         return str(answer["text"]).splitlines()
+
+
+def slot_of(host: Host) -> str:
+    """The lock file that keeps a host to one trial at a time."""
+    return f"{host.workdir}/slot"
 
 
 def slot_holder(agent: Agent, slot: str) -> str | None:

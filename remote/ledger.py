@@ -1,8 +1,8 @@
 """The ledger of a run: every planned trial reaches exactly one end, and nothing forgets it.
 
 `ledger.jsonl` is append-only; each line is written whole and fsynced before the fleet acts on it. A crash can tear the
-last line at most, and opening the ledger again drops such a tail. Everything else that does not fit (a second end, a
-trial nobody planned, a damaged line) is an error, never repaired by guessing.
+last line at most; such a tail is ignored, and dropped by the next append. Everything else that does not fit (a second
+end, a trial nobody planned, a damaged line) is an error, never repaired by guessing.
 
     planned   trial_id                                     once each, before anything starts
     started   trial_id attempt worker folder               written before the job is, so that a resume finds it
@@ -61,6 +61,7 @@ class Ledger:
         self.path = path
         self.entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
+        self._torn_at: int | None = None
         self._load()
 
     @classmethod
@@ -103,6 +104,12 @@ class Ledger:
         with self._lock:
             return self._entry(trial_id).end is None
 
+    def needs_work(self, trial_id: str) -> bool:
+        """True where a resumed run has something to do: no end yet, not even planned, or an end worth another try."""
+        with self._lock:
+            entry = self.entries.get(trial_id)
+            return entry is None or entry.end is None or entry.end.is_resumable
+
     def _load(self) -> None:
         try:
             content = self.path.read_bytes()
@@ -116,8 +123,9 @@ class Ledger:
                 self._apply(json.loads(line))
             except (ValueError, KeyError, TypeError, LedgerError) as error:
                 raise LedgerError(f"{self.path}: line {number}: {error}; the ledger is damaged") from None
-        if whole < len(content):
-            os.truncate(self.path, whole)  # the tail of a write that a crash cut short; it was never acted on
+        # The tail of a write that a crash cut short was never acted on. It goes with the next append, not now: to look
+        # at the ledger of a run that is under way must not touch it.
+        self._torn_at = whole if whole < len(content) else None
 
     def _append(self, event: dict[str, Any]) -> None:
         with self._lock:
@@ -131,6 +139,9 @@ class Ledger:
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
+                if self._torn_at is not None:
+                    os.ftruncate(handle, self._torn_at)
+                    self._torn_at = None
                 size = os.fstat(handle).st_size
                 if os.write(handle, line) != len(line):
                     os.ftruncate(handle, size)

@@ -38,7 +38,7 @@ def judge(
 
     `damage` says why a result that is there could not be trusted; `result` is None then.
     """
-    if status.why == "cancelled":
+    if status.why == "cancelled" and (result is None or result.status.is_resumable):
         return Verdict(end=End.CANCELLED, reason="cancelled by the operator")
     if result is not None:
         if (result.trial_id, result.attempt, result.trial) != (planned.trial_id, attempt, planned.trial):

@@ -1,0 +1,47 @@
+"""One `inv bench` at a time in one project: a lock that names its holder and is gone with it, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.errors import Refused, UsageError
+
+LOCK_FILE = ".lock"
+
+
+@contextlib.contextmanager
+def only_one(results_folder: Path, doing: str) -> Iterator[None]:
+    """Hold the project's lock while `doing` something. Raises Refused, naming the holder, when it is taken."""
+    try:
+        results_folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(results_folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UsageError(
+            f"results.folder: {results_folder}: cannot be written: {error.strerror}; "
+            "free it, or name another folder in invoke.yaml: results.folder"
+        ) from None
+    try:
+        try:
+            # A flock, not the file's presence: the system drops it even when its holder is killed.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
+            raise Refused(f"{results_folder}: in use by {holder}; wait for it, or stop it with Ctrl-C there") from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {_who()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _who() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a container's user need not have a name
+        return f"user {os.getuid()}"

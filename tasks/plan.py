@@ -1,0 +1,112 @@
+"""From settings to a plan: which trials, on which workers, for how long. Pure but for the looks at git and old runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.result import RESULT_FILE, End, PlannedTrial, ResultError, RunRecord, TrialResult
+from bench.trial import Trial, TrialError, choose, suite
+from tasks.errors import UsageError
+from tasks.settings import Settings
+
+_RUNS_TO_LEARN_FROM = 20
+_CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
+
+
+def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
+    """The suite's trials at the settings' profile; `only` narrows them to these ids. Raises UsageError."""
+    bench = settings.bench
+    changed = {name: getattr(bench, name) for name in _CHANGEABLE if getattr(bench, name) is not None}
+    try:
+        trials = tuple(
+            dataclasses.replace(trial, seed=bench.seed, **changed)
+            for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
+        )
+        return trials if only is None else choose(trials, tuple(only))
+    except TrialError as error:
+        raise UsageError(f"bench: {error}") from None
+
+
+def plan_trials(trials: Sequence[Trial], workers: Sequence[str], spread: str) -> list[PlannedTrial]:
+    """replicate: every trial once on each worker; shard: every trial once, on whichever worker is idle."""
+    if spread == "shard":
+        return [PlannedTrial(trial_id=trial.trial_id, trial=trial) for trial in trials]
+    return [
+        PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
+        for trial in trials
+        for worker in workers
+    ]
+
+
+def make_run(
+    settings: Settings,
+    *,
+    suite_name: str,
+    spread: str,
+    planned: list[PlannedTrial],
+    workers: list[str],
+    inputs: Mapping[str, Any],
+    now: datetime.datetime,
+) -> RunRecord:
+    """The run as it will be written down. `inputs` is what the workers said of model and data."""
+    return RunRecord(
+        run_id=f"{now:%Y%m%d-%H%M%S}-{suite_name}",
+        created_at=now.isoformat(timespec="seconds"),
+        suite=suite_name,
+        profile=settings.bench.profile,
+        spread=spread,
+        fleet_kind=settings.fleet.kind,
+        workers=workers,
+        planned=planned,
+        settings=settings.public(),
+        provenance={**git_state(settings.root), "inputs": dict(inputs)},
+    )
+
+
+def git_state(root: Path) -> dict[str, Any]:
+    """The project's commit and whether the tree differs from it; both None where there is no repository."""
+    try:
+        sha = _git(root, "rev-parse", "HEAD")
+        return {"git_sha": sha, "git_dirty": _git(root, "status", "--porcelain") != ""}
+    except (OSError, subprocess.SubprocessError):
+        return {"git_sha": None, "git_dirty": None}
+
+
+def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[str, float | None]:
+    """How long each planned trial took when the same configuration last succeeded here; None where it never has."""
+    wanted = {trial.trial.digest() for trial in planned}
+    known: dict[str, float] = {}
+    runs = sorted(results_folder.glob("*/trials"), reverse=True)[:_RUNS_TO_LEARN_FROM]
+    for folder in runs:
+        if wanted <= known.keys():
+            break
+        taken: dict[str, list[float]] = {}
+        for path in folder.glob(f"*/{RESULT_FILE}"):
+            try:
+                result = TrialResult.read(path)
+            except ResultError:
+                continue  # the report says so; an estimate can do without
+            if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
+                taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
+        for digest, times in taken.items():
+            known.setdefault(digest, max(times))
+    return {trial.trial_id: known.get(trial.trial.digest()) for trial in planned}
+
+
+def expected_total_sec(planned: Sequence[PlannedTrial], workers: int, each: Mapping[str, float | None]) -> float | None:
+    """The run's expected length with all workers busy; None where a trial's own is unknown."""
+    times = [each[trial.trial_id] for trial in planned]
+    known = [time for time in times if time is not None]
+    return sum(known) / workers if known and len(known) == len(times) else None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    ended = subprocess.run(
+        ("git", *arguments), cwd=root, capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL
+    )
+    return ended.stdout.strip()

@@ -1,0 +1,75 @@
+"""The only place that knows which kind of host a fleet is made of: settings in, hosts and their commands out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bench.result import PlannedTrial
+from remote.command import Command
+from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
+from remote.host import Host
+from remote.local import LocalHost
+from tasks.settings import Settings
+
+_INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
+
+
+def workers(settings: Settings) -> list[Host]:
+    """The fleet's hosts, named worker-0, worker-1, ..."""
+    folder = settings.root / settings.fleet.local.folder
+    names = [f"worker-{index}" for index in range(settings.fleet.size)]
+    return [LocalHost(name=name, workdir=str(folder / name)) for name in names]
+
+
+def launcher(settings: Settings, run_id: str) -> Launch:
+    """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
+
+    def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        return _bench(
+            settings,
+            host,
+            *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
+            *("--trial-id", planned.trial_id, "--worker", host.name),
+            *("--run-id", run_id, "--attempt", str(attempt)),
+        )
+
+    return launch
+
+
+def inspect(settings: Settings, hosts: list[Host]) -> dict[str, Mapping[str, Any] | str]:
+    """Ask every host, all at once, for the model and the data it would use.
+
+    Maps each host's name to what `python -m bench inspect` said: its JSON document, or its one line of complaint.
+    Raises HostError where a host cannot be asked.
+    """
+    import json
+
+    def ask(host: Host) -> Mapping[str, Any] | str:
+        command = _bench(settings, host, "inspect", "--model", settings.model.path, "--data", settings.data.path)
+        completed = host.run(command, timeout_sec=_INSPECT_SEC)
+        if completed.exit_code == 0:
+            document: Mapping[str, Any] = json.loads(completed.stdout)
+            return document
+        said = completed.stderr.decode(errors="replace").strip().splitlines()
+        return said[-1] if said else f"exit {completed.exit_code}: {command.render()}"
+
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        return dict(zip([host.name for host in hosts], pool.map(ask, hosts), strict=True))
+
+
+def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
+    threads = str(settings.fleet.local.threads)
+    return Command(
+        argv=(*host.python, "-m", "bench", *arguments),
+        # Without these every worker starts as many threads as there are cores, and all of them crawl.
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
+        folder=str(settings.workspace),
+    )
+
+
+def python_here() -> str:
+    """This operator's Python, for the run's provenance."""
+    return sys.version.split()[0]
