@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from bench.trial import PROFILES, SUITES
 from tasks import settings
 from tasks.errors import UsageError
-from tasks.settings import BenchSection, Sections, expected
+from tasks.settings import BenchSection, FleetSection, Sections, expected
 
 Make = Callable[..., Context]
 
@@ -131,7 +131,7 @@ def test_another_projects_section_may_stand_in_the_users_own_file(project: Path,
 
 SIZE = "a whole number from 1 to 1024"
 SECTIONS = "model, data, results, fleet, bench, cost"
-FLEET = "kind, size, workspace, lost_after_sec, max_attempts, local"
+FLEET = ", ".join(FleetSection.model_fields)
 PATH_NEEDED = "a folder's path"
 
 MISTAKES = {
