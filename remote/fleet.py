@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.result import (
+    PROGRESS_FILE,
     RESULT_FILE,
     End,
     PlannedTrial,
@@ -48,6 +49,7 @@ T = TypeVar("T")
 Launch = Callable[[Host, PlannedTrial, int, str], Command]
 OUT_FOLDER = "out"
 TRIAL_FILE = "trial.json"
+PROGRESS = f"{OUT_FOLDER}/{PROGRESS_FILE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +283,7 @@ class Fleet:
             if status.state is JobState.WAITING:
                 status = self._reach(agent, lambda: job.start(spec))
             else:
-                status = self._reach(agent, lambda: job.watch(hear, every_sec=self.limits.every_sec))
+                status = self._reach(agent, lambda: job.watch(hear, progress=PROGRESS, every_sec=self.limits.every_sec))
         return status
 
     def _judge(

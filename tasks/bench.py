@@ -50,7 +50,7 @@ def bench(
     dry_run: bool = False,
     plain: bool = False,
 ) -> None:
-    """Run a suite of trials over the fleet. Killed or interrupted, `inv bench --resume` goes on."""
+    """Run a suite of trials over the fleet, or --resume a run."""
     from tasks import settings as house
     from tasks.lock import only_one
 
@@ -80,7 +80,7 @@ def bench(
 
 @task(help={"run": "the run's id (default: the newest run)"})
 def cancel(context: Context, run: str | None = None) -> None:
-    """Stop what a run whose operator is gone still has running on the workers."""
+    """Stop what an abandoned run still has running on the workers."""
     from remote.ledger import LEDGER_FILE, Ledger
     from tasks import settings as house
     from tasks.lock import only_one

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What became of one trial: files that came, files that were here, and in `missing` what could not be had and why."""
+    """What became of one trial: files that came, files that were here, and what is `missing` and why."""
 
     trial_id: str
     came: int = 0
@@ -38,7 +38,7 @@ class Collected:
 
 @task(help={"run": "the run's id (default: the newest run)"})
 def collect(context: Context, run: str | None = None) -> None:
-    """Bring the workers' results into results/RUN, verified by checksum; again is safe."""
+    """Bring the results into results/RUN, every byte verified."""
     from concurrent.futures import ThreadPoolExecutor
 
     from rich.progress import track
