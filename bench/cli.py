@@ -1,0 +1,150 @@
+"""`python -m bench`: the instrument by hand. What a fleet starts on a worker is the same `run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.trial import SCALES, SUITES, TrialError, choose, suite
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code. Only what the subcommand needs is imported."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.act(arguments)
+    except (TrialError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure QLoRA fine-tuning on this machine.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="run one trial and write its result",
+        description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, nothing written; "
+        "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end. All but 2 leave a result that says why.",
+    )
+    run.add_argument("--trial", type=Path, required=True, metavar="FILE", help="the trial, as `show` prints one")
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
+    run.add_argument("--trial-id", metavar="ID", help="the id in the result; the trial's own name if not given")
+    run.add_argument("--worker", metavar="W", help="label for the result: which worker this is")
+    run.add_argument("--run-id", metavar="R", help="label for the result: the run it belongs to")
+    run.add_argument("--attempt", type=int, default=1, metavar="N", help="label for the result: 1 for the first try")
+    run.set_defaults(act=_run)
+
+    lists = commands.add_parser("list", help="the trials of a suite: id, configuration, reason")
+    _suite_arguments(lists)
+    lists.set_defaults(act=_list)
+
+    show = commands.add_parser("show", help="one trial as JSON, for `run --trial`")
+    show.add_argument("trial_id", metavar="ID", help="as `list` prints it")
+    _suite_arguments(show)
+    _input_arguments(show)
+    show.set_defaults(act=_show)
+
+    inspect = commands.add_parser(
+        "inspect",
+        help="are this model folder and data file usable? one JSON line",
+        description="Check a model folder and a data file without loading them. Exit code 2 with one line if not.",
+    )
+    _input_arguments(inspect)
+    inspect.set_defaults(act=_inspect)
+
+    selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
+    selfcheck.set_defaults(act=_selfcheck)
+
+    demo = commands.add_parser("demo", help="make a small model and data set, once; verify them afterwards")
+    _input_arguments(demo)
+    demo.set_defaults(act=_demo)
+    return parser
+
+
+def _suite_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--suite", choices=sorted(SUITES), default="full", help="default: full")
+    parser.add_argument("--profile", choices=sorted(SCALES), default="gpu", help="default: gpu, the published sizes")
+
+
+def _input_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="model folder, safetensors in Hugging Face layout"
+    )
+    parser.add_argument("--data", required=True, metavar="FILE", help="one chat per line: the usual messages JSONL")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from bench.run import Request, run
+
+    return run(
+        Request(
+            trial_file=arguments.trial,
+            out=arguments.out,
+            trial_id=arguments.trial_id,
+            worker=arguments.worker,
+            run_id=arguments.run_id,
+            attempt=arguments.attempt,
+        )
+    )
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    scale = SCALES[arguments.profile]
+    trials = suite(arguments.suite, arguments.profile, "MODEL", "DATA")
+    print(f"suite {arguments.suite}, profile {scale.profile}: {scale.note}")
+    rows: list[tuple[str, ...]] = [
+        ("id", "seq", "batch", "layout", "base", "rank", "optimizer", "ckpt", "loaders", "reason")
+    ]
+    for trial in trials:
+        sizes = (trial.max_seq_len, trial.micro_batch_size)
+        kinds = (trial.layout, trial.base_precision, trial.lora_rank, trial.optimizer)
+        rest = ("yes" if trial.gradient_checkpointing else "no", trial.data_workers, trial.reason)
+        rows.append((trial.trial_id, *(str(value) for value in (*sizes, *kinds, *rest))))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    trials = suite(arguments.suite, arguments.profile, arguments.model, arguments.data)
+    (trial,) = choose(trials, (arguments.trial_id,))
+    print(json.dumps(trial.to_json(), indent=1, ensure_ascii=False))
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from bench.inputs import check_model, read_data
+
+    model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
+    document = {
+        "model": {
+            "path": model.path,
+            "sha256": model.sha256,
+            "parameters": model.parameters,
+            "bytes": model.bytes,
+            "files": model.files,
+        },
+        "data": {"path": data.path, "sha256": data.sha256, "samples": data.samples},
+    }
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _selfcheck(_arguments: argparse.Namespace) -> int:
+    from bench.selfcheck import selfcheck
+
+    return selfcheck()
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from bench.demo import make
+
+    make(Path(arguments.model), Path(arguments.data))
+    return 0

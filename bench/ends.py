@@ -1,0 +1,88 @@
+"""How a trial can end other than well: signals and the deadline made into one exception, exceptions made into an End.
+
+Standard library alone: the handlers are in place before torch is imported, which takes seconds in which a trial can
+be stopped like in any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from types import FrameType
+
+from bench.result import End
+
+EXIT_CODES = {End.SUCCEEDED: 0, End.CANCELLED: 130, End.PREEMPTED: 143}
+EXIT_BAD_INPUT = 2
+
+# What allocators that have no exception of their own say, in torch, CUDA's libraries and bitsandbytes.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|bad_alloc|_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+
+
+class Stopped(BaseException):
+    """The trial was told to stop. Like KeyboardInterrupt no Exception, so that no library takes it for a failure."""
+
+    def __init__(self, end: End, reason: str) -> None:
+        super().__init__(reason)
+        self.end, self.reason = end, reason
+
+
+class Stops:
+    """Raises Stopped in the main thread, once: on SIGINT, on SIGTERM and when the deadline passes."""
+
+    def __init__(self) -> None:
+        self._stopped: Stopped | None = None
+        self._listening = True
+
+    def install(self) -> None:
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_signal)
+
+    def set_deadline(self, seconds: float) -> None:
+        self._deadline = seconds
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def check(self) -> None:
+        """Raise what was raised before, in case it was lost: a destructor or a bare `except:` can swallow it."""
+        if self._listening and self._stopped is not None:
+            raise self._stopped
+
+    def close(self) -> None:
+        """From here on nothing stops the process but SIGKILL: it is writing its result, which takes milliseconds."""
+        self._listening = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self._listening or self._stopped is not None:
+            return
+        if number == signal.SIGALRM:
+            self._stopped = Stopped(End.TIMED_OUT, f"the deadline of {self._deadline:g} s passed")
+        elif number == signal.SIGTERM:
+            self._stopped = Stopped(End.PREEMPTED, "stopped by SIGTERM")
+        else:
+            self._stopped = Stopped(End.CANCELLED, "stopped by SIGINT")
+        raise self._stopped
+
+
+def end_of(error: BaseException) -> tuple[End, str]:
+    """The end an exception means, and a reason of one line."""
+    if isinstance(error, Stopped):
+        return error.end, error.reason
+    said = " ".join(str(error).split()) or "no message"
+    if is_out_of_memory(error):
+        return End.OUT_OF_MEMORY, said[:300]
+    return End.FAILED, f"{type(error).__name__}: {said}"[:300]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's, the CPU allocator's and the system's ways to say that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None

@@ -1,0 +1,135 @@
+"""QLoRA itself: a base model in NF4, adapters on it, an optimizer, and the training step that is measured.
+
+The same step trains for real. It is the published loop: bf16 autocast, gradient checkpointing, gradients clipped at
+norm 1, a constant learning rate. Weights are read from safetensors alone and no code is taken from a model folder.
+
+Not covered: more than one device, evaluation, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.data import Batch
+from bench.stack import Stack
+from bench.trial import Trial
+
+MAX_GRADIENT_NORM = 1.0  # the default of the Trainer that the published numbers were measured with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where and in which arithmetic steps run: a torch.device, and autocast's type or None for plain float32."""
+
+    device: Any
+    autocast_dtype: Any
+
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+
+def place(stack: Stack) -> Placement:
+    """The first GPU, or the CPU where there is none; bf16 autocast on both."""
+    torch = stack.torch
+    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, as in the published runs
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return Placement(device=device, autocast_dtype=torch.bfloat16)
+
+
+def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
+    """The model of `trial.model` on the device: NF4 with double quantization and bf16 compute, or plain bf16."""
+    torch, transformers = stack.torch, stack.transformers
+    quantization = None
+    if trial.base_precision == "nf4":
+        quantization = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        trial.model,
+        quantization_config=quantization,
+        device_map={"": placement.device},
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        **stack.dtype_argument(torch.bfloat16),
+    )
+    model.config.use_cache = False  # keys and values are kept for generation; a training step only pays for them
+    return model
+
+
+def add_adapters(stack: Stack, trial: Trial, model: Any) -> Any:
+    """LoRA on the trial's layers, everything else frozen, gradient checkpointing as the trial says."""
+    # Non-reentrant is what PyTorch recommends, and the default differs between versions.
+    checkpointing = {"use_reentrant": False}
+    if trial.base_precision == "nf4":
+        model = stack.peft.prepare_model_for_kbit_training(
+            model,
+            use_gradient_checkpointing=trial.gradient_checkpointing,
+            gradient_checkpointing_kwargs=checkpointing,
+        )
+    elif trial.gradient_checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    stack.transformers.set_seed(trial.seed)  # before the adapters exist: their first values are drawn from it
+    adapters = stack.peft.LoraConfig(
+        r=trial.lora_rank,
+        lora_alpha=trial.lora_alpha,
+        lora_dropout=trial.lora_dropout,
+        target_modules=list(trial.lora_targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    model = stack.peft.get_peft_model(model, adapters)
+    model.train()
+    return model
+
+
+def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
+    """The optimizer over the adapters, and what it truly is: paging needs CUDA's unified memory."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if trial.optimizer == "adamw_torch":
+        return stack.torch.optim.AdamW(parameters, lr=trial.learning_rate, weight_decay=0.0), "torch AdamW, 32 bit"
+    if placement.is_cuda:
+        optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
+        return optimizer, "bitsandbytes AdamW, 8 bit, paged"
+    # On the CPU bitsandbytes's paged optimizer keeps its state in plain memory; asking for that says so.
+    optimizer = stack.bitsandbytes.optim.AdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
+    return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
+
+
+class TrainingStep:
+    """One optimizer step over the micro-batches it is given: forward, backward, clip, update."""
+
+    def __init__(self, stack: Stack, model: Any, optimizer: Any, placement: Placement) -> None:
+        self._torch, self._model, self._optimizer, self._placement = stack.torch, model, optimizer, placement
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
+        """The mean loss of `accumulation` micro-batches, a tensor on the device: reading it waits for the step."""
+        placement, total = self._placement, 0.0
+        for batch in batches:
+            inputs = {
+                name: getattr(batch, name).to(placement.device, non_blocking=True)
+                for name in ("input_ids", "attention_mask", "labels")
+            }
+            with self._torch.autocast(
+                placement.device.type, placement.autocast_dtype, enabled=placement.autocast_dtype is not None
+            ):
+                loss = self._model(**inputs).loss / accumulation
+            loss.backward()
+            total = total + loss.detach()
+        self._torch.nn.utils.clip_grad_norm_(self._trained, MAX_GRADIENT_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def wait(self) -> None:
+        """Until the device has done everything asked of it; on the CPU it has."""
+        if self._placement.is_cuda:
+            self._torch.cuda.synchronize()

@@ -1,0 +1,92 @@
+"""The deep-learning stack's front door: imports it once, cheaply, offline, and knows how its versions differ.
+
+Everything that differs between transformers 4.48 and 5.x, and everything that is set for the whole process, is here
+and nowhere else. Import this module freely; torch is imported by `load()`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import warnings
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+# No trial reaches for the network: a model or tokenizer that is not on the disk is an error, not a download.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The imported modules, so that what uses them says so in its arguments."""
+
+    torch: ModuleType
+    transformers: ModuleType
+    peft: ModuleType
+    bitsandbytes: ModuleType
+
+    def dtype_argument(self, dtype: Any) -> dict[str, Any]:
+        """`from_pretrained`'s keyword for the weights' type: `torch_dtype` was renamed `dtype` in 4.56."""
+        major, minor = (int(part) for part in self.transformers.__version__.split(".")[:2])
+        return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
+
+
+def go_offline() -> None:
+    """Must run before transformers or huggingface_hub is imported: both read these once."""
+    os.environ.update(OFFLINE)
+
+
+def load() -> Stack:
+    """Import torch, transformers, peft and bitsandbytes. Raises ImportError.
+
+    4.9 s of one core at first, 2.6 s like this: a garbage collector that walks a million fresh objects over and over
+    costs 0.7 s, and bitsandbytes decorates three helpers with torch.compile while it is imported, which loads the
+    whole of torch's compiler (0.9 to 1.5 s). None of the three lies on a path a trial takes: NF4 and the 8-bit
+    optimizer have kernels of their own on CUDA and on the CPU.
+    """
+    go_offline()
+    # Said at import about a fused kernel for inference on the CPU, which a training step does not use.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        torch = importlib.import_module("torch")
+        transformers = importlib.import_module("transformers")
+        importlib.import_module("transformers.modeling_utils")
+        bitsandbytes = _import_uncompiled(torch, "bitsandbytes")
+        peft = importlib.import_module("peft")
+    finally:
+        gc.freeze()  # what was imported stays; the collector need not look at it again
+        if collecting:
+            gc.enable()
+    _quieten(transformers)
+    return Stack(torch=torch, transformers=transformers, peft=peft, bitsandbytes=bitsandbytes)
+
+
+def _import_uncompiled(torch: Any, name: str) -> ModuleType:
+    compile_, torch.compile = torch.compile, _as_it_is
+    try:
+        return importlib.import_module(name)
+    finally:
+        torch.compile = compile_
+
+
+def _as_it_is(function: Any = None, **_options: Any) -> Any:
+    return function if function is not None else _as_it_is
+
+
+def _quieten(transformers: Any) -> None:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    # 5.23 renames gradient checkpointing to activation checkpointing; the old names work in every version we run on.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)

@@ -1,0 +1,54 @@
+"""What a safetensors file says about itself: its header, checked against the file's size, without reading the data.
+
+The format (huggingface/safetensors, README): 8 bytes little-endian header length N, N bytes of JSON that map a
+tensor's name to {dtype, shape, data_offsets: [begin, end]}, then the data, whose offsets count from its own start.
+A truncated download shows as a last offset beyond the file's end. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+# The reference implementation refuses longer headers; a damaged length is caught before it is allocated.
+LONGEST_HEADER_BYTES = 100_000_000
+
+
+class WeightsError(ValueError):
+    """A weights file that is truncated, damaged, or no safetensors file; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Shapes by tensor name, and the file's whole size in bytes."""
+
+    shapes: dict[str, tuple[int, ...]]
+    file_bytes: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def read_header(path: Path) -> Header:
+    """Raises WeightsError; OSError."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(LONGEST_HEADER_BYTES, size - 8):
+            raise WeightsError("truncated, or no safetensors file: its header is longer than the file")
+        content = file.read(length)
+    try:
+        document = json.loads(content)
+        tensors = {name: entry for name, entry in document.items() if name != "__metadata__"}
+        shapes = {name: tuple(int(side) for side in entry["shape"]) for name, entry in tensors.items()}
+        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        raise WeightsError("damaged, or no safetensors file: its header cannot be read") from None
+    expected = 8 + length + end
+    if size != expected:
+        what = "truncated" if size < expected else "longer than its header says"
+        raise WeightsError(f"{what}: {size} bytes, its header says {expected}")
+    return Header(shapes=shapes, file_bytes=size)
