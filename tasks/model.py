@@ -29,10 +29,13 @@ def demo(context: Context) -> None:
         folder=str(settings.root),
     )
     try:
-        ended = subprocess.run(command.argv, cwd=command.folder, timeout=DEMO_DEADLINE_SEC, check=False)
+        ended = subprocess.run(
+            command.argv, cwd=command.folder, stderr=subprocess.PIPE, timeout=DEMO_DEADLINE_SEC, check=False
+        )
     except subprocess.TimeoutExpired:
         raise TaskFailed(f"model.demo: not done after {DEMO_DEADLINE_SEC:.0f} s: {command.render()}") from None
+    complaint = ended.stderr.decode(errors="replace").strip()
     if ended.returncode == UsageError.exit_code:
-        raise UsageError("model.demo: the model or data set could not be used; the reason is the line above")
+        raise UsageError(f"model.demo: {complaint}")
     if ended.returncode != 0:
-        raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}")
+        raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}: {command.tail(complaint, lines=1)}")

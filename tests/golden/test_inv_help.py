@@ -1,4 +1,4 @@
-"""`inv --list` and each `--help TASK`, word for word. After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden."""
+"""`inv --list` and each `--help TASK`, word for word. After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden"""
 
 from __future__ import annotations
 
