@@ -1,0 +1,56 @@
+"""How the numbers came about, in plain words, for the page and for report.md."""
+
+from __future__ import annotations
+
+from reports.summary import Summary
+
+
+def paragraphs(summary: Summary) -> list[str]:
+    """The method of this very report; what does not apply to it is left out."""
+    told = [
+        "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
+        "are kept but never counted. A configuration's step time is the median over all measured steps of all its "
+        "workers; a rate is the mean amount per step over that median, per worker. Trials that did not succeed are "
+        "listed with their reason and are not in any average.",
+        "Intervals come from a hierarchical bootstrap: workers are drawn with replacement, then steps within each "
+        "drawn worker, 2,000 times, with a fixed seed. With a single worker they hold the step-to-step noise only. "
+        "With few workers that differ much they are somewhat too narrow for workers that were not measured.",
+    ]
+    if any(row.samples_ratio is not None for row in summary.rows):
+        told.append(
+            f"Ratios are against {summary.baseline}. Configurations measured on equally many workers share their draws "
+            "of workers, so that a slow machine, slow for both, cancels out. The words faster and slower appear only "
+            "where the interval excludes 1; the intervals are not widened for comparing several configurations."
+        )
+    told.append(
+        "Tokens count every position computed; useful tokens leave padding out. Memory is the largest peak of any "
+        "worker: of the GPU where there is one, of the process otherwise. Loss is in nats per token, the median over "
+        "workers of their first and last measured step."
+    )
+    if summary.price is not None:
+        told.append(
+            f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
+            "measured time of 1,000 samples on one worker. Pulling the image, loading and idling are billed, too, "
+            "and are not in them."
+        )
+    return told
+
+
+def facts(summary: Summary) -> list[tuple[str, str]]:
+    """Name and value of what identifies the run."""
+    record = summary.record
+    sha = record.provenance.get("git_sha")
+    dirty = " with uncommitted changes" if record.provenance.get("git_dirty") else ""
+    planned = len(record.planned)
+    succeeded = sum(row.succeeded for row in summary.rows)
+    return [
+        ("Run", record.run_id),
+        ("Started", record.created_at),
+        ("Suite", record.suite),
+        ("Profile", record.profile),
+        ("Spread", record.spread),
+        ("Fleet", f"{record.fleet_kind}, {len(record.workers)} workers"),
+        ("Device", summary.hosts.device),
+        ("Code", f"{str(sha)[:12]}{dirty}" if sha else "git revision unknown"),
+        ("Trials", f"{succeeded} of {planned} succeeded"),
+    ]

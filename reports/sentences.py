@@ -1,0 +1,102 @@
+"""The report's words: the finding in one sentence with its interval, and what to keep in mind when reading it."""
+
+from __future__ import annotations
+
+from bench.result import End, RunRecord
+from reports import text
+from reports.fingerprint import Hosts
+from reports.stats import Measured
+from reports.summary import Row
+
+# Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
+NOTABLE_SPREAD = 1.10
+
+
+def finding(rows: tuple[Row, ...], baseline: str, record: RunRecord, hosts: Hosts) -> str:
+    """The one sentence a reader takes away: the fastest configuration against the baseline, or why there is none."""
+    measured = [row for row in rows if row.measured is not None]
+    if not measured:
+        return f"No trial of this run succeeded ({_ends(rows)}): there is nothing to compare."
+    others = [row for row in measured if row.samples_ratio is not None]
+    if not others:
+        best = max(measured, key=_speed)
+        return f"{best.label} processed {_absolute(best.measured)} {_setting(best.measured, record, hosts)}."
+    best = max(others, key=_speed)
+    ratio, where = best.samples_ratio, _setting(best.measured, record, hosts)
+    if ratio is not None and ratio.verdict == "faster":
+        return f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}."
+    if ratio is not None and ratio.verdict == "slower":
+        return (
+            f"No configuration was faster than {baseline}: the next, {best.label}, processed "
+            f"{text.ratio(ratio)} as many samples per second {where}."
+        )
+    return (
+        f"No configuration was shown to be faster than {baseline}: {best.label} processed {text.ratio(ratio)} "
+        f"as many samples per second {where}, and that interval holds 1."
+        if ratio is not None and ratio.low is not None
+        else f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}; "
+        "one step allows no interval, so nothing is shown."
+    )
+
+
+def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
+    """What the finding alone would hide: shorter samples are cheaper, so useful tokens say whether work was saved."""
+    others = [row for row in rows if row.samples_ratio is not None and row.useful_tokens_ratio is not None]
+    if not others:
+        return None
+    best = max(others, key=_speed)
+    base = next(row for row in rows if row.label == baseline)
+    sentence = f"In useful tokens per second, padding not counted, it was {text.ratio(best.useful_tokens_ratio)}"
+    if best.max_seq_len == base.max_seq_len:
+        return f"{sentence}."
+    longer = "shorter" if best.max_seq_len < base.max_seq_len else "longer"
+    return (
+        f"{sentence}: its sequences are {longer} (at most {best.max_seq_len:,} tokens against {base.max_seq_len:,}), "
+        "so a sample is not the same amount of work."
+    )
+
+
+def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts) -> tuple[str, ...]:
+    """What a careful reader should know before believing the table; empty when all is well."""
+    found = []
+    incomplete = sum(row.planned - row.succeeded for row in rows)
+    if incomplete:
+        planned = sum(row.planned for row in rows)
+        found.append(
+            f"{incomplete} of {text.count(planned, 'planned trial')} gave no measurement ({_ends(rows)}); "
+            "the numbers are over the others."
+        )
+    by_label = {row.label: row for row in rows}
+    if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
+        found.append(f"{baseline} has no successful trial, so no configuration can be compared with it.")
+    if len(hosts.devices) > 1:
+        found.append(f"The workers have different devices ({', '.join(hosts.devices)}): their numbers are mixed.")
+    if hosts.contention is not None:
+        found.append(hosts.contention)
+    found += [
+        f"{row.label}: the slowest worker took {text.number(row.measured.worker_spread, 2)}x "
+        "the fastest worker's time for a step."
+        for row in rows
+        if row.measured is not None and (row.measured.worker_spread or 1.0) > NOTABLE_SPREAD
+    ]
+    return tuple(found)
+
+
+def _speed(row: Row) -> float:
+    return row.measured.samples_per_sec.value if row.measured is not None else 0.0
+
+
+def _absolute(measured: Measured | None) -> str:
+    return "unknown" if measured is None else f"{text.estimate(measured.samples_per_sec)} samples per second per worker"
+
+
+def _setting(measured: Measured | None, record: RunRecord, hosts: Hosts) -> str:
+    workers = text.count(measured.n_workers if measured is not None else 0, "worker")
+    place = f"{workers} of one machine" if record.fleet_kind == "local" else workers
+    return f"on {place} ({hosts.device}, profile {record.profile})"
+
+
+def _ends(rows: tuple[Row, ...]) -> str:
+    totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in End}
+    totals["missing"] = sum(row.missing for row in rows)
+    return ", ".join(f"{amount} {name}" for name, amount in totals.items() if amount) or "nothing was planned"

@@ -1,0 +1,159 @@
+"""summary.json and summary.csv: the report's numbers for programs. README.md in this folder documents every field."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+from bench.result import End
+from reports import stats, text
+from reports.load import Run
+from reports.summary import Row, Summary
+
+SUMMARY_SCHEMA_VERSION = 1
+ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
+
+
+def summary_json(summary: Summary, run: Run) -> bytes:
+    """The whole report as JSON. Unknown is null; the key order and the bytes are the same for the same run."""
+    record = summary.record
+    document = {
+        "kind": "report_summary",
+        "schema_version": SUMMARY_SCHEMA_VERSION,
+        "run": {
+            "run_id": record.run_id,
+            "created_at": record.created_at,
+            "suite": record.suite,
+            "profile": record.profile,
+            "spread": record.spread,
+            "fleet_kind": record.fleet_kind,
+            "workers": record.workers,
+            "provenance": record.provenance,
+        },
+        "profile_note": summary.profile_note,
+        "finding": summary.finding,
+        "second_finding": summary.second_finding,
+        "cautions": list(summary.cautions),
+        "baseline": summary.baseline,
+        "price": None
+        if summary.price is None
+        else {"usd_per_gpu_hour": summary.price.usd_per_gpu_hour, "source": summary.price.source},
+        "counts": {"planned": len(record.planned)}
+        | {end.value: summary.counts.get(end, 0) for end in End}
+        | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
+        "configurations": [_configuration(row) for row in summary.rows],
+        "failures": [
+            {
+                "trial_id": one.trial_id,
+                "configuration": one.configuration,
+                "worker": one.worker,
+                "end": one.end.value,
+                "reason": one.reason,
+                "attempt": one.attempt,
+                "n_steps": one.n_steps,
+            }
+            for one in summary.failures
+        ],
+        "missing": [
+            {"trial_id": one.trial_id, "configuration": one.configuration, "worker": one.worker, "reason": one.reason}
+            for one in summary.missing
+        ],
+        "rejected": [{"file": one.file, "reason": one.reason} for one in summary.rejected],
+        "fingerprint": {
+            "devices": list(summary.hosts.devices),
+            "common": summary.hosts.common,
+            "differences": {one.key: one.workers_by_value for one in summary.hosts.differences},
+        },
+        "trials": [
+            {str(name): _plain(value) for name, value in row.items()} for row in run.trials.to_dict(orient="records")
+        ],
+    }
+    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def summary_csv(summary: Summary) -> bytes:
+    """One line per configuration, UTF-8, safe to open in a spreadsheet: no cell can be taken for a formula."""
+    lines = [_csv_line(row, summary) for row in summary.rows]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    if lines:
+        writer.writerow(lines[0])
+    for line in lines:
+        writer.writerow([text.spreadsheet(value) for value in line.values()])
+    return buffer.getvalue().encode()
+
+
+def _configuration(row: Row) -> dict[str, Any]:
+    measured = row.measured
+    return {
+        "configuration": row.label,
+        "reason": row.reason,
+        "is_baseline": row.is_baseline,
+        "max_seq_len": row.max_seq_len,
+        "micro_batch_size": row.micro_batch_size,
+        "gradient_accumulation_steps": row.gradient_accumulation_steps,
+        "layout": row.layout,
+        "base_precision": row.base_precision,
+        "lora_rank": row.lora_rank,
+        "optimizer": row.optimizer,
+        "gradient_checkpointing": row.gradient_checkpointing,
+        "planned": row.planned,
+        "ends": {end.value: amount for end, amount in row.ends.items()},
+        "missing": row.missing,
+        "n_workers": 0 if measured is None else measured.n_workers,
+        "n_steps": 0 if measured is None else measured.n_steps,
+        **{name: None if measured is None else _estimate(getattr(measured, name)) for name in ESTIMATES},
+        "padding_percent": None if measured is None else measured.padding_percent,
+        "worker_spread": None if measured is None else measured.worker_spread,
+        "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
+        "samples_ratio": _ratio(row.samples_ratio),
+        "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
+        "usd_per_1000_samples": None
+        if row.cost is None
+        else {"value": row.cost.usd_per_1000_samples, "low": row.cost.low, "high": row.cost.high},
+        "first_loss": row.first_loss,
+        "last_loss": row.last_loss,
+        "peak_vram_bytes": row.peak_vram_bytes,
+        "peak_rss_bytes": row.peak_rss_bytes,
+        "load_time_sec": row.load_time_sec,
+    }
+
+
+def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
+    document = _configuration(row)
+    line: dict[str, object] = {"run_id": summary.record.run_id, "profile": summary.record.profile}
+    for name, value in document.items():
+        if name in ("ends", "worker_median_step_time_sec"):
+            continue
+        if name in (*ESTIMATES, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
+            value = value or {"value": None, "low": None, "high": None}
+            line |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+            if "ratio" in name:
+                line[name.replace("ratio", "verdict")] = value.get("verdict")
+        else:
+            line[name] = value
+    line |= {f"ended_{end.value.lower()}": row.ends.get(end, 0) for end in End}
+    price = summary.price
+    line["price_usd_per_gpu_hour"] = None if price is None else price.usd_per_gpu_hour
+    line["price_source"] = None if price is None else price.source
+    line["profile_note"] = summary.profile_note
+    return line
+
+
+def _estimate(of: stats.Estimate) -> dict[str, Any]:
+    return {"value": of.value, "low": of.low, "high": of.high, "n": of.n}
+
+
+def _ratio(of: stats.Ratio | None) -> dict[str, Any] | None:
+    return None if of is None else {"value": of.value, "low": of.low, "high": of.high, "verdict": of.verdict}
+
+
+def _plain(value: object) -> object:
+    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value

@@ -1,0 +1,94 @@
+"""Numbers and names as text: the same rounding everywhere, and names that cannot break out of the format they stand in.
+
+HTML is escaped by jinja2; Markdown and CSV are escaped here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Protocol
+
+UNKNOWN = "unknown"
+_DIGITS = 3
+
+
+class HasInterval(Protocol):
+    """A value with an interval whose ends may be unknown."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+def decimals(value: float) -> int:
+    """How many decimals show three significant digits of `value`; none from 100 upwards."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    return max(0, _DIGITS - 1 - math.floor(math.log10(abs(value))))
+
+
+def number(value: float | None, places: int | None = None) -> str:
+    """`value` at `places` decimals (three significant digits by default), thousands separated by commas."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:,.{decimals(value) if places is None else places}f}"
+
+
+def span(low: float | None, high: float | None, places: int) -> str:
+    """`(low to high)`, or empty where there is no interval."""
+    return "" if low is None or high is None else f"({number(low, places)} to {number(high, places)})"
+
+
+def estimate(of: HasInterval | None, suffix: str = "") -> str:
+    """`0.153 (0.150 to 0.157)`, all three rounded alike; `suffix` (a unit) follows the value."""
+    if of is None:
+        return UNKNOWN
+    places = decimals(of.value)
+    return f"{number(of.value, places)}{suffix} {span(of.low, of.high, places)}".rstrip()
+
+
+def ratio(of: HasInterval | None) -> str:
+    """`1.93x (1.88 to 1.97)`, two decimals so that small ratios do not look more exact than large ones."""
+    return UNKNOWN if of is None else f"{number(of.value, 2)}x {span(of.low, of.high, 2)}".rstrip()
+
+
+def gigabytes(count: int | None) -> str:
+    """Bytes in decimal gigabytes: `0.812 GB`, `20.1 GB`."""
+    return UNKNOWN if count is None else f"{number(count / 1e9)} GB"
+
+
+def count(amount: int, one: str, many: str | None = None) -> str:
+    """`1 worker`, `4 workers`."""
+    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+
+
+def listing(items: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def shorten(name: str, width: int) -> str:
+    """`name` cut to `width` characters, the cut marked."""
+    return name if len(name) <= width else name[: width - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def markdown(value: str) -> str:
+    """Text that Markdown shows as it stands, on one line, in a table cell too."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in value).split())
+    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", flat)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def spreadsheet(value: object) -> object:
+    """A CSV cell that a spreadsheet cannot take for a formula: text that starts like one gets a leading apostrophe.
+
+    Numbers pass as they are, so -0.5 stays a number. A tab or carriage return at the start counts too: some
+    spreadsheets strip it before they look.
+    """
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
