@@ -143,6 +143,8 @@ class LiveView:
     def _advance(self, row: Row, progress: Progress) -> Text | None:
         is_new_phase = progress.phase != row.phase
         row.phase, row.progress = progress.phase, progress
+        if math.isfinite(progress.elapsed_sec):  # a resumed run meets trials that began before it did
+            row.since = min(row.since, self._clock() - progress.elapsed_sec)
         is_quiet = self._clock() - row.spoke_at < PLAIN_SIGN_OF_LIFE_SEC
         if not self._is_plain or (is_quiet and not is_new_phase):
             return None

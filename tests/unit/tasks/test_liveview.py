@@ -141,6 +141,15 @@ def test_failures_are_counted_in_the_header_and_cancelled_trials_apart() -> None
     assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
 
 
+def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took() -> None:
+    scene = Scene()
+    with scene.view:
+        scene.tell(Happening.ATTACHED)
+        scene.tell(Happening.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
+        assert scene.table()[2].endswith("0:40 0:20")
+    assert scene.said()[1] == "[0:00] worker-0 baseline: still there, followed again"
+
+
 def test_a_retry_is_shown_and_its_attempt_counted() -> None:
     scene = Scene()
     with scene.view:
