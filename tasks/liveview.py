@@ -202,8 +202,9 @@ class LiveView:
         if self._price is not None:
             table.add_column("cost", no_wrap=True, justify="right")
         room = max(1, self._console.height - LINES_AROUND_TABLE)
-        # Busy workers first, so that a fleet larger than the screen shows what moves.
-        rows = sorted(self._rows.values(), key=lambda row: row.trial_id is None)
+        rows = list(self._rows.values())
+        if len(rows) > room:  # show what moves; where all have room, each keeps its place
+            rows.sort(key=lambda row: row.trial_id is None)
         for row in rows[:room]:
             table.add_row(*(self._text(cell, self._style_of(row)) for cell in self._cells(row)))
         if len(rows) > room:
