@@ -1,0 +1,104 @@
+"""What the fleet costs a trial: the same 60 s trial by hand and as a detached job of a fleet, in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.result import PlannedTrial, RunRecord, TrialResult, summarize
+from bench.trial import Trial, suite
+from remote.command import Command
+from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet
+from remote.host import Host
+from remote.ledger import LEDGER_FILE, Ledger
+from remote.local import LocalHost
+from tests.benchmarks import Figure, spread
+
+ROOT = Path(__file__).resolve().parents[2]
+TRIAL_SEC = 60.0
+PAIRS = 3
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def main() -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        trial = _sixty_seconds(Path(folder))
+        pairs = []
+        for number in range(PAIRS):
+            pairs.append(
+                (_through_fleet(Path(folder), trial, f"r{number}"), _by_hand(Path(folder), trial, f"h{number}"))
+            )
+    ratio = summarize([fleet / hand for fleet, hand in pairs])
+    return [
+        Figure(
+            name="a trial through fleet and job",
+            value=spread(summarize([fleet for fleet, _ in pairs]), "s"),
+            ratio=f"{spread(ratio, 'x')} of by hand",
+            goal="1.03 x",
+        ),
+        Figure(name="the same trial by hand", value=spread(summarize([hand for _, hand in pairs]), "s")),
+    ]
+
+
+def _sixty_seconds(folder: Path) -> Trial:
+    """The optimized tiny trial on the demo's model, with as many steps as make it last a minute here."""
+    model, data = folder / "models" / "demo--tiny", folder / "data.jsonl"
+    made = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
+    subprocess.run(made, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    short = dataclasses.replace(suite("quick", "tiny", str(model), str(data))[1], measured_steps=20)
+    overall = _by_hand(folder, short, "short")
+    step = TrialResult.read(folder / "short" / "result.json").metrics
+    if step is None:
+        raise RuntimeError("the short trial measured nothing")
+    more = round((TRIAL_SEC - overall) / step.step_time_sec.median)
+    return dataclasses.replace(short, measured_steps=20 + max(0, more))
+
+
+def _by_hand(folder: Path, trial: Trial, name: str) -> float:
+    path = folder / f"{name}.json"
+    path.write_text(trial.to_text())
+    began = time.perf_counter()
+    subprocess.run(
+        (sys.executable, "-m", "bench", "run", "--trial", str(path), "--out", str(folder / name)),
+        cwd=ROOT,
+        env={**os.environ, **ONE_THREAD},
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=600,
+    )
+    return time.perf_counter() - began
+
+
+def _through_fleet(folder: Path, trial: Trial, run_id: str) -> float:
+    def launch(host: Host, planned: PlannedTrial, attempt: int, job: str) -> Command:
+        words = ("run", "--trial", f"{job}/{TRIAL_FILE}", "--out", f"{job}/{OUT_FOLDER}")
+        labels = ("--trial-id", planned.trial_id, "--worker", host.name, "--attempt", str(attempt))
+        return Command(argv=(*host.python, "-m", "bench", *words, *labels), environment=ONE_THREAD, folder=str(ROOT))
+
+    planned = PlannedTrial(trial_id=trial.trial_id, trial=trial)
+    run = RunRecord(
+        run_id=run_id,
+        created_at="",
+        suite=trial.suite,
+        profile=trial.profile,
+        spread="shard",
+        fleet_kind="local",
+        workers=["worker-0"],
+        planned=[planned],
+        settings={},
+        provenance={},
+    )
+    home = folder / run_id
+    home.mkdir()
+    began = time.perf_counter()
+    ledger = Ledger.create(home / LEDGER_FILE, [planned.trial_id])
+    host = LocalHost(name="worker-0", workdir=str(folder / "worker-0"))
+    Fleet(hosts=[host], run=run, run_folder=home, ledger=ledger, launch=launch).run()
+    taken = time.perf_counter() - began
+    TrialResult.read(home / "trials" / planned.trial_id / "result.json")
+    return taken
