@@ -28,11 +28,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         trial = _sixty_seconds(Path(folder))
-        pairs = []
-        for number in range(PAIRS):
-            pairs.append(
-                (_through_fleet(Path(folder), trial, f"r{number}"), _by_hand(Path(folder), trial, f"h{number}"))
-            )
+        home = Path(folder)
+        pairs = [(_through_fleet(home, trial, f"r{n}"), _by_hand(home, trial, f"h{n}")) for n in range(PAIRS)]
     ratio = summarize([fleet / hand for fleet, hand in pairs])
     return [
         Figure(
