@@ -13,6 +13,8 @@ from typing import Any
 from bench.result import RunRecord, TrialResult
 from reports import text
 
+CPU = "CPU"
+
 # What differs from trial to trial by nature: the configuration itself, and the moment.
 _OWN = frozenset({"trial_digest", "load_average_1min_at_start", "seed"})
 
@@ -86,7 +88,7 @@ def _compare(flat: list[tuple[str, dict[str, str]]]) -> tuple[dict[str, str], tu
 
 def _device(document: Mapping[str, Any]) -> str:
     name = document.get("gpu_name")
-    return str(name) if name else "CPU" if document.get("device") == "cpu" else "device unknown"
+    return str(name) if name else CPU if document.get("device") == "cpu" else "device unknown"
 
 
 def _contention(record: RunRecord, known: list[tuple[str, dict[str, Any]]]) -> str | None:

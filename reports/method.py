@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from reports.summary import Summary
 
 
@@ -45,7 +47,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     succeeded = sum(row.succeeded for row in summary.rows)
     return [
         ("Run", record.run_id),
-        ("Started", record.created_at),
+        ("Started", _moment(record.created_at)),
         ("Suite", record.suite),
         ("Profile", record.profile),
         ("Spread", record.spread),
@@ -54,3 +56,11 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("Code", f"{str(sha)[:12]}{dirty}" if sha else "git revision unknown"),
         ("Trials", f"{succeeded} of {planned} succeeded"),
     ]
+
+
+def _moment(iso: str) -> str:
+    """`2026-03-01 10:15:00 UTC`; what is not a date as it stands."""
+    try:
+        return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
+    except ValueError:
+        return iso

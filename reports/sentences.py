@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bench.result import End, RunRecord
 from reports import text
-from reports.fingerprint import Hosts
+from reports.cost import Price
+from reports.fingerprint import CPU, Hosts
 from reports.stats import Measured
 from reports.summary import Row
 
@@ -46,17 +47,19 @@ def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
         return None
     best = max(others, key=_speed)
     base = next(row for row in rows if row.label == baseline)
-    sentence = f"In useful tokens per second, padding not counted, it was {text.ratio(best.useful_tokens_ratio)}"
+    sentence = (
+        f"In useful tokens per second (padding not counted) {best.label} reached "
+        f"{text.ratio(best.useful_tokens_ratio)} the rate of {baseline}"
+    )
     if best.max_seq_len == base.max_seq_len:
         return f"{sentence}."
-    longer = "shorter" if best.max_seq_len < base.max_seq_len else "longer"
     return (
-        f"{sentence}: its sequences are {longer} (at most {best.max_seq_len:,} tokens against {base.max_seq_len:,}), "
-        "so a sample is not the same amount of work."
+        f"{sentence}: a sample of at most {best.max_seq_len:,} tokens is not the same work "
+        f"as one of at most {base.max_seq_len:,}."
     )
 
 
-def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts) -> tuple[str, ...]:
+def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts, price: Price | None) -> tuple[str, ...]:
     """What a careful reader should know before believing the table; empty when all is well."""
     found = []
     incomplete = sum(row.planned - row.succeeded for row in rows)
@@ -73,6 +76,8 @@ def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts) -> tuple[str, .
         found.append(f"The workers have different devices ({', '.join(hosts.devices)}): their numbers are mixed.")
     if hosts.contention is not None:
         found.append(hosts.contention)
+    if price is not None and CPU in hosts.devices:
+        found.append("The price is a GPU's and the speed a CPU's: the dollars show how cost follows speed, no more.")
     found += [
         f"{row.label}: the slowest worker took {text.number(row.measured.worker_spread, 2)}x "
         "the fastest worker's time for a step."

@@ -66,8 +66,7 @@ def _panels(summary: Summary) -> list[_Panel]:
         _Panel(title="Useful tokens per second, per worker", bar=_useful_tokens),
     ]
     if summary.price is not None:
-        price = text.number(summary.price.usd_per_gpu_hour, 2)
-        panels.append(_Panel(title=f"US$ per 1,000 samples at {price}/GPU h", bar=_cost))
+        panels.append(_Panel(title="US$ per 1,000 samples", bar=_cost))
     else:
         vram = any(row.peak_vram_bytes is not None for row in summary.measured_rows)
         panels.append(_Panel(title=f"Peak {'GPU' if vram else 'process'} memory, GB", bar=_memory))

@@ -64,6 +64,7 @@ _RC = {
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # fixed: looking for room above costs a tenth of the drawing time, and there is room
     "axes.titlecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -175,7 +176,7 @@ def board(summary: Summary, sheet: Sheet, title: str, body_in: float) -> Board:
 
 def rows_height_in(count: int, row_in: float, sheet: Sheet) -> float:
     """Outer height of a panel of `count` rows; on a narrow sheet a row's name has a line of its own."""
-    return _HEAD_IN + _AXIS_IN + count * (row_in + (0.2 if sheet.narrow else 0.0))
+    return _HEAD_IN + _AXIS_IN + count * (row_in + (0.24 if sheet.narrow else 0.0))
 
 
 def names_width_in(rows: tuple[Row, ...], sheet: Sheet) -> float:
@@ -196,7 +197,7 @@ def label_rows(axes: Any, rows: tuple[Row, ...], sheet: Sheet, *, names: bool = 
     """Room for one row per configuration, row `i` at y = i, first on top; with their names down the left side."""
     shown = names and not sheet.narrow
     axes.set_yticks(range(len(rows)), ["\n".join(_lines(row.label)) if shown else "" for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(len(rows) - 0.42, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -207,7 +208,7 @@ def label_bar(axes: Any, y: float, words: str, row: Row, sheet: Sheet) -> float:
 
     On a narrow sheet the row's name stands above them. Returns the y at which the mark has its middle.
     """
-    middle = y + (0.22 if sheet.narrow else 0.1)
+    middle = y + (0.2 if sheet.narrow else 0.1)
     place = {"xy": (0.0, middle - 0.22), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=8.5, **place)
     if sheet.narrow:
@@ -275,6 +276,8 @@ def _facts(summary: Summary) -> str:
         f"profile {summary.record.profile}",
         f"run {summary.record.run_id}",
     ]
+    if summary.price is not None:
+        facts.append(f"{text.number(summary.price.usd_per_gpu_hour, 2)} US$ per GPU hour: {summary.price.source}")
     if len(rows) < len(summary.measured_rows):
         facts.insert(1, f"{len(rows)} of {len(summary.measured_rows)} configurations: the baseline and the fastest")
     return "  ·  ".join(facts)

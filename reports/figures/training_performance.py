@@ -21,7 +21,7 @@ from reports.summary import Row, Summary
 _ROW_IN = 0.72
 _LOSS_IN = 1.95
 _LEGEND_IN = 0.3
-_LANES = 0.52  # height of a row that its workers' lanes share, in row units
+_LANES = 0.5  # height of a row that its workers' lanes share, in row units
 
 
 def draw(summary: Summary, run: Run, sheet: Sheet) -> Figure:
