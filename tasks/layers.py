@@ -231,8 +231,10 @@ def found_text(value: object) -> str:
     """A value as it would stand in a settings file, short enough for one line."""
     if isinstance(value, Mapping):
         return "a section"
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple)):
         return "a list"
+    if isinstance(value, set):
+        return "a set"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value).replace("inf", ".inf").replace("nan", ".nan")
     try:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from invoke.config import Config
 from invoke.context import Context
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -35,7 +35,12 @@ def _printable(value: str) -> str:
     return value
 
 
+def _ordered(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value  # and not YAML's `!!set`: order is what one asked for
+
+
 Text = Annotated[str, AfterValidator(_printable)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
 
 class Section(BaseModel):
@@ -74,7 +79,7 @@ class BenchSection(Section):
     suite: Literal["quick", "full"] = "quick"
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
-    only: tuple[Text, ...] = Field(default=(), strict=False, description="a list of trial ids")
+    only: Texts = Field(default=(), description="a list of trial ids")
     deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
     warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
     measured_steps: int | None = Field(default=None, ge=1, le=100_000)

@@ -152,6 +152,7 @@ MISTAKES = {
     'model: {path: "a\\nb"}': f'f.yaml:1: model.path: expected {PATH_NEEDED}, found "a\\nb"',
     "data: {path: 1}": "f.yaml:1: data.path: expected a file's path, found 1",
     "bench: {only: baseline}": 'f.yaml:1: bench.only: expected a list of trial ids, found "baseline"',
+    "bench: {only: !!set {a}}": "f.yaml:1: bench.only: expected a list of trial ids, found a set",
     "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
     # not one of the choices
     "fleet: {kind: pods}": 'f.yaml:1: fleet.kind: expected local, found "pods"',
