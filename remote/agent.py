@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Any
 
 from remote.command import Command
-from remote.host import Completed, Host, HostError, Readable, check
-from remote.onhost import REFUSED
+from remote.host import Completed, Host, HostError, HostUnreachable, Readable, check
+from remote.onhost import CUT_SHORT, REFUSED
 
 _CALL_SEC = 60.0
 # Isolated, no site packages, no bytecode: the program needs none of it and starts in a third of the time.
@@ -22,11 +22,15 @@ _CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
 _INSTALL = """
 import os, sys
 folder, name = sys.argv[1:]
+content = sys.stdin.buffer.read(%d)
+if len(content) != %d:
+    sys.stderr.write("the program arrived cut short")
+    sys.exit(%d)
 os.makedirs(folder, exist_ok=True)
 path = os.path.join(folder, name)
 temporary = f"{path}.{os.getpid()}.part"
 with open(temporary, "wb") as file:
-    file.write(sys.stdin.buffer.read(int(%d)))
+    file.write(content)
     file.flush()
     os.fsync(file.fileno())
 os.replace(temporary, path)
@@ -69,7 +73,7 @@ class Agent:
         def hear(piece: bytes) -> None:
             rest.extend(piece)
             while (end := rest.find(b"\n")) >= 0:
-                line = json.loads(rest[:end])
+                line = self._parse(bytes(rest[:end]))
                 del rest[: end + 1]
                 said.append(line)
                 if on_line is not None:
@@ -81,9 +85,11 @@ class Agent:
     def line(
         self, verb: str, arguments: dict[str, Any], *, payload: object = None, timeout_sec: float = _CALL_SEC
     ) -> dict[str, Any]:
-        """Call a verb that answers in exactly one line."""
-        (line,) = self.lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
-        return line
+        """Call a verb that answers in exactly one line. No line is a lost stream, whatever the exit code says."""
+        said = self.lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
+        if len(said) != 1:
+            raise HostUnreachable(f"{self.host.name}: {len(said)} lines in answer to {verb}, expected one")
+        return said[0]
 
     def raw(
         self,
@@ -128,14 +134,30 @@ class Agent:
         if completed.exit_code == _CANNOT_OPEN and self._program.encode() in completed.stderr:
             self._install()
             completed = run()
+        self._check(command, completed)
+
+    def _check(self, command: Command, completed: Completed) -> None:
+        said = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"
         if completed.exit_code == REFUSED:
-            raise HostRefused(f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}")
+            raise HostRefused(said)
+        if completed.exit_code == CUT_SHORT:
+            raise HostUnreachable(said)
         check(self.host, command, completed)
 
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        try:
+            document = json.loads(line)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise HostUnreachable(f"{self.host.name}: an answer was garbled on its way: {line[:80]!r}")
+        return document
+
     def _install(self) -> None:
-        script = _INSTALL % len(self._source)
+        size = len(self._source)
+        script = _INSTALL % (size, size, CUT_SHORT)
         command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, "-c", script, self.host.workdir, self._program))
-        check(self.host, command, self.host.run(command, stdin=self._source, timeout_sec=_CALL_SEC))
+        self._check(command, self.host.run(command, stdin=self._source, timeout_sec=_CALL_SEC))
         self._installed = True
 
 

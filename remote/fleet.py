@@ -129,7 +129,7 @@ class Fleet:
         elif known:
             for attempt in known:
                 self._inherited[attempt.worker].append((planned, attempt))
-            self._queue.release(trial_id)
+                self._queue.release(planned, attempt.worker)
         else:
             self._queue.put(planned)
 
@@ -194,7 +194,7 @@ class Fleet:
                     raise _Stopped
                 while inherited:
                     self._pick_up(agent, *inherited[0])
-                    inherited.pop(0)
+                    self._queue.pass_on(inherited.pop(0)[0].trial_id, agent.host.name)
                 planned = self._queue.take(agent.host.name)
                 if planned is None:
                     return
@@ -229,7 +229,10 @@ class Fleet:
             else:
                 self._see_through(agent, planned, attempt, resumed=True)
         elif status.state is JobState.ENDED and self.ledger.is_open(planned.trial_id):
-            self._see_through(agent, planned, attempt, resumed=True)  # done before its replacement: it may yet win
+            # Done before its replacement: what it came to counts, unless it came to nothing.
+            verdict, result = self._reach(agent, lambda: self._judge(job, planned, attempt, status))
+            if not verdict.end.is_resumable:
+                self._end(planned, attempt, verdict.end, verdict.reason, result)
         elif status.state is JobState.RUNNING:
             self._reach(agent, lambda: job.cancel(grace_sec=self.limits.grace_sec))
 
@@ -237,23 +240,34 @@ class Fleet:
         """Follow the attempt to its end, wherever it is now, and settle what comes of it."""
         job = self._job(agent, attempt)
         try:
-            status = self._follow(agent, job, planned, attempt)
-            if resumed and status.why == "cancelled":
-                # That end was the operator's, and the operator has come back for it.
-                self._try_again(planned, attempt, "cancelled earlier")
-                return
-            verdict, result = self._reach(agent, lambda: self._judge(job, planned, attempt, status))
+            outcome = self._outcome(agent, job, planned, attempt)
         except _Stopped:
             self._cancel(agent, job, planned, attempt)
-        except _Overtaken:
-            self._reach(agent, lambda: job.cancel(grace_sec=self.limits.grace_sec))
         except _WorkerLost:
             if (planned, attempt) not in self._inherited[agent.host.name]:
                 self._inherited[agent.host.name].append((planned, attempt))
-            self._queue.release(planned.trial_id)
+            self._queue.release(planned, agent.host.name)
             raise
         else:
-            self._settle(planned, attempt, verdict, result)
+            if outcome is None:
+                return
+            verdict, result = outcome
+            if resumed and verdict.end is End.CANCELLED and not self._halted():
+                # That end was the operator's, and the operator has come back for it.
+                self._try_again(planned, attempt, "cancelled earlier")
+            else:
+                self._settle(planned, attempt, verdict, result)
+
+    def _outcome(
+        self, agent: Agent, job: Job, planned: PlannedTrial, attempt: Attempt
+    ) -> tuple[Verdict, Path | None] | None:
+        """What the attempt came to, once its job is over; None when another attempt was first and this one is stopped."""
+        try:
+            status = self._follow(agent, job, planned, attempt)
+            return self._reach(agent, lambda: self._judge(job, planned, attempt, status))
+        except _Overtaken:
+            self._reach(agent, lambda: job.cancel(grace_sec=self.limits.grace_sec))
+            return None
 
     def _follow(self, agent: Agent, job: Job, planned: PlannedTrial, attempt: Attempt) -> JobStatus:
         """Start the job if need be and watch it to its end, over as many connections as that takes."""
@@ -370,7 +384,7 @@ class Fleet:
             except (HostUnreachable, CommandTimedOut, HostBusy) as error:
                 silent_sec = time.monotonic() - self._last_heard[agent.host.name]
                 if silent_sec >= self.limits.lost_after_sec:
-                    raise _WorkerLost(f"no answer for {silent_sec:.0f} s: {one_line(error)}") from error
+                    raise _WorkerLost(f"{one_line(error)} (for {silent_sec:.0f} s)") from error
             except HostError as error:
                 raise _WorkerLost(one_line(error)) from error
             if self._stop.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self._abandon.is_set():
@@ -388,7 +402,7 @@ class Fleet:
         self.on_event(FleetEvent(happening=Happening.WORKER_LOST, worker=name, trial_id=held, reason=why))
         for planned, attempt in inherited:
             if planned.worker is None and attempt.number < self._budget[planned.trial_id]:
-                self._queue.hand_on(planned)
+                self._queue.pass_on(planned.trial_id, name)
         until = self._lost_since.setdefault(name, time.monotonic()) + self.limits.give_up_after_sec
         pause_sec = min(5.0, self.limits.lost_after_sec / 4)
         while time.monotonic() < until and self._queue.is_open_for(name):
@@ -402,7 +416,7 @@ class Fleet:
             return True
         reason = f"{name} did not come back within {self.limits.give_up_after_sec:g} s: {why}"
         for planned, attempt in inherited:
-            if self._queue.claim(planned.trial_id):
+            if self._queue.give_up(planned.trial_id, name):
                 self._end(planned, attempt, End.LOST, reason)
         for planned in self._queue.pinned_to(name):
             self._end(planned, None, End.LOST, reason)

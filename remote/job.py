@@ -13,7 +13,7 @@ from typing import Any
 
 from remote.agent import Agent
 from remote.command import Command
-from remote.host import Host, HostError
+from remote.host import Host, HostError, HostUnreachable
 
 LOG_FILE = "log.txt"
 
@@ -113,7 +113,7 @@ class Job:
         when the stream breaks or is silent: the job is none the worse, watch again. What `on_status` raises ends the
         watching and comes through.
         """
-        last = JobStatus(state=JobState.ABSENT)
+        last: JobStatus | None = None
 
         def hear(line: dict[str, Any]) -> None:
             nonlocal last
@@ -127,12 +127,14 @@ class Job:
             timeout_sec=for_sec + silence_sec,
             idle_timeout_sec=every_sec + silence_sec,
         )
+        if last is None:  # a carrier that loses a stream may still report success
+            raise HostUnreachable(f"{self.agent.host.name}: nothing was heard of {self.folder}")
         return last
 
     def cancel(self, *, grace_sec: float = 25.0) -> JobStatus:
         """Interrupt the job; what is left after its spec's grace is killed. `grace_sec` bounds the wait for its end."""
-        answer = self.agent.lines("cancel", {"job": self.folder, "grace_sec": grace_sec}, timeout_sec=grace_sec + 30.0)
-        return _status(answer[-1])
+        answer = self.agent.line("cancel", {"job": self.folder, "grace_sec": grace_sec}, timeout_sec=grace_sec + 30.0)
+        return _status(answer)
 
     def log_tail(self, *, size: int = 4096) -> list[str]:
         """The last lines of what the command printed, at most `size` bytes of it."""
@@ -152,9 +154,10 @@ def slot_holder(agent: Agent, slot: str) -> str | None:
 
 
 def _status(line: Mapping[str, Any]) -> JobStatus:
+    progress = line.get("progress")
     return JobStatus(
         state=JobState(line["state"]),
-        progress=line.get("progress"),
+        progress=progress if isinstance(progress, dict) else None,
         heartbeat_age_sec=line.get("heartbeat_age_sec"),
         exit_code=line.get("exit_code"),
         signal=line.get("signal"),

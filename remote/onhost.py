@@ -2,7 +2,8 @@
 
 `remote.agent` puts this one file into the host's work folder and calls it as `python onhost.py VERB JSON`, over
 whatever carries commands there. Standard library alone, Python 3.9 or newer, Linux. It answers in JSON lines (or raw
-bytes for `send`) and exits 0; when it cannot do what was asked it says why on standard error and exits 3.
+bytes for `send`) and exits 0; when it cannot do what was asked it says why on standard error and exits 3, and 4 when
+what it was sent ended early.
 
 A job is a folder. `start` claims it, leaves a supervisor behind and returns; the supervisor outlives the connection,
 runs the command in a session of its own, enforces the deadline, and writes `end.json` last. What holds the truth:
@@ -36,10 +37,15 @@ from typing import Any, BinaryIO, NoReturn
 CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds; nobody legitimate needs longer
 PIECE = 1 << 20
 REFUSED = 3  # this program's exit code for "cannot be done, and here is why"
+CUT_SHORT = 4  # and for "standard input ended early": the stream broke, another try may well succeed
 
 
 class Refusal(Exception):
     """What was asked cannot be done; the message goes back to the caller."""
+
+
+class CutShort(Exception):
+    """Standard input ended before all that was promised on it."""
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------
@@ -100,7 +106,7 @@ def read_exactly(size: int) -> bytes:
     """The `size` bytes promised on standard input; waiting for its end would trust the carrier to close it."""
     content = sys.stdin.buffer.read(size)
     if len(content) != size:
-        raise Refusal(f"standard input ended after {len(content)} of {size} bytes")
+        raise CutShort(f"standard input ended after {len(content)} of {size} bytes")
     return content
 
 
@@ -477,7 +483,7 @@ def receive(arguments: dict[str, Any]) -> None:
             took = take(file, wanted["size"] - wanted["offset"])
             os.fsync(file.fileno())
         if not took:
-            raise Refusal(f"standard input ended inside {wanted['path']}")
+            raise CutShort(f"standard input ended inside {wanted['path']}")
         if digest_of(part) != (wanted["size"], wanted["sha256"]):
             part.unlink()
             say({"path": wanted["path"], "ok": False})
@@ -508,9 +514,9 @@ VERBS = {verb.__name__: verb for verb in (start, watch, cancel, holder, tail, ma
 def main() -> int:
     try:
         VERBS[sys.argv[1]](json.loads(sys.argv[2]))
-    except (Refusal, OSError) as error:
+    except (Refusal, CutShort, OSError) as error:
         sys.stderr.write(f"{error}\n")
-        return REFUSED
+        return CUT_SHORT if isinstance(error, CutShort) else REFUSED
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 
 from bench.result import PlannedTrial
@@ -18,30 +19,36 @@ class TrialQueue:
         self._ledger = ledger
         self._planned = list(planned)
         self._waiting: list[PlannedTrial] = []
-        self._released: set[str] = set()
+        self._released: dict[str, PlannedTrial] = {}  # followed by nobody, and not to be started yet
+        self._expected: defaultdict[str, set[str]] = defaultdict(set)  # the workers whose earlier attempts are unknown
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, planned: PlannedTrial) -> None:
-        """Queue a trial for the next idle host that may run it."""
+        """Queue a trial for the next idle host that may run it, once no earlier attempt is still to be heard of."""
         with self._changed:
-            self._released.discard(planned.trial_id)
-            self._waiting.append(planned)
+            self._released[planned.trial_id] = planned
+            self._queue_if_free(planned.trial_id)
+
+    def release(self, planned: PlannedTrial, worker: str) -> None:
+        """Nobody follows this trial now, and `worker` has an earlier attempt: nobody may start another before
+        `pass_on` says that this one keeps no one from it."""
+        with self._changed:
+            self._released[planned.trial_id] = planned
+            self._expected[planned.trial_id].add(worker)
             self._changed.notify_all()
 
-    def release(self, trial_id: str) -> None:
-        """Nobody follows this trial now, and nobody else may start it: only its own host may claim it again."""
+    def pass_on(self, trial_id: str, worker: str) -> None:
+        """What `worker` has of this trial is known, or out of reach: it keeps nobody from it any longer."""
         with self._changed:
-            self._released.add(trial_id)
-            self._changed.notify_all()
+            self._expected[trial_id].discard(worker)
+            self._queue_if_free(trial_id)
 
-    def hand_on(self, planned: PlannedTrial) -> None:
-        """Queue a released trial for other hosts; one that is not released (claimed, queued, ended) stays as it is."""
+    def give_up(self, trial_id: str, worker: str) -> bool:
+        """`worker` will not come back for this trial; True, and the trial claimed, when nobody else is left to ask."""
         with self._changed:
-            if planned.trial_id in self._released and self._ledger.is_open(planned.trial_id):
-                self._released.remove(planned.trial_id)
-                self._waiting.append(planned)
-                self._changed.notify_all()
+            self._expected[trial_id].discard(worker)
+            return not self._expected[trial_id] and self._released.pop(trial_id, None) is not None
 
     def claim(self, trial_id: str) -> bool:
         """Take back a trial whose earlier attempt is at hand; False when it has ended or another host has it."""
@@ -52,10 +59,7 @@ class TrialQueue:
                 if planned.trial_id == trial_id:
                     self._waiting.remove(planned)
                     return True
-            if trial_id in self._released:
-                self._released.remove(trial_id)
-                return True
-            return False
+            return self._released.pop(trial_id, None) is not None
 
     def take(self, worker: str) -> PlannedTrial | None:
         """The next trial for `worker`, waiting for one to come back if need be; None when there will be no more."""
@@ -86,6 +90,11 @@ class TrialQueue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _queue_if_free(self, trial_id: str) -> None:
+        if not self._expected[trial_id] and (planned := self._released.pop(trial_id, None)) is not None:
+            self._waiting.append(planned)
+        self._changed.notify_all()
 
     def _open(self) -> list[PlannedTrial]:
         still = set(self._ledger.open_trials())
