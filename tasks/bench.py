@@ -133,8 +133,7 @@ def _agreed(answers: Mapping[str, Mapping[str, Any] | str]) -> Mapping[str, Any]
     """What all workers said of model and data. Raises where one complains, or where they do not have the same."""
     for worker, answer in answers.items():
         if isinstance(answer, str):
-            hint = "; type `inv model.demo` to make the demo's model and data" if "missing" in answer else ""
-            raise UsageError(f"{worker}: {answer}{hint}")
+            raise UsageError(f"{worker}: {answer}")
     (first, said), *others = [(worker, answer) for worker, answer in answers.items() if isinstance(answer, Mapping)]
     for worker, answer in others:
         for what in ("model", "data"):

@@ -1,0 +1,143 @@
+"""A project of its own for every test: a copy of this one in a folder whose name has spaces and quotes.
+
+`inv`, the fleet, the detached jobs and the trials are all real; only sizes are small. What these tests do not cover
+is any host but this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WAIT_SEC = 120.0
+
+
+class Project:
+    """A folder in which `inv` can be typed."""
+
+    def __init__(self, folder: Path, model: Path, data: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")},
+            "HOME": str(folder),  # no ~/.invoke.yaml of whoever runs the tests
+            "INVOKE_MODEL_PATH": str(model),
+            "INVOKE_DATA_PATH": str(data),
+            "INVOKE_FLEET_SIZE": "2",
+            "INVOKE_BENCH_WARMUP_STEPS": "1",
+            "INVOKE_BENCH_MEASURED_STEPS": "3",
+        }
+        self._started: list[subprocess.Popen[str]] = []
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "invoke", *words]
+
+    def inv(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` and wait for it."""
+        return subprocess.run(
+            self.argv(*words),
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SEC,
+            check=False,
+        )
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """Type `inv ...` and do not wait."""
+        process = subprocess.Popen(
+            self.argv(*words),
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run_folder(self) -> Path:
+        return (self.folder / "results" / "latest").resolve()
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """The newest run's ledger, whole lines only."""
+        path = self.folder / "results" / "latest" / "ledger.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.ledger() if event["event"] == kind]
+
+    def progress(self) -> list[dict[str, Any]]:
+        """What the trials now say of themselves."""
+        return [
+            json.loads(path.read_text())
+            for path in self.folder.glob(".workers/*/runs/*/*/out/progress.json")
+            if not (path.parents[1] / "end.json").exists()
+        ]
+
+    def wait_until(self, holds: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + WAIT_SEC
+        while time.monotonic() < deadline:
+            found = holds()
+            if found:
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"waited {WAIT_SEC:.0f} s for {what}")
+
+    def processes(self) -> dict[int, list[str]]:
+        """Every live process that belongs to this project's workers: pid to argv."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if state != "Z" and any(str(self.folder / ".workers") in word for word in words):
+                found[int(entry.name)] = words
+        return found
+
+    def trainers(self) -> dict[int, list[str]]:
+        return {pid: words for pid, words in self.processes().items() if "bench" in words and "run" in words}
+
+    def clear_away(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=10)
+        while left := self.processes():
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Iterator[Project]:
+    folder = tmp_path / """it's a "fleet" of mine"""
+    folder.mkdir()
+    for name in ("bench", "remote", "reports", "tasks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tasks.py", "invoke.yaml"):
+        shutil.copy(ROOT / name, folder / name)
+    made = Project(folder, tiny_model, tiny_data)
+    yield made
+    made.clear_away()
