@@ -15,23 +15,26 @@ from reports import text
 
 CPU = "CPU"
 
-# What differs from trial to trial by nature: the configuration itself, and the moment.
-_OWN = frozenset({"trial_digest", "load_average_1min_at_start", "seed"})
+# What differs from trial to trial by nature: what the configuration asks for, and the moment.
+_OWN = frozenset({"trial_digest", "load_average_1min_at_start", "seed", "optimizer", "trained_parameters"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A key on which the workers disagree: each value, as text, with the workers that have it."""
+    """A key on which the trials disagree: each value, as text, with where it was found.
+
+    Where are workers when each worker has one value, trial ids when the value changed on a worker during the run.
+    """
 
     key: str
-    workers_by_value: dict[str, tuple[str, ...]]
+    where_by_value: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """The workers of a run. `devices` are the distinct GPUs, or "CPU"; `device` says them in one phrase.
+    """What a run ran on. `devices` are the distinct GPUs, or "CPU"; `device` says them in one phrase.
 
-    `common` holds the keys on which all agree. `contention` is a sentence where workers shared too few cores.
+    `common` holds the keys on which all trials agree. `contention` is a sentence where workers shared too few cores.
     """
 
     devices: tuple[str, ...]
@@ -43,16 +46,15 @@ class Hosts:
 
 def hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     """Read every result's fingerprint. Results without one (written by collect) say nothing."""
-    known = [(result.worker or "unknown", result.fingerprint) for result in results if result.fingerprint]
-    flat = [(worker, flatten(document)) for worker, document in known]
-    devices = tuple(dict.fromkeys(_device(document) for _, document in known))
-    common, differences = _compare(flat)
+    known = [result for result in results if result.fingerprint]
+    devices = tuple(dict.fromkeys(_device(result.fingerprint) for result in known))
+    common, differences = _compare([(result, flatten(result.fingerprint)) for result in known])
     return Hosts(
         devices=devices,
         device=" and ".join(devices) or "device unknown",
         common=common,
         differences=differences,
-        contention=_contention(record, known),
+        contention=_contention(record, [result.fingerprint for result in known]),
     )
 
 
@@ -70,20 +72,28 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _compare(flat: list[tuple[str, dict[str, str]]]) -> tuple[dict[str, str], tuple[Difference, ...]]:
+def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, str], tuple[Difference, ...]]:
     common: dict[str, str] = {}
     differences = []
     for key in dict.fromkeys(key for _, document in flat for key in document):
-        values: dict[str, dict[str, None]] = {}
-        for worker, document in flat:
-            values.setdefault(document.get(key, "not said"), {})[worker] = None
-        if len(values) == 1:
-            common[key] = next(iter(values))
+        holders: dict[str, list[TrialResult]] = {}
+        for result, document in flat:
+            holders.setdefault(document.get(key, "not said"), []).append(result)
+        if len(holders) == 1:
+            common[key] = next(iter(holders))
         elif key not in _OWN:
-            differences.append(
-                Difference(key=key, workers_by_value={value: tuple(workers) for value, workers in values.items()})
-            )
+            differences.append(Difference(key=key, where_by_value=_places(holders)))
     return common, tuple(differences)
+
+
+def _places(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ...]]:
+    """Workers where each has one value, else trials."""
+    workers = {
+        value: tuple(dict.fromkeys(one.worker or "unknown" for one in found)) for value, found in holders.items()
+    }
+    if sum(map(len, workers.values())) == len({worker for found in workers.values() for worker in found}):
+        return workers
+    return {value: tuple(one.trial_id for one in found) for value, found in holders.items()}
 
 
 def _device(document: Mapping[str, Any]) -> str:
@@ -91,12 +101,12 @@ def _device(document: Mapping[str, Any]) -> str:
     return str(name) if name else CPU if document.get("device") == "cpu" else "device unknown"
 
 
-def _contention(record: RunRecord, known: list[tuple[str, dict[str, Any]]]) -> str | None:
+def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:
     """A sentence when the workers of one machine want more threads than it has cores. None where that is not known."""
     if record.fleet_kind != "local":
         return None
-    threads = max((document.get("torch_threads") or 0 for _, document in known), default=0)
-    cores = min((cores for _, document in known if (cores := document.get("cpu_allowed_cores"))), default=0)
+    threads = max((document.get("torch_threads") or 0 for document in known), default=0)
+    cores = min((cores for document in known if (cores := document.get("cpu_allowed_cores"))), default=0)
     workers = len(record.workers)
     if not cores or workers * threads <= cores:
         return None

@@ -20,6 +20,28 @@ from reports.summary import Row, Summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+# The first four are words, the others numbers; reasons stand in the list of failures.
+_RAW_COLUMNS = (
+    "trial_id",
+    "configuration",
+    "worker",
+    "status",
+    "attempt",
+    "n_steps",
+    "step_time_sec",
+    "samples_per_sec",
+    "tokens_per_sec",
+    "useful_tokens_per_sec",
+    "padding_percent",
+    "first_loss",
+    "last_loss",
+    "peak_vram_bytes",
+    "peak_rss_bytes",
+    "load_time_sec",
+    "wall_time_sec",
+    "started_at",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
@@ -46,6 +68,7 @@ def render(summary: Summary, run: Run, pictures: Sequence[Picture]) -> str:
         "three": text.number,
         "places": lambda value, like: text.number(value, text.decimals(like)),
         "fixed": text.number,
+        "some": text.some,
         "memory": _memory,
         "ends": _ends,
     }
@@ -56,8 +79,10 @@ def render(summary: Summary, run: Run, pictures: Sequence[Picture]) -> str:
         facts=method.facts(summary),
         method=method.paragraphs(summary),
         charts=[_placed(picture) for picture in pictures],
-        trial_columns=list(run.trials.columns),
-        trials=[[_cell(value) for value in row] for row in run.trials.itertuples(index=False, name=None)],
+        trial_columns=_RAW_COLUMNS,
+        trials=[
+            [_cell(value) for value in row] for row in run.trials[list(_RAW_COLUMNS)].itertuples(index=False, name=None)
+        ],
     )
 
 

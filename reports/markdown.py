@@ -102,12 +102,12 @@ def _fingerprint(summary: Summary) -> list[str]:
     parts = []
     if summary.hosts.differences:
         rows = [
-            (one.key, "; ".join(f"{value} on {', '.join(workers)}" for value, workers in one.workers_by_value.items()))
+            (one.key, "; ".join(f"{value} on {text.some(where)}" for value, where in one.where_by_value.items()))
             for one in summary.hosts.differences
         ]
-        parts.append(_table(("where the workers differ", "values"), rows))
+        parts.append(_table(("what differs", "values"), rows))
     if summary.hosts.common:
-        parts.append(_table(("all workers", "value"), list(summary.hosts.common.items())))
+        parts.append(_table(("the same in all trials", "value"), list(summary.hosts.common.items())))
     return parts or ["No result carries a fingerprint."]
 
 

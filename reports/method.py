@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from reports.stats import RESAMPLES
 from reports.summary import Summary
 
 
@@ -15,8 +16,8 @@ def paragraphs(summary: Summary) -> list[str]:
         "workers; a rate is the mean amount per step over that median, per worker. Trials that did not succeed are "
         "listed with their reason and are not in any average.",
         "Intervals come from a hierarchical bootstrap: workers are drawn with replacement, then steps within each "
-        "drawn worker, 2,000 times, with a fixed seed. With a single worker they hold the step-to-step noise only. "
-        "With few workers that differ much they are somewhat too narrow for workers that were not measured.",
+        f"drawn worker, {RESAMPLES:,} times, with a fixed seed. With a single worker they hold the step-to-step noise "
+        "only. With few workers that differ much they are somewhat too narrow for workers that were not measured.",
     ]
     if any(row.samples_ratio is not None for row in summary.rows):
         told.append(

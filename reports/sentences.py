@@ -59,7 +59,7 @@ def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
     )
 
 
-def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts, price: Price | None) -> tuple[str, ...]:
+def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts, price: Price | None, rejected: int) -> tuple[str, ...]:
     """What a careful reader should know before believing the table; empty when all is well."""
     found = []
     incomplete = sum(row.planned - row.succeeded for row in rows)
@@ -69,11 +69,19 @@ def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts, price: Price | 
             f"{incomplete} of {text.count(planned, 'planned trial')} gave no measurement ({_ends(rows)}); "
             "the numbers are over the others."
         )
+    if rejected:
+        were = "was" if rejected == 1 else "were"
+        found.append(
+            f"{text.count(rejected, 'file')} {were} rejected and not averaged in; each is listed with its reason."
+        )
     by_label = {row.label: row for row in rows}
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
         found.append(f"{baseline} has no successful trial, so no configuration can be compared with it.")
     if len(hosts.devices) > 1:
         found.append(f"The workers have different devices ({', '.join(hosts.devices)}): their numbers are mixed.")
+    if hosts.differences:
+        keys = text.listing([one.key for one in hosts.differences])
+        found.append(f"Not every trial ran under the same conditions: {keys} differ; the fingerprint says where.")
     if hosts.contention is not None:
         found.append(hosts.contention)
     if price is not None and CPU in hosts.devices:

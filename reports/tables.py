@@ -67,7 +67,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "fingerprint": {
             "devices": list(summary.hosts.devices),
             "common": summary.hosts.common,
-            "differences": {one.key: one.workers_by_value for one in summary.hosts.differences},
+            "differences": {one.key: one.where_by_value for one in summary.hosts.differences},
         },
         "trials": [
             {str(name): _plain(value) for name, value in row.items()} for row in run.trials.to_dict(orient="records")

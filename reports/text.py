@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
 UNKNOWN = "unknown"
@@ -69,6 +70,12 @@ def count(amount: int, one: str, many: str | None = None) -> str:
 def listing(items: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def some(items: Sequence[str], most: int = 8) -> str:
+    """All of a few items, the first of many and how many more."""
+    rest = len(items) - most
+    return ", ".join(items) if rest <= 0 else f"{', '.join(items[:most])} and {rest:,} more"
 
 
 def shorten(name: str, width: int) -> str:

@@ -1,0 +1,115 @@
+"""`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may long be gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from tasks.errors import SomeTrialsFailed, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reports.build import ReportSummary
+    from reports.stats import Ratio
+
+
+@task(help={"run": "the run's id (default: the newest run)"})
+def report(context: Context, run: str | None = None) -> None:
+    """Write a run's report: page, Markdown, CSV, JSON and figures.
+
+    :param run: the run's id; the newest run by default.
+    """
+    from reports.build import build
+    from reports.load import ReportError
+    from tasks import settings as house
+    from tasks.runs import find_run
+
+    settings = house.load(context)
+    folder = find_run(settings.results_folder, run)
+    try:
+        made = build(
+            folder,
+            price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
+            price_source=settings.cost.price_source,
+        )
+    except ReportError as error:
+        raise UsageError(str(error)) from None
+    show(made, settings.root)
+    if made.exit_code != 0:
+        raise SomeTrialsFailed(_shortfall(made))
+
+
+def show(made: ReportSummary, root: Path) -> None:
+    """Print the finding, the table and where the page is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(Text(made.finding, style="bold"))
+    for caution in made.cautions:
+        console.print(Text(f"! {caution}"))
+    console.print(table(made))
+    if made.profile_note is not None:
+        console.print(Text(made.profile_note, style="yellow"))
+    page = made.index.relative_to(root) if made.index.is_relative_to(root) else made.index
+    # As it stands, not wrapped: a path is there to be clicked and copied.
+    print(page)
+
+
+def table(made: ReportSummary) -> Table:
+    """One line per configuration, within 80 characters; a long name wraps rather than push a number out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from reports import text
+
+    priced = any(row.cost is not None for row in made.rows)
+    heads = ["n", "step s", "samples/s", f"x {text.shorten(made.baseline, 14)}", "useful tok/s"]
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("configuration", overflow="fold", max_width=18 if priced else 26)
+    for head in [*heads, *(["$/1000"] if priced else [])]:
+        shown.add_column(head, justify="right", no_wrap=True)
+    for row in made.rows:
+        measured = row.measured
+        name = Text(row.label)  # a name may hold what rich would take for markup
+        if measured is None:
+            shown.add_row(name, "0", *["-"] * (len(heads) - 1 + priced))
+            continue
+        cells = [
+            str(measured.n_steps),
+            text.number(measured.step_time_sec.value),
+            text.number(measured.samples_per_sec.value),
+            "1" if row.is_baseline else "-" if row.samples_ratio is None else _times(row.samples_ratio),
+            text.number(measured.useful_tokens_per_sec.value),
+        ]
+        if priced:
+            cells.append("-" if row.cost is None else text.number(row.cost.usd_per_1000_samples))
+        shown.add_row(name, *cells)
+    return shown
+
+
+def _times(of: Ratio) -> str:
+    from reports import text
+
+    if of.low is None or of.high is None:
+        return text.number(of.value, 2)
+    return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)})"
+
+
+def _shortfall(made: ReportSummary) -> str:
+    from bench.result import End
+
+    told = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
+    if made.missing:
+        told.append(f"{len(made.missing)} missing")
+    rejected = f"; {len(made.rejected)} files rejected" if made.rejected else ""
+    succeeded = made.counts.get(End.SUCCEEDED, 0)
+    return (
+        f"run {made.run_id}: {succeeded} of {made.planned} trials succeeded ({', '.join(told)}{rejected}); "
+        "the report says which and why"
+    )
