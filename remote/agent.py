@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
@@ -145,12 +146,10 @@ class Agent:
         check(self.host, command, completed)
 
     def _parse(self, line: bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(line)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
+        check_sum, _, text = line.partition(b" ")
+        if check_sum != b"%08x" % zlib.crc32(text):
             raise HostUnreachable(f"{self.host.name}: an answer was garbled on its way: {line[:80]!r}")
+        document: dict[str, Any] = json.loads(text)
         return document
 
     def _install(self) -> None:

@@ -43,7 +43,7 @@ from remote.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder,
 from remote.ledger import Attempt, Ledger
 from remote.queue import TrialQueue
 from remote.transfer import ChecksumMismatch, pull
-from remote.verdict import Verdict, judge
+from remote.verdict import Verdict, belongs, judge
 
 T = TypeVar("T")
 Launch = Callable[[Host, PlannedTrial, int, str], Command]
@@ -119,7 +119,8 @@ class Fleet:
         """What becomes of an open trial: its host is asked about an earlier attempt, or it is queued, or given up."""
         trial_id, attempts = planned.trial_id, self.ledger.entries[planned.trial_id].attempts
         live = [attempt for attempt in attempts if attempt.reason is None]
-        self._budget[trial_id] = len(attempts) - len(live) + self.limits.max_attempts
+        spent = max(len(attempts) - len(live), self.ledger.entries[trial_id].spent)
+        self._budget[trial_id] = spent + self.limits.max_attempts
         known = [attempt for attempt in live if attempt.worker in names]
         for attempt in live:
             if attempt not in known:
@@ -261,7 +262,7 @@ class Fleet:
     def _outcome(
         self, agent: Agent, job: Job, planned: PlannedTrial, attempt: Attempt
     ) -> tuple[Verdict, Path | None] | None:
-        """What the attempt came to, once its job is over; None when another attempt was first and this one is stopped."""
+        """What the attempt came to, once its job is over; None when another attempt was first: this one is stopped."""
         try:
             status = self._follow(agent, job, planned, attempt)
             return self._reach(agent, lambda: self._judge(job, planned, attempt, status))
@@ -305,7 +306,8 @@ class Fleet:
     ) -> tuple[Verdict, Path | None]:
         """Bring the attempt's result, if there is one, to this machine; say what it means and where it lies."""
         incoming = self.run_folder / "incoming" / f"{planned.trial_id}.{attempt.number}"
-        incoming.mkdir(parents=True, exist_ok=True)
+        for folder in (incoming.parent, incoming):  # not parents=True: a run's folder that went away is not made anew
+            folder.mkdir(exist_ok=True)
         path, result, damage = incoming / RESULT_FILE, None, None
         try:
             pull(job.agent, f"{attempt.folder}/{OUT_FOLDER}", incoming, only=(RESULT_FILE,))
@@ -313,7 +315,9 @@ class Fleet:
         except (ResultError, ChecksumMismatch) as error:
             damage = str(error)
         log_tail = job.log_tail() if result is None else []
-        return judge(planned, attempt.number, status, result, log_tail, damage), path if result else None
+        verdict = judge(planned, attempt.number, status, result, log_tail, damage)
+        is_its_own = result is not None and belongs(result, planned, attempt.number)
+        return verdict, path if is_its_own else None
 
     def _settle(self, planned: PlannedTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
         may_again = attempt.number < self._budget[planned.trial_id] and not self._halted()
@@ -336,10 +340,12 @@ class Fleet:
         with self._settling:
             if not self.ledger.is_open(planned.trial_id):
                 return
+            place = self.run_folder / "trials" / planned.trial_id
             if result is not None:
-                place = self.run_folder / "trials" / planned.trial_id
                 place.mkdir(parents=True, exist_ok=True)
                 write_atomic(place / RESULT_FILE, result.read_bytes())
+            else:
+                (place / RESULT_FILE).unlink(missing_ok=True)  # of an end that was reopened since
             self.ledger.ended(planned.trial_id, end, reason, None if attempt is None else attempt.number)
             if result is not None:
                 shutil.rmtree(result.parent)

@@ -7,13 +7,14 @@ end, a trial nobody planned, a damaged line) is an error, never repaired by gues
     planned   trial_id                                     once each, before anything starts
     started   trial_id attempt worker folder               written before the job is, so that a resume finds it
     retried   trial_id attempt reason                      this attempt came to nothing; another will be made
-    ended     trial_id attempt worker folder end reason    the end
+    ended     trial_id attempt end reason                  the end; attempt is null where none ran
     reopened  trial_id                                     a resumed run tries again what was LOST, PREEMPTED, CANCELLED
 """
 
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import threading
@@ -43,12 +44,16 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Entry:
-    """All the ledger knows of one planned trial. `winner` is the attempt whose outcome became the end, if any ran."""
+    """All the ledger knows of one planned trial. `winner` is the attempt whose outcome became the end, if any ran.
+
+    `spent` counts the attempts made before the trial was last reopened.
+    """
 
     attempts: list[Attempt] = field(default_factory=list)
     end: End | None = None
     reason: str | None = None
     winner: Attempt | None = None
+    spent: int = 0
 
     def attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
@@ -137,16 +142,21 @@ class Ledger:
         # Checked before it is written: what does not fit the record never reaches it.
         self._apply(event, rehearse=True)
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            # A ledger that was moved or deleted under a run is not begun anew with its next line.
+            create = 0 if self.entries else os.O_CREAT
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | create, 0o644)
             try:
                 if self._torn_at is not None:
                     os.ftruncate(handle, self._torn_at)
                     self._torn_at = None
                 size = os.fstat(handle).st_size
-                if os.write(handle, line) != len(line):
+                try:
+                    if os.write(handle, line) != len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(handle)  # where a network file system says that it is full
+                except OSError:
                     os.ftruncate(handle, size)
-                    raise OSError(28, "No space left on device")
-                os.fsync(handle)
+                    raise
             finally:
                 os.close(handle)
         except OSError as error:
@@ -181,6 +191,7 @@ class Ledger:
             entry.winner = None if number is None else entry.attempt(number)
         elif kind == "reopened":
             entry.end = entry.reason = entry.winner = None
+            entry.spent = len(entry.attempts)
 
 
 def _check(kind: str, trial_id: str, entry: Entry, number: int | None) -> None:

@@ -1,9 +1,9 @@
 """The small program that runs on a host: detached jobs, and files moved in verified pieces.
 
 `remote.agent` puts this one file into the host's work folder and calls it as `python onhost.py VERB JSON`, over
-whatever carries commands there. Standard library alone, Python 3.9 or newer, Linux. It answers in JSON lines (or raw
-bytes for `send`) and exits 0; when it cannot do what was asked it says why on standard error and exits 3, and 4 when
-what it was sent ended early.
+whatever carries commands there. Standard library alone, Python 3.9 or newer, Linux. It answers in lines of checksum and
+JSON (or raw bytes for `send`) and exits 0; when it cannot do what was asked it says why on standard error and exits 3,
+and 4 when what it was sent ended early.
 
 A job is a folder. `start` claims it, leaves a supervisor behind and returns; the supervisor outlives the connection,
 runs the command in a session of its own, enforces the deadline, and writes `end.json` last. What holds the truth:
@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -98,7 +99,9 @@ def uptime_sec() -> float:
 
 
 def say(document: object) -> None:
-    sys.stdout.write(json.dumps(document) + "\n")
+    """One line: the CRC-32 of the JSON text, and the text. A carrier that loses or spoils part of it is found out."""
+    text = json.dumps(document)
+    sys.stdout.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
     sys.stdout.flush()
 
 

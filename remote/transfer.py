@@ -11,11 +11,12 @@ they are read (they fail their checksum and are asked for once more).
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from remote.agent import Agent
 from remote.host import CommandTimedOut, HostError, HostUnreachable
@@ -23,6 +24,7 @@ from remote.onhost import Refusal, digest_of, inside, part_of, sync_folder
 
 _IDLE_SEC = 30.0
 _PIECE = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _FRUITLESS_TRIES = 4  # in a row, without one byte of progress
 
 
@@ -46,6 +48,28 @@ class Moved:
     came: tuple[str, ...] = ()
     already: tuple[str, ...] = ()
     byte_count: int = 0
+
+
+class _Patience:
+    """How long a broken transfer is taken up again: until its deadline, while the tries in a row bring anything."""
+
+    def __init__(self, host: str, timeout_sec: float) -> None:
+        self._host, self._timeout_sec = host, timeout_sec
+        self._deadline = time.monotonic() + timeout_sec
+        self._fruitless = 0
+
+    def left_sec(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise CommandTimedOut(f"{self._host}: transfer not done after {self._timeout_sec:g} s")
+        return left
+
+    def after(self, error: HostError, *, progressed: bool) -> None:
+        """Return when another try is due; raises `error` when there will be none."""
+        self._fruitless = 0 if progressed else self._fruitless + 1
+        if self._fruitless >= _FRUITLESS_TRIES or time.monotonic() >= self._deadline:
+            raise error
+        time.sleep(min(2.0**self._fruitless, 10.0) / 10)
 
 
 @dataclass(kw_only=True)
@@ -104,11 +128,11 @@ class _Pull:
             raise HostUnreachable(f"{entry.path}: its bytes do not match its sha256; asking again")
 
     def close(self) -> None:
-        if self.file is not None:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-            self.file = None
+        file, self.file = self.file, None
+        if file is not None:
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
 
     def _current(self) -> BinaryIO | None:
         if self.file is None and self.wanted:
@@ -119,11 +143,22 @@ class _Pull:
 
 
 def manifest(agent: Agent, root: str, *, timeout_sec: float = 600.0) -> list[FileEntry]:
-    """The regular files below `root` on the host. Raises HostRefused for names that leave it, and as `Agent`."""
+    """The regular files below `root` on the host. Raises HostError for names that leave it, and as `Agent`."""
     lines = agent.lines("manifest", {"root": root}, timeout_sec=timeout_sec)
     if not lines or not lines.pop().get("end"):
         raise HostUnreachable(f"{agent.host.name}: the list of files below {root} was cut short")
-    return [FileEntry(path=line["path"], size=line["size"], sha256=line["sha256"]) for line in lines]
+    return [_entry(agent, line) for line in lines]
+
+
+def _entry(agent: Agent, line: dict[str, Any]) -> FileEntry:
+    path, size, sha256 = line.get("path"), line.get("size"), line.get("sha256")
+    if isinstance(path, str) and type(size) is int and size >= 0 and isinstance(sha256, str) and _DIGEST.match(sha256):
+        try:
+            inside("/", path)
+            return FileEntry(path=path, size=size, sha256=sha256)
+        except Refusal as error:
+            raise HostError(f"{agent.host.name}: {error}; nothing was brought") from None
+    raise HostError(f"{agent.host.name}: {line!r} does not describe a file; nothing was brought")
 
 
 def pull(
@@ -134,32 +169,31 @@ def pull(
     Raises ChecksumMismatch, HostError for unsafe names, and, after several tries in a row that brought nothing,
     the last HostUnreachable or CommandTimedOut; what came until then is kept and verified.
     """
-    entries = [entry for entry in manifest(agent, root) if only is None or entry.path in only]
-    try:
-        already = [entry for entry in entries if _is_here(into, entry)]
-    except Refusal as error:
-        raise HostError(f"{agent.host.name}: {error}; nothing was brought") from None
-    state = _Pull(into=into, wanted=[entry for entry in entries if entry not in already])
-    deadline, fruitless = time.monotonic() + timeout_sec, 0
+    patience, state, already = _Patience(agent.host.name, timeout_sec), _Pull(into=into, wanted=[]), list[FileEntry]()
+    listed = False
     while True:
-        state.finish_complete()
-        if not state.wanted:
-            break
         before = state.byte_count
         try:
+            if not listed:
+                entries = [entry for entry in manifest(agent, root) if only is None or entry.path in only]
+                already = [entry for entry in entries if _is_here(into, entry)]
+                state.wanted = [entry for entry in entries if entry not in already]
+                listed = True
+            state.finish_complete()
+            if not state.wanted:
+                break
             agent.raw(
                 "send",
                 {"root": root},
                 payload=state.ranges(),
                 on_bytes=state.take,
-                timeout_sec=max(1.0, deadline - time.monotonic()),
+                timeout_sec=patience.left_sec(),
                 idle_timeout_sec=_IDLE_SEC,
             )
-        except (HostUnreachable, CommandTimedOut):
-            fruitless = fruitless + 1 if state.byte_count == before else 0
-            if fruitless >= _FRUITLESS_TRIES or time.monotonic() >= deadline:
-                raise
-            time.sleep(min(2.0**fruitless, 10.0) / 10)
+            if state.wanted:  # a carrier that loses a stream may still report success
+                raise HostUnreachable(f"{agent.host.name}: the stream ended inside {state.wanted[0].path}")
+        except (HostUnreachable, CommandTimedOut) as error:
+            patience.after(error, progressed=state.byte_count > before)
         finally:
             state.close()
     return Moved(came=tuple(state.came), already=tuple(entry.path for entry in already), byte_count=state.byte_count)
@@ -173,39 +207,45 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
         if path.is_file() and not path.is_symlink()
         for size, sha256 in [digest_of(path)]
     ]
-    deadline, fruitless, moved, again = time.monotonic() + timeout_sec, 0, 0, set[str]()
-    came: list[str] = []
+    patience, most, moved = _Patience(agent.host.name, timeout_sec), -1, 0
+    already: set[str] | None = None
+    again = set[str]()
     while True:
-        here = agent.lines("missing", {"root": root}, payload=[vars(entry) for entry in entries])
-        have = {line["path"]: line["have"] for line in here}
-        whole = {line["path"] for line in here if line["whole"]}
-        wanted = [entry for entry in entries if entry.path not in whole]
-        if not wanted:
-            break
-        stream = _Outgoing(source, wanted, have)
+        progressed, stream = False, None
         try:
+            here = agent.lines("missing", {"root": root}, payload=[vars(entry) for entry in entries])
+            if len(here) != len(entries):
+                raise HostUnreachable(f"{agent.host.name}: what it has of {root} was cut short")
+            have = {line["path"]: line["have"] for line in here}
+            progressed, most = sum(have.values()) > most, max(most, sum(have.values()))
+            whole = {line["path"] for line in here if line["whole"]}
+            wanted = [entry for entry in entries if entry.path not in whole]
+            already = whole if already is None else already
+            if not wanted:
+                break
+            stream = _Outgoing(source, wanted, have)
             answers = agent.lines(
                 "receive",
                 {"root": root},
                 payload=[{**vars(entry), "offset": min(have[entry.path], entry.size)} for entry in wanted],
                 bulk=stream,
-                timeout_sec=max(1.0, deadline - time.monotonic()),
+                timeout_sec=patience.left_sec(),
             )
-        except (HostUnreachable, CommandTimedOut):
-            after = agent.lines("missing", {"root": root}, payload=[vars(entry) for entry in entries])
-            fruitless = fruitless + 1 if sum(line["have"] for line in after) <= sum(have.values()) else 0
-            if fruitless >= _FRUITLESS_TRIES or time.monotonic() >= deadline:
-                raise
+        except (HostUnreachable, CommandTimedOut) as error:
+            patience.after(error, progressed=progressed)
             continue
         finally:
-            moved += stream.byte_count
+            moved += 0 if stream is None else stream.byte_count
         wrong = {answer["path"] for answer in answers if not answer["ok"]}
         if wrong & again:
             raise ChecksumMismatch(f"{min(wrong & again)}: arrived on {agent.host.name} with a wrong sha256, twice")
         again |= wrong
-        came += [answer["path"] for answer in answers if answer["ok"]]
-    already = tuple(entry.path for entry in entries if entry.path not in came)
-    return Moved(came=tuple(came), already=already, byte_count=moved)
+    paths = [entry.path for entry in entries]
+    return Moved(
+        came=tuple(path for path in paths if path not in already),
+        already=tuple(path for path in paths if path in already),
+        byte_count=moved,
+    )
 
 
 class _Outgoing:

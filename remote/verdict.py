@@ -41,7 +41,7 @@ def judge(
     if status.why == "cancelled" and (result is None or result.status.is_resumable):
         return Verdict(end=End.CANCELLED, reason="cancelled by the operator")
     if result is not None:
-        if (result.trial_id, result.attempt, result.trial) != (planned.trial_id, attempt, planned.trial):
+        if not belongs(result, planned, attempt):
             return Verdict(end=End.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
         return Verdict(end=result.status, reason=result.reason)
     if damage is not None:
@@ -58,6 +58,11 @@ def judge(
         return Verdict(end=End.LOST, reason="it said it was done but left no result")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "it said nothing")
     return Verdict(end=End.FAILED, reason=f"exit {status.exit_code}: {last}")
+
+
+def belongs(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:
+    """True where the result is of this very attempt at this very trial."""
+    return (result.trial_id, result.attempt, result.trial) == (planned.trial_id, attempt, planned.trial)
 
 
 def _where(status: JobStatus) -> str:

@@ -2,7 +2,7 @@
 
 What it does is the first word of its trial's name (BEHAVIOURS below). Each start and each success appends one line to
 the file that FAKE_BENCH_LOG names, so that a test can count what really ran; `slow` waits for the file
-FAKE_BENCH_LOG + ".go". Starting it takes 0.1 s.
+FAKE_BENCH_LOG + ".go" (every attempt) or ".go.N" (attempt N). Starting it takes 0.1 s.
 
 Not covered: measuring anything, memory, telemetry, the trial's own deadline, reading model or data, a result that is
 large, a process that needs seconds to leave after its result is written.
@@ -102,8 +102,8 @@ def steps(bench: Bench) -> int:
 
 def slow(bench: Bench) -> int:
     """Until the test says go."""
-    number = 0
-    while not bench.log.with_name(bench.log.name + ".go").exists():
+    number, go = 0, bench.log.with_name(bench.log.name + ".go")
+    while not go.exists() and not go.with_suffix(f".go.{bench.flags.attempt}").exists():
         number += 1
         bench.step(number, 10_000, 0.02)
     return bench.write(End.SUCCEEDED, None)

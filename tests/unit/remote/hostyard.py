@@ -34,7 +34,7 @@ from remote.local import LocalHost  # noqa: E402
 
 FAKE_BENCH = ROOT / "tests" / "faults" / "fake_bench.py"
 PATIENCE_SEC = 60.0  # for things that take milliseconds; only a broken system waits this long
-QUICK = Limits(lost_after_sec=1.0, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
+QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
 
 
 def wait_for(what: Callable[[], object], said: str) -> None:
@@ -56,6 +56,14 @@ def processes_under(folder: Path) -> dict[int, str]:
             if inside and int(process.name) != os.getpid():
                 found[int(process.name)] = line
     return found
+
+
+def threads() -> list[threading.Thread]:
+    return threading.enumerate()
+
+
+def supervisor_of(job: Path) -> int:
+    return int(json.loads((job / "supervisor.json").read_text())["pid"])
 
 
 class Yard:
@@ -101,9 +109,9 @@ class Yard:
         lines = [line for line in self.log.read_text().splitlines() if line.startswith(f"{word} ")]
         return [line for line in lines if trial_id in (None, line.split()[1])]
 
-    def say_go(self) -> None:
-        """Let every `slow` trial finish."""
-        self.log.with_name(self.log.name + ".go").touch()
+    def say_go(self, attempt: int | None = None) -> None:
+        """Let every `slow` trial finish, or these attempts at them."""
+        self.log.with_name(self.log.name + (".go" if attempt is None else f".go.{attempt}")).touch()
 
     # --- runs ---
 
@@ -173,6 +181,36 @@ class Yard:
             argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
             environment={"FAKE_BENCH_LOG": str(self.log)},
         )
+
+    @contextlib.contextmanager
+    def running(self, fleet: Fleet) -> Iterator[Fleet]:
+        """The fleet at work in a thread of its own; on leaving it is waited for, and what it raised comes through."""
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                fleet.run()
+            except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
+                failures.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield fleet
+        except BaseException:
+            fleet.stop()
+            raise
+        finally:
+            thread.join(PATIENCE_SEC)
+        assert not thread.is_alive(), "the fleet does not come to its end"
+        if failures:
+            raise failures[0]
+
+    def winner(self, trial_id: str) -> tuple[int, str]:
+        """The attempt and the worker behind a trial's end."""
+        won = Ledger(self.run_folder / LEDGER_FILE).entries[trial_id].winner
+        assert won is not None
+        return won.number, won.worker
 
     def ledger_lines(self, event: str) -> list[dict[str, object]]:
         lines = (self.run_folder / LEDGER_FILE).read_text().splitlines()
