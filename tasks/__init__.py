@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, model
+from tasks import bench, collect, model, report
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
 
-ns = Collection(bench.bench, bench.cancel, collect.collect, Collection("model", model.demo))
+ns = Collection(bench.bench, bench.cancel, collect.collect, report.report, Collection("model", model.demo))
