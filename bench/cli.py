@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.inputs import InputError, check_model, read_data
 from bench.trial import SCALES, SUITES, TrialError, choose, suite
 
 
@@ -16,9 +17,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.act(arguments)
-    except (TrialError, ValueError) as error:
+    except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
         return 2
+    except OSError as error:  # `run` has its own; this is a folder that demo or selfcheck cannot write to
+        print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return code
 
 
@@ -120,8 +126,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from bench.inputs import check_model, read_data
-
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
     document = {
         "model": {

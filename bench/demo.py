@@ -115,7 +115,12 @@ def _write_model(model: Path, texts: Iterable[str]) -> None:
         build_tokenizer(building, texts)
         write_sums(building)
         building.chmod(0o755)
-        os.replace(building, model)  # refuses to replace a folder that is not empty: the first of two makers wins
+        try:
+            os.replace(building, model)
+        except OSError:
+            # A folder that is not empty is never replaced: of two makers at once the first wins, if it made the same.
+            if not _model_is_there(model):
+                raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -145,7 +150,7 @@ def build_model(folder: Path, **changed: Any) -> None:
 
 def build_tokenizer(folder: Path, texts: Iterable[str]) -> None:
     """Train a byte-level BPE tokenizer on `texts` and write tokenizer.json and tokenizer_config.json."""
-    stack.go_offline()
+    stack.set_environment()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -37,6 +37,7 @@ class Stops:
     def __init__(self) -> None:
         self._stopped: Stopped | None = None
         self._listening = True
+        self._deadline = 0.0
 
     def install(self) -> None:
         signal.signal(signal.SIGINT, self._on_signal)

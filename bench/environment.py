@@ -31,7 +31,7 @@ def host_facts() -> dict[str, Any]:
         "git_sha": sha,
         "git_dirty": dirty,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu_model": _cpu_model(),
+        "cpu_model": _cpu_line("model name") or platform.processor() or None,
         "cpu_logical_cores": os.cpu_count(),
         "cpu_allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "memory_total_bytes": _memory_bytes(),
@@ -90,13 +90,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str | None:
+def cpu_flags() -> frozenset[str]:
+    """The processor's instruction set extensions as Linux names them; empty where it does not say."""
+    return frozenset((_cpu_line("flags") or "").split())
+
+
+def _cpu_line(name: str) -> str | None:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return platform.processor() or None
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1] if match else platform.processor() or None
+        return None
+    match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _memory_bytes() -> int | None:

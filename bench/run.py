@@ -229,8 +229,9 @@ def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         placement = qlora.place(modules)
     stops.check()
     record.fingerprint.update(environment.device_facts(modules.torch))
-    record.fingerprint["autocast_dtype"] = str(placement.autocast_dtype).removeprefix("torch.")
-    log(f"device {placement.device}: {record.fingerprint['gpu_name'] or record.fingerprint['cpu_model']}")
+    record.fingerprint["compute_dtype"] = str(placement.compute_dtype).removeprefix("torch.")
+    processor = record.fingerprint["gpu_name"] or record.fingerprint["cpu_model"]
+    log(f"device {placement.device} in {record.fingerprint['compute_dtype']}: {processor}")
     try:
         with record.timed("data"):
             tokenizer = data.load_tokenizer(modules, trial.model)

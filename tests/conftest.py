@@ -1,0 +1,68 @@
+"""What tests of every folder share: the demo's model and data, made once a session, and trials to run on them."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.trial import Trial
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def bench_environment() -> dict[str, str]:
+    """The environment for a bench process started by a test: finds the package from anywhere, uses one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def _demo(tmp_path_factory: pytest.TempPathFactory, bench_environment: dict[str, str]) -> tuple[Path, Path]:
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # the folder that all workers of this session share
+    model, data = base / "models" / "qlora-fleet--tiny", base / "data" / "chats.jsonl"
+    argv = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
+    with (base / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds both made, and verifies them
+        subprocess.run(argv, env=bench_environment, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    return model, data
+
+
+@pytest.fixture(scope="session")
+def tiny_model(_demo: tuple[Path, Path]) -> Path:
+    """The demo's model folder. Shared: copy it before changing anything."""
+    return _demo[0]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(_demo: tuple[Path, Path]) -> Path:
+    """The demo's data file. Shared: copy it before changing anything."""
+    return _demo[1]
+
+
+@pytest.fixture(scope="session")
+def make_trial() -> Callable[..., Trial]:
+    """A small valid trial with some fields changed. Its model and data are only names unless given."""
+
+    def make(**changes: Any) -> Trial:
+        fields: dict[str, Any] = {
+            "name": "small",
+            "reason": "a test",
+            "suite": "test",
+            "profile": "tiny",
+            "model": "models/none--none",
+            "data": "data/none.jsonl",
+            "max_seq_len": 32,
+            "micro_batch_size": 2,
+            "warmup_steps": 1,
+            "measured_steps": 2,
+        }
+        return Trial(**(fields | changes))
+
+    return make

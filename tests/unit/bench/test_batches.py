@@ -1,0 +1,118 @@
+"""Text to rows to batches: nothing lost, nothing counted twice, the same order every time."""
+
+import itertools
+
+import pytest
+
+from bench.data import Conversation, make_rows, rows_needed
+from bench.inputs import InputError
+
+END = 1
+
+
+class Letters:
+    """A tokenizer of one token a letter, with a template that writes begin and end itself, as Mistral's does."""
+
+    eos_token_id: int | None = END
+    ends_samples = True
+
+    def apply_chat_template(self, messages, *, tokenize):
+        assert tokenize is False
+        if any(message["role"] == "narrator" for message in messages):
+            from jinja2.exceptions import TemplateError
+
+            raise TemplateError("only user and assistant are known")
+        return "".join(message["content"] for message in messages)
+
+    def __call__(self, texts, *, add_special_tokens):
+        assert add_special_tokens is False  # the template wrote them
+        end = [END] if self.ends_samples else []
+        return {"input_ids": [[ord(letter) for letter in text] + end for text in texts]}
+
+
+def chats(*lengths: int) -> list[Conversation]:
+    """One conversation for each length in tokens, its end included; sample n is written in letter n."""
+    texts = [chr(ord("a") + place % 26) * (length - 1) for place, length in enumerate(lengths)]
+    return [
+        Conversation(line=place, messages=[{"role": "user", "content": text}]) for place, text in enumerate(texts, 1)
+    ]
+
+
+def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial):
+    trial = make_trial(max_seq_len=10, micro_batch_size=2, warmup_steps=1, measured_steps=2)
+    rows = make_rows(trial, chats(3, 10, 11, 40, 5, 8), Letters())
+    assert sorted(len(row.ids) for row in rows) == [3, 5, 8, 10, 10, 10]
+    assert {row.samples for row in rows} == {1}
+
+
+def test_packed_rows_are_full_and_lose_no_token_between_samples(make_trial):
+    lengths = [3, 9, 17, 2, 30, 8, 8, 5]
+    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=100)
+    rows = make_rows(trial, chats(*lengths), Letters())
+    assert {len(row.ids) for row in rows} == {8}
+    assert len(rows) == sum(lengths) // 8  # the last, unfilled block is left out
+    packed = list(itertools.chain.from_iterable(row.ids for row in rows))
+    samples = [list(group) for ended, group in itertools.groupby(packed, lambda token: token == END) if not ended]
+    for sample in samples[:-1]:  # the last one may be cut by the end of the last block
+        assert len(sample) + 1 == lengths[sample[0] - ord("a")]
+
+
+def test_packed_rows_count_the_samples_that_end_in_them(make_trial):
+    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=100)
+    rows = make_rows(trial, chats(3, 9, 17, 2, 30, 8, 8, 5), Letters())
+    for row in rows:
+        assert row.samples == row.ids.count(END)
+
+
+def test_packing_adds_the_end_that_a_template_leaves_out(make_trial):
+    tokenizer = Letters()
+    tokenizer.ends_samples = False
+    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=3)
+    rows = make_rows(trial, chats(*[5] * 10), tokenizer)
+    assert [row.ids.count(END) for row in rows] == [row.samples for row in rows]
+    assert sum(row.samples for row in rows) == 24 // 5
+
+
+def test_data_shorter_than_one_block_goes_round_until_one_is_full(make_trial):
+    trial = make_trial(layout="pack", max_seq_len=64, micro_batch_size=1, warmup_steps=0, measured_steps=2)
+    rows = make_rows(trial, chats(5, 6), Letters())
+    assert [len(row.ids) for row in rows] == [64]
+
+
+@pytest.mark.parametrize("layout", ["pad", "pack"])
+def test_the_order_is_the_seeds(make_trial, layout):
+    def ids(seed: int) -> list[list[int]]:
+        trial = make_trial(layout=layout, max_seq_len=8, seed=seed)
+        return [row.ids for row in make_rows(trial, chats(*range(3, 40)), Letters())]
+
+    assert ids(1) == ids(1)
+    assert ids(1) != ids(2)
+
+
+def test_no_more_is_tokenized_than_the_steps_need(make_trial, monkeypatch):
+    trial = make_trial(micro_batch_size=2, gradient_accumulation_steps=3, warmup_steps=1, measured_steps=2)
+    assert rows_needed(trial) == 18
+    tokenized = []
+
+    class Counting(Letters):
+        def __call__(self, texts, *, add_special_tokens):
+            tokenized.extend(texts)
+            return super().__call__(texts, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr("bench.data.TOKENIZED_AT_ONCE", 6)
+    assert len(make_rows(trial, chats(*[5] * 1000), Counting())) == 18
+    assert len(tokenized) <= 24
+
+
+def test_a_chat_the_template_refuses_is_named_by_file_and_line(make_trial):
+    conversations = chats(5, 5)
+    conversations.append(Conversation(line=17, messages=[{"role": "narrator", "content": "x"}]))
+    with pytest.raises(InputError, match=r"none\.jsonl: line 17: the model's chat template refuses it: only user"):
+        make_rows(make_trial(), conversations, Letters())
+
+
+def test_a_tokenizer_without_an_end_is_refused(make_trial):
+    tokenizer = Letters()
+    tokenizer.eos_token_id = None
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: missing"):
+        make_rows(make_trial(), chats(5), tokenizer)
