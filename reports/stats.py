@@ -164,7 +164,9 @@ def _bootstrap(workers: Sequence[WorkerSteps], *, stream: int, resamples: int, s
         rows = slice(start, min(start + size, resamples))
         drawn = chosen[rows]
         here = lengths[drawn][:, :, None]
-        place = (steps.random((*drawn.shape, longest)) * here).astype(np.int64)
+        # Single precision draws in half the time; its rounding could reach the length itself, hence the minimum.
+        share = steps.random((*drawn.shape, longest), dtype=np.float32)
+        place = np.minimum((share * here).astype(np.int64), here - 1)
         index = (drawn[:, :, None] * longest + place).reshape(len(drawn), -1)
         # A worker that holds fewer steps than the longest fills only its own number of places.
         filled = None if (lengths == longest).all() else (np.arange(longest) < here).reshape(len(drawn), -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,16 +21,19 @@ def summarize(run: Run, price: cost.Price | None = None) -> Summary:
     """Sum up a loaded run at a price per GPU hour."""
     measured = _measure_all(run)
     baseline = _baseline(run.configurations)
-    trials = dict(tuple(run.trials.groupby("configuration", sort=False)))
+    over_workers = _over_workers(run.trials)
+    ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(one.configuration for one in run.missing)
     rows = tuple(
         _row(
             one,
-            trials.get(one.label),
-            missing[one.label],
-            measured,
-            baseline,
-            price,
+            measured.get(one.label),
+            None if one.label == baseline else measured.get(baseline),
+            over_workers.get(one.label, {}),
+            is_baseline=one.label == baseline,
+            ends={end: amount for end in End if (amount := ends[one.label, end])},
+            missing=missing[one.label],
+            price=price,
         )
         for one in run.configurations
     )
@@ -71,19 +75,33 @@ def _measure_all(run: Run) -> dict[str, stats.Measured]:
     return {label: stats.measure(found, stream=streams[label]) for label, found in workers.items()}
 
 
+def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Configuration -> column -> median (loss, load time) or largest (memory) of its successes; unknown is left out."""
+    good = trials[trials["status"] == End.SUCCEEDED.value].groupby("configuration", sort=False)
+    middle = good[["first_loss", "last_loss", "load_time_sec"]].median()
+    largest = good[["peak_vram_bytes", "peak_rss_bytes"]].max()
+    return {
+        str(label): {str(name): value for name, value in row.items() if pd.notna(value)}
+        for label, row in middle.join(largest).to_dict(orient="index").items()
+    }
+
+
 def _row(
     configuration: Configuration,
-    trials: pd.DataFrame | None,
+    mine: stats.Measured | None,
+    base: stats.Measured | None,
+    over_workers: Mapping[str, Any],
+    *,
+    is_baseline: bool,
+    ends: dict[End, int],
     missing: int,
-    measured: Mapping[str, stats.Measured],
-    baseline: str,
     price: cost.Price | None,
 ) -> Row:
     trial = configuration.planned[0].trial
-    mine, base = measured.get(configuration.label), measured.get(baseline)
-    comparable = mine is not None and base is not None and configuration.label != baseline
-    ends = {} if trials is None else {End(end): int(n) for end, n in trials["status"].value_counts(sort=False).items()}
-    good = None if trials is None else trials[trials["status"] == End.SUCCEEDED.value]
+
+    def against_baseline(rate: str) -> stats.Ratio | None:
+        return None if mine is None or base is None else stats.ratio(mine, base, rate)
+
     return Row(
         label=configuration.label,
         reason=trial.reason,
@@ -95,19 +113,19 @@ def _row(
         lora_rank=trial.lora_rank,
         optimizer=trial.optimizer,
         gradient_checkpointing=trial.gradient_checkpointing,
-        is_baseline=configuration.label == baseline,
+        is_baseline=is_baseline,
         planned=len(configuration.planned),
         ends=ends,
         missing=missing,
         measured=mine,
-        samples_ratio=stats.ratio(mine, base, "samples_per_sec") if comparable and mine and base else None,
-        useful_tokens_ratio=stats.ratio(mine, base, "useful_tokens_per_sec") if comparable and mine and base else None,
+        samples_ratio=against_baseline("samples_per_sec"),
+        useful_tokens_ratio=against_baseline("useful_tokens_per_sec"),
         cost=None if mine is None else cost.per_1000_samples(mine.samples_per_sec, price),
-        first_loss=_median(good, "first_loss"),
-        last_loss=_median(good, "last_loss"),
-        peak_vram_bytes=_largest(good, "peak_vram_bytes"),
-        peak_rss_bytes=_largest(good, "peak_rss_bytes"),
-        load_time_sec=_median(good, "load_time_sec"),
+        first_loss=over_workers.get("first_loss"),
+        last_loss=over_workers.get("last_loss"),
+        peak_vram_bytes=over_workers.get("peak_vram_bytes"),
+        peak_rss_bytes=over_workers.get("peak_rss_bytes"),
+        load_time_sec=over_workers.get("load_time_sec"),
     )
 
 
@@ -126,13 +144,3 @@ def _failures(run: Run) -> tuple[Failure, ...]:
         for result in run.results
         if result.status is not End.SUCCEEDED
     )
-
-
-def _median(trials: pd.DataFrame | None, column: str) -> float | None:
-    known = None if trials is None else trials[column].dropna()
-    return None if known is None or known.empty else float(known.median())
-
-
-def _largest(trials: pd.DataFrame | None, column: str) -> int | None:
-    known = None if trials is None else trials[column].dropna()
-    return None if known is None or known.empty else int(known.max())

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports import text
+from reports.figures import measure
 from reports.load import Run
 from reports.summary import Row, Summary
 
@@ -53,8 +52,11 @@ PAGE_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Ari
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # one per worker, while there are few enough to tell apart
 MAX_DRAWN = 12  # configurations in one figure; more rows than that are a table's work
 PNG_DPI = 160
+_NAME_SIZE = 9.0  # font sizes in points
+_TITLE_SIZE = 12.0
+_FACT_SIZE = 8.5
 _RC = {
-    "font.family": "DejaVu Sans",
+    "font.family": measure.FAMILY,
     "font.size": 9.0,
     "text.color": INK,
     "text.parse_math": False,  # a name may hold a dollar sign
@@ -77,7 +79,7 @@ _RC = {
     "xtick.labelsize": 8.0,
     "ytick.color": GRID,
     "ytick.labelcolor": INK,
-    "ytick.labelsize": 9.0,
+    "ytick.labelsize": _NAME_SIZE,
     "legend.frameon": False,
     "legend.fontsize": 8.0,
     "figure.facecolor": PAPER,
@@ -90,16 +92,21 @@ _RC = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """What a figure is drawn on. Width in inches; `wrap` is how many characters of the title fit on a line."""
+    """What a figure is drawn on; width in inches."""
 
     narrow: bool
     width_in: float
-    wrap: int
+
+    @property
+    def text_in(self) -> float:
+        """Width between the margins."""
+        return self.width_in - 2 * _MARGIN_IN
 
 
-WIDE = Sheet(narrow=False, width_in=11.0, wrap=112)
-NARROW = Sheet(narrow=True, width_in=3.8, wrap=40)
+WIDE = Sheet(narrow=False, width_in=11.0)
+NARROW = Sheet(narrow=True, width_in=3.8)
 _MARGIN_IN = 0.14
+_NAME_IN = 1.75  # the widest a configuration's name may make its column
 _HEAD_IN = 0.36  # a panel's title
 _AXIS_IN = 0.34  # its tick labels
 
@@ -156,9 +163,9 @@ def tone(row: Row) -> str:
 
 def board(summary: Summary, sheet: Sheet, title: str, body_in: float) -> Board:
     """A figure with title, what was measured and how, and the profile's note; its body is `body_in` high."""
-    lines = textwrap.wrap(title, sheet.wrap - 12)
-    facts = textwrap.wrap(_facts(summary), int(sheet.wrap * 1.3))
-    note = textwrap.wrap(summary.profile_note or "", int(sheet.wrap * 1.15))
+    lines = measure.wrap(title, sheet.text_in, _TITLE_SIZE, bold=True)
+    facts = measure.wrap(_facts(summary), sheet.text_in, _FACT_SIZE)
+    note = measure.wrap(summary.profile_note or "", sheet.text_in, _FACT_SIZE, bold=True)
     facts_in = 0.14 + 0.235 * len(lines) + 0.03
     body_top_in = facts_in + 0.175 * len(facts) + 0.12
     height_in = body_top_in + body_in + 0.08 + (0.19 * len(note) + 0.06 if note else 0.0)
@@ -168,9 +175,9 @@ def board(summary: Summary, sheet: Sheet, title: str, body_in: float) -> Board:
     def write(words: list[str], from_top_in: float, **look: Any) -> None:
         figure.text(left, 1.0 - from_top_in / height_in, "\n".join(words), va="top", **look)
 
-    write(lines, 0.14, fontsize=12.0, fontweight="bold", linespacing=1.3)
-    write(facts, facts_in, fontsize=8.5, color=MUTED, linespacing=1.35)
-    write(note, body_top_in + body_in + 0.06, fontsize=8.5, fontweight="bold", color=WARNING, linespacing=1.35)
+    write(lines, 0.14, fontsize=_TITLE_SIZE, fontweight="bold", linespacing=1.3)
+    write(facts, facts_in, fontsize=_FACT_SIZE, color=MUTED, linespacing=1.35)
+    write(note, body_top_in + body_in + 0.06, fontsize=_FACT_SIZE, fontweight="bold", color=WARNING, linespacing=1.35)
     return Board(figure=figure, sheet=sheet, height_in=height_in, body_top_in=body_top_in)
 
 
@@ -183,8 +190,8 @@ def names_width_in(rows: tuple[Row, ...], sheet: Sheet) -> float:
     """Width of the column that holds the rows' names, from the sheet's edge; a mere margin where names stand above."""
     if sheet.narrow:
         return _MARGIN_IN
-    longest = max(_width(line) for row in rows for line in _lines(row.label))
-    return _MARGIN_IN + 0.1 + 0.078 * longest
+    longest = max(measure.width_in(line, _NAME_SIZE) for row in rows for line in _lines(row.label))
+    return _MARGIN_IN + 0.12 + longest
 
 
 def value_axis(axes: Any, ticks: int = 5, *, integer: bool = False) -> None:
@@ -212,8 +219,8 @@ def label_bar(axes: Any, y: float, words: str, row: Row, sheet: Sheet) -> float:
     place = {"xy": (0.0, middle - 0.22), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=8.5, **place)
     if sheet.narrow:
-        name = text.shorten(row.label, 40)
-        axes.annotate(name, xytext=(0, 13.5), va="bottom", fontsize=9.0, fontweight="bold", **place)
+        name = measure.shorten(row.label, sheet.text_in, _NAME_SIZE, bold=True)
+        axes.annotate(name, xytext=(0, 13.5), va="bottom", fontsize=_NAME_SIZE, fontweight="bold", **place)
     return middle
 
 
@@ -232,7 +239,7 @@ def png(figure: Figure) -> bytes:
 def svg(figure: Figure) -> bytes:
     """A stand-alone SVG, without a date so that the same run gives the same file."""
     drawn = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
-    return drawn.replace("'DejaVu Sans'", PAGE_FONT).encode()
+    return drawn.replace(f"'{measure.FAMILY}'", PAGE_FONT).encode()
 
 
 def inline_svg(drawn: bytes, prefix: str) -> str:
@@ -287,15 +294,10 @@ def _range(values: list[int]) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
-def _lines(label: str, width: int = 22) -> list[str]:
+def _lines(label: str) -> list[str]:
     """A name on at most three lines; what does not fit is cut, and marked."""
-    lines = textwrap.wrap(label, width) or [label]
-    return lines if len(lines) <= 3 else [*lines[:2], text.shorten(" ".join(lines[2:]), width)]
-
-
-def _width(line: str) -> int:
-    """Characters of ordinary width: those of East Asian scripts count twice."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
+    lines = measure.wrap(label, _NAME_IN, _NAME_SIZE)
+    return lines if len(lines) <= 3 else [*lines[:2], measure.shorten(f"{lines[2]} {lines[3]}", _NAME_IN, _NAME_SIZE)]
 
 
 def _speed(row: Row) -> float:

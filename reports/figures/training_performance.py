@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,7 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from bench.result import End
 from reports import text
-from reports.figures import style
+from reports.figures import measure, style
 from reports.figures.style import Chart, Sheet
 from reports.load import Run
 from reports.summary import Row, Summary
@@ -51,6 +52,7 @@ def draw(summary: Summary, run: Run, sheet: Sheet) -> Figure:
         if first is not None:
             axes.sharey(first)
         first = first or axes
+        axes.set_title(f"Loss: {measure.shorten(row.label, width - 0.55, 9.5, bold=True)}")
         _loss(axes, row, steps, leftmost=number % columns == 0)
     return board.figure
 
@@ -88,6 +90,7 @@ def _step_times(axes: Any, rows: tuple[Row, ...], steps: pd.DataFrame, sheet: Sh
     workers = sorted(steps["worker"].unique())
     few = len(workers) <= len(style.MARKERS)
     lane = _LANES / max(1, len(workers))
+    top_of, tone_of = {}, {}
     for y, row in enumerate(rows):
         if row.measured is None:
             continue
@@ -98,21 +101,21 @@ def _step_times(axes: Any, rows: tuple[Row, ...], steps: pd.DataFrame, sheet: Sh
         if median.low is not None and median.high is not None:
             axes.fill_betweenx([top, bottom], median.low, median.high, color=style.BAND, linewidth=0, zorder=1)
         axes.plot([median.value] * 2, [top, bottom], color=style.INK, linewidth=1.4, zorder=2)
-        mine = steps[steps["configuration"] == row.label]
-        for number, worker in enumerate(workers):
-            times = mine.loc[mine["worker"] == worker, "step_time_sec"]
-            axes.plot(
-                times,
-                [top + lane * (number + 0.5)] * len(times),
-                linestyle="none",
-                marker=style.MARKERS[number] if few else "o",
-                markersize=4.2,
-                markerfacecolor=style.tone(row),
-                markeredgecolor=style.INK,
-                markeredgewidth=0.45,
-                alpha=0.8,
-                zorder=3,
-            )
+        top_of[row.label], tone_of[row.label] = top, style.tone(row)
+    drawn = steps[steps["configuration"].isin(top_of)]
+    for number, worker in enumerate(workers):  # one collection per worker: a line per row and worker took far longer
+        mine = drawn[drawn["worker"] == worker]
+        axes.scatter(
+            mine["step_time_sec"],
+            mine["configuration"].map(top_of) + lane * (number + 0.5),
+            marker=style.MARKERS[number] if few else "o",
+            s=18,
+            c=mine["configuration"].map(tone_of).tolist(),
+            edgecolors=style.INK,
+            linewidths=0.45,
+            alpha=0.8,
+            zorder=3,
+        )
     axes.set_title("Time of every measured step, seconds")
     style.value_axis(axes, 4 if sheet.narrow else 7)
     if few and len(workers) > 1:
@@ -129,7 +132,7 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
             markersize=4.2,
             markerfacecolor=style.PAPER,
             markeredgecolor=style.INK,
-            label=text.shorten(worker, 18),
+            label=measure.shorten(worker, 1.3 if sheet.narrow else 0.95, 8.0),
         )
         for number, worker in enumerate(workers)
     ]
@@ -182,11 +185,17 @@ def _loss(axes: Any, row: Row, steps: pd.DataFrame, *, leftmost: bool) -> None:
     warmup = mine.loc[mine["phase"] == "warmup", "step"]
     if not warmup.empty:
         axes.axvspan(0.5, float(warmup.max()) + 0.5, color=style.BAND, linewidth=0, zorder=0)
-    for _, one in mine.groupby("trial_id", sort=False):
-        axes.plot(one["step"], one["loss"], color=style.MUTED, linewidth=0.7, alpha=0.55)
+    # One line with gaps where a trial ends: a line per worker would be drawn one by one.
+    ends = mine["trial_id"] != mine["trial_id"].shift(-1)
+    axes.plot(
+        np.insert(mine["step"].to_numpy(float), np.flatnonzero(ends) + 1, np.nan),
+        np.insert(mine["loss"].to_numpy(), np.flatnonzero(ends) + 1, np.nan),
+        color=style.MUTED,
+        linewidth=0.7,
+        alpha=0.55,
+    )
     middle = mine.groupby("step")["loss"].median()
     axes.plot(middle.index, middle, color=style.INK, linewidth=1.6, marker="o" if len(middle) == 1 else None)
-    axes.set_title(f"Loss: {text.shorten(row.label, 18)}")
     style.value_axis(axes, integer=True)
     axes.set_xlabel("step (band: warm-up)", labelpad=2)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))

@@ -1,0 +1,70 @@
+"""How wide words are, so that names of any kind are wrapped or cut before they are drawn rather than by the edge.
+
+Widths are sums of DejaVu Sans' advances. East Asian characters, which that font lacks, count as a full em: the
+browser that shows the page has them.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+
+from matplotlib.font_manager import FontProperties, findfont, get_font
+
+FAMILY = "DejaVu Sans"
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_POINTS_PER_INCH = 72.0
+_SAMPLE_SIZE = 100.0
+
+
+def width_in(words: str, size: float, *, bold: bool = False) -> float:
+    """Width in inches at `size` points."""
+    return sum(_advance_em(character, bold) for character in words) * size / _POINTS_PER_INCH
+
+
+def wrap(words: str, limit_in: float, size: float, *, bold: bool = False) -> list[str]:
+    """Lines no wider than `limit_in`, broken between words, and inside a word only where it alone is too wide."""
+    lines: list[str] = []
+    line = ""
+    for word in words.split():
+        longer = f"{line} {word}" if line else word
+        if width_in(longer, size, bold=bold) <= limit_in:
+            line = longer
+            continue
+        if line:
+            lines.append(line)
+        while width_in(word, size, bold=bold) > limit_in:
+            fits = _fitting(word, limit_in, size, bold)
+            lines.append(word[:fits])
+            word = word[fits:]
+        line = word
+    return [*lines, line] if line else lines
+
+
+def shorten(words: str, limit_in: float, size: float, *, bold: bool = False) -> str:
+    """`words`, cut and marked with an ellipsis where they are wider than `limit_in`."""
+    if width_in(words, size, bold=bold) <= limit_in:
+        return words
+    room = limit_in - width_in(ELLIPSIS, size, bold=bold)
+    return words[: _fitting(words, room, size, bold)].rstrip() + ELLIPSIS
+
+
+def _fitting(word: str, limit_in: float, size: float, bold: bool) -> int:
+    """How many leading characters fit, at least one."""
+    width = 0.0
+    for count, character in enumerate(word):
+        width += width_in(character, size, bold=bold)
+        if width > limit_in:
+            return max(1, count)
+    return len(word)
+
+
+@functools.cache
+def _advance_em(character: str, bold: bool) -> float:
+    font = get_font(findfont(FontProperties(family=FAMILY, weight="bold" if bold else "normal")))
+    font.set_size(_SAMPLE_SIZE, _POINTS_PER_INCH)
+    wide = unicodedata.east_asian_width(character) in "WF"
+    if font.get_char_index(ord(character)) == 0:  # drawn as a box here, by another font in a browser
+        return 1.0 if wide else 0.8
+    advance = font.load_char(ord(character)).linearHoriAdvance / 65536 / _SAMPLE_SIZE
+    return max(float(advance), 1.0 if wide else 0.0)

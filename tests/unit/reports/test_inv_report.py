@@ -1,0 +1,83 @@
+"""`inv report` itself: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from invoke.context import Context
+
+from bench.result import End
+from tasks import report, settings
+from tasks.errors import SomeTrialsFailed, UsageError
+from tests.unit.reports import synthetic
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project's folder with one run in results/, which is also the latest."""
+    house = SimpleNamespace(
+        root=tmp_path,
+        results_folder=tmp_path / "results",
+        cost=SimpleNamespace(price_usd_per_gpu_hour=None, price_source=None),
+    )
+    monkeypatch.setattr(settings, "load", lambda _: house)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    synthetic.write_run(tmp_path / "results" / synthetic.RUN_ID)
+    (tmp_path / "results" / "latest").symlink_to(synthetic.RUN_ID)
+    return house
+
+
+def test_it_prints_the_finding_the_table_the_note_and_the_path(project, capsys):
+    report.report(Context())
+    said = capsys.readouterr().out
+    assert said.startswith("optimized processed 2.")
+    assert "configuration" in said
+    assert "say nothing about an A10" in " ".join(said.split())
+    assert said.splitlines()[-1] == f"results/{synthetic.RUN_ID}/report/index.html"
+    assert (project.root / said.splitlines()[-1]).is_file()
+
+
+def test_the_table_fits_into_80_columns_with_long_names_and_a_price(project, capsys):
+    project.cost = SimpleNamespace(price_usd_per_gpu_hour=2.0, price_source="a list")
+    trials = tuple(synthetic.trial(name, lora_rank=rank) for rank, name in enumerate(("baseline", "x" * 80), start=1))
+    run = synthetic.record(trials, run_id="long")
+    synthetic.write_run(project.results_folder / "long", run)
+    report.report(Context(), run="long")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("$/1000" in line for line in lines)
+
+
+def test_markup_in_a_name_is_printed_as_it_stands(project, capsys):
+    run = synthetic.record((synthetic.trial("[red]x[/red]"),), run_id="markup")
+    synthetic.write_run(project.results_folder / "markup", run)
+    report.report(Context(), run="markup")
+    assert "[red]x[/red]" in capsys.readouterr().out
+
+
+def test_a_run_with_a_failed_trial_is_reported_and_then_fails(project, capsys):
+    folder = project.results_folder / synthetic.RUN_ID
+    plan = synthetic.record().planned[0]
+    synthetic.write_result(folder, synthetic.result(plan, status=End.TIMED_OUT, reason="300 s have passed"))
+    with pytest.raises(SomeTrialsFailed) as caught:
+        report.report(Context())
+    assert caught.value.code == 1
+    assert "7 of 8 trials succeeded (1 TIMED_OUT); the report says which and why" in str(caught.value)
+    assert (folder / "report" / "index.html").is_file()
+    assert "index.html" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("project")
+def test_an_unknown_run_is_a_usage_error_that_names_the_runs_there_are():
+    with pytest.raises(UsageError, match=synthetic.RUN_ID) as caught:
+        report.report(Context(), run="nope")
+    assert caught.value.code == 2
+
+
+def test_a_damaged_plan_is_a_usage_error_in_one_line(project):
+    (project.results_folder / synthetic.RUN_ID / "run.json").write_text("{")
+    with pytest.raises(UsageError, match=r"run\.json") as caught:
+        report.report(Context())
+    assert "\n" not in str(caught.value)

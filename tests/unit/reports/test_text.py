@@ -1,0 +1,72 @@
+"""Numbers as text, and names that cannot break out of Markdown or a spreadsheet."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
+from reports import text
+from reports.figures import measure
+from reports.stats import Estimate
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.15312, "0.153"), (49.94, "49.9"), (1234.6, "1,235"), (0.0, "0"), (None, "unknown"), (float("nan"), "unknown")],
+)
+def test_numbers_show_three_digits(value, shown):
+    assert text.number(value) == shown
+
+
+def test_an_interval_is_rounded_like_its_value():
+    assert text.estimate(Estimate(value=0.1531, low=0.14999, high=0.16, n=9), " s") == "0.153 s (0.150 to 0.160)"
+
+
+def test_an_unknown_interval_leaves_the_value_alone():
+    assert text.estimate(Estimate(value=2.0, low=None, high=None, n=1)) == "2.00"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_text_that_starts_like_a_formula_gets_an_apostrophe(start):
+    assert text.spreadsheet(f"{start}cmd|' /C calc'!A0") == f"'{start}cmd|' /C calc'!A0"
+
+
+@pytest.mark.parametrize("value", [-0.5, 7, None, "plain", "a=b"])
+def test_numbers_and_plain_text_stay_as_they_are(value):
+    assert text.spreadsheet(value) is value
+
+
+def test_markdown_shows_a_hostile_name_as_it_stands():
+    assert text.markdown("a|b <i>x</i> `c` *d* [e](f) $g$") == (r"a\|b &lt;i&gt;x&lt;/i&gt; \`c\` \*d\* \[e\](f) \$g\$")
+
+
+def test_markdown_stays_on_one_line():
+    assert text.markdown("one\n| two |\r\nthree\x00") == r"one \| two \| three"
+
+
+def test_long_lists_say_how_many_more():
+    assert text.some([str(number) for number in range(12)], 3) == "0, 1, 2 and 9 more"
+
+
+def test_a_word_too_wide_for_its_line_is_broken_and_nothing_is_lost():
+    lines = measure.wrap("short " + "w" * 200, 2.0, 9.0)
+    assert "".join(lines).replace(" ", "") == "short" + "w" * 200
+    assert max(measure.width_in(line, 9.0) for line in lines) <= 2.0
+
+
+def test_a_cut_name_ends_in_an_ellipsis_and_fits():
+    cut = measure.shorten("m" * 100, 1.0, 9.0, bold=True)
+    assert cut.endswith("\N{HORIZONTAL ELLIPSIS}")
+    assert measure.width_in(cut, 9.0, bold=True) <= 1.0
+    assert measure.shorten("short", 1.0, 9.0) == "short"
+
+
+def test_a_character_wider_than_the_line_still_makes_progress():
+    assert measure.wrap("漢字", 0.01, 9.0) == ["漢", "字"]
+
+
+def test_widths_agree_with_what_matplotlib_draws():
+    words = "optimized processed 2.06x (2.02 to 2.10) as many"
+    drawn = TextPath((0, 0), words, size=9.0, prop=FontProperties(family=measure.FAMILY)).get_extents().width / 72
+    assert measure.width_in(words, 9.0) == pytest.approx(drawn, rel=0.03)
