@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 @task(help={"run": "the run's id (default: the newest run)"})
 def report(context: Context, run: str | None = None) -> None:
-    """Write a run's report: page, Markdown, CSV, JSON and figures.
-
-    :param run: the run's id; the newest run by default.
-    """
+    """Write a run's report: page, Markdown, CSV, JSON and figures."""
     from reports.build import build
     from reports.load import ReportError
     from tasks import settings as house

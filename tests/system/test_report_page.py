@@ -25,6 +25,7 @@ from tests.unit.reports import synthetic
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ANSWER_SEC = 60.0
 SETTLE_SEC = 0.3
+A4_LANDSCAPE_PX = 1031  # 297 mm less the margins of 12 mm, at 96 px an inch
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; apt-get install chromium")
 
@@ -77,7 +78,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self.call("Page.navigate", url=page.as_uri())
         deadline = time.monotonic() + ANSWER_SEC
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
@@ -149,6 +150,13 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, pages: dict[str, Pat
     browser.open(pages[which], width)
     assert browser.evaluate("window.innerWidth") == width
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("which", ["good", "bad"])
+def test_nothing_is_wider_than_a_printed_page(browser: Browser, pages: dict[str, Path], which: str) -> None:
+    browser.open(pages[which], A4_LANDSCAPE_PX)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= A4_LANDSCAPE_PX
 
 
 @pytest.mark.parametrize("which", ["good", "bad"])
