@@ -16,6 +16,7 @@ from remote.command import Command
 from remote.host import Host, HostError, HostUnreachable
 
 LOG_FILE = "log.txt"
+CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds; nobody legitimate needs longer
 
 
 class JobState(Enum):
@@ -80,7 +81,7 @@ class Job:
         """Start the job unless it was started before; either way say what it is. Raises HostBusy and as `Agent`."""
         answer = self.agent.line(
             "start",
-            {"job": self.folder, "slot": self.slot},
+            {"job": self.folder, "slot": self.slot, "claim_sec": CLAIM_SEC},
             payload={
                 "argv": list(spec.command.argv),
                 "environment": dict(spec.command.environment),

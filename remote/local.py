@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from remote.command import Command
 from remote.host import Completed, Readable
-from remote.process import run_program
+from remote.process import CannotStart, run_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,5 +41,5 @@ class LocalHost:
                 timeout_sec=timeout_sec,
                 idle_timeout_sec=idle_timeout_sec,
             )
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            return Completed(exit_code=127, stderr=f"{error.filename}: {error.strerror}".encode())
+        except CannotStart as error:
+            return Completed(exit_code=127, stderr=str(error).encode())

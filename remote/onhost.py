@@ -32,10 +32,10 @@ import sys
 import tempfile
 import time
 import zlib
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
-CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds; nobody legitimate needs longer
 PIECE = 1 << 20
 REFUSED = 3  # this program's exit code for "cannot be done, and here is why"
 CUT_SHORT = 4  # and for "standard input ended early": the stream broke, another try may well succeed
@@ -131,18 +131,22 @@ def start(arguments: dict[str, Any]) -> None:
     claim_folder(job, spec)
     lock = os.open(job / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     # A passing `watch` may hold the lock for an instant; a supervisor holds it for good.
-    if not try_lock(lock, within_sec=0.5) or (job / "supervisor.json").exists():
+    if not try_lock(lock, within_sec=0.5) or has_begun(job):
         os.close(lock)
         say(state_of(job))
         return
     slot = None
     if arguments["slot"] is not None:
         slot = os.open(arguments["slot"], os.O_RDWR | os.O_CREAT, 0o644)
-        if not try_lock(slot, within_sec=CLAIM_SEC):
+        if not try_lock(slot, within_sec=arguments["claim_sec"]):
             say({"state": "busy", "holder": os.read(slot, 4096).decode(errors="replace").strip()})
             return
         os.ftruncate(slot, 0)
         os.pwrite(slot, f"{job}\n".encode(), 0)
+    if (job / "cancel").exists():
+        end_unbegun(job)
+        say(state_of(job))
+        return
     ready_read, ready_write = os.pipe()
     if os.fork() == 0:
         os.close(ready_read)
@@ -153,6 +157,10 @@ def start(arguments: dict[str, Any]) -> None:
     if complaint:
         raise Refusal(complaint)
     say({**state_of(job), "started": True})
+
+
+def has_begun(job: Path) -> bool:
+    return (job / "supervisor.json").exists() or (job / "end.json").exists()
 
 
 def claim_folder(job: Path, spec: dict[str, Any]) -> None:
@@ -225,17 +233,36 @@ def watch(arguments: dict[str, Any]) -> None:
 
 
 def cancel(arguments: dict[str, Any]) -> None:
-    """Stop the job: interrupt, then kill, everything it started. Waits for its end and says it."""
-    job, grace_sec = Path(arguments["job"]), arguments["grace_sec"]
-    supervisor = read_json(job / "supervisor.json")
-    if state_of(job)["state"] == "running" and supervisor is not None:
-        write_atomic(job / "cancel", b"")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(supervisor["pid"], signal.SIGTERM)
-        deadline = time.monotonic() + grace_sec + 10.0
-        while state_of(job)["state"] == "running" and time.monotonic() < deadline:
-            time.sleep(0.05)
-    say(state_of(job))
+    """Stop the job: interrupt, then kill, everything it started. Waits for its end and says it.
+
+    A job that has not begun ends without ever beginning, a starter that still waits for the slot included.
+    """
+    job, deadline, told = Path(arguments["job"]), time.monotonic() + arguments["grace_sec"] + 10.0, False
+    while True:
+        state = state_of(job)
+        if state["state"] not in ("waiting", "running") or time.monotonic() >= deadline:
+            say(state)
+            return
+        if not (job / "cancel").exists():
+            write_atomic(job / "cancel", b"")
+        supervisor = read_json(job / "supervisor.json")
+        if supervisor is None:
+            lock = os.open(job / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            if try_lock(lock):
+                end_unbegun(job)
+            os.close(lock)
+        elif not told:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor["pid"], signal.SIGTERM)
+            told = True
+        time.sleep(0.05)
+
+
+def end_unbegun(job: Path) -> None:
+    """The end of a job that was cancelled before it began; whoever holds its lock may write it."""
+    if not (job / "supervisor.json").exists():
+        end = {"exit_code": 128 + signal.SIGINT, "signal": None, "why": "cancelled", "wall_time_sec": 0.0}
+        write_atomic(job / "end.json", json.dumps(end).encode())
 
 
 def holder(arguments: dict[str, Any]) -> None:
@@ -497,8 +524,9 @@ def receive(arguments: dict[str, Any]) -> None:
 
 
 def take(file: BinaryIO, size: int) -> bool:
+    stream = cast("BufferedReader", sys.stdin.buffer)
     while size > 0:
-        piece = sys.stdin.buffer.read(min(PIECE, size))
+        piece = stream.read1(min(PIECE, size))  # what is there now: waiting for more would lose it with the stream
         if not piece:
             return False
         file.write(piece)

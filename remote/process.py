@@ -20,6 +20,10 @@ _PIECE = 1 << 16
 _KILL_AFTER_SEC = 2.0
 
 
+class CannotStart(Exception):
+    """The program could not even be started; the message says what is wrong with it or with its folder."""
+
+
 def run_program(
     argv: Sequence[str],
     *,
@@ -34,19 +38,22 @@ def run_program(
     """Run `argv` to its end in a process group of its own; `label` names it in messages, secrets already masked.
 
     `environment` is the whole environment (None: ours). Raises CommandTimedOut when the program outlives `timeout_sec`
-    or says nothing on standard output for `idle_timeout_sec`; OSError when it cannot be started. Whatever ends this
-    call early, an exception from `on_stdout` included, ends the program too.
+    or says nothing on standard output for `idle_timeout_sec`; CannotStart. Whatever ends this call early, an exception
+    from `on_stdout` included, ends the program too.
     """
-    process = subprocess.Popen(
-        list(argv),
-        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=None if environment is None else dict(environment),
-        cwd=folder,
-        # A Ctrl-C at the terminal is for the operator's own process to act on, not for everything it has started.
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if environment is None else dict(environment),
+            cwd=folder,
+            # A Ctrl-C at the terminal is for the operator's own process to act on, not for everything it has started.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
     limits = _Limits(label, timeout_sec, idle_timeout_sec)
     try:
         out, err = _pump(process, stdin, on_stdout, limits)

@@ -12,12 +12,15 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
@@ -56,6 +59,21 @@ def processes_under(folder: Path) -> dict[int, str]:
             if inside and int(process.name) != os.getpid():
                 found[int(process.name)] = line
     return found
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str = "1m") -> Iterator[Path]:
+    """A small file system of its own at `folder`, for as long as the block lasts."""
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"cannot mount a small disk here: {mount.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def threads() -> list[threading.Thread]:
