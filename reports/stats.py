@@ -149,10 +149,10 @@ def _percentiles(draws: Floats) -> tuple[float, float]:
 def _bootstrap(workers: Sequence[WorkerSteps], *, stream: int, resamples: int, seed: int) -> dict[str, Floats]:
     """Bootstrap draws of the median step time and of the three rates, each of shape (resamples,)."""
     count = len(workers)
-    lengths = np.array([len(one.step_time_sec) for one in workers])
+    lengths = np.array([len(one.step_time_sec) for one in workers], dtype=np.int32)
     longest = int(lengths.max())
     # The draw of workers depends on their number alone: configurations with equally many workers share it.
-    chosen = np.random.default_rng((seed, 0, count)).integers(0, count, (resamples, count))
+    chosen = np.random.default_rng((seed, 0, count)).integers(0, count, (resamples, count), dtype=np.int32)
     steps = np.random.default_rng((seed, 1, stream))
     padded = {
         name: np.stack([np.pad(getattr(one, name), (0, longest - len(one.step_time_sec))) for one in workers]).ravel()
@@ -166,8 +166,8 @@ def _bootstrap(workers: Sequence[WorkerSteps], *, stream: int, resamples: int, s
         here = lengths[drawn][:, :, None]
         # Single precision draws in half the time; its rounding could reach the length itself, hence the minimum.
         share = steps.random((*drawn.shape, longest), dtype=np.float32)
-        place = np.minimum((share * here).astype(np.int64), here - 1)
-        index = (drawn[:, :, None] * longest + place).reshape(len(drawn), -1)
+        place = np.minimum((share * here.astype(np.float32)).astype(np.int32), here - 1)
+        index = (drawn[:, :, None] * np.int32(longest) + place).reshape(len(drawn), -1)
         # A worker that holds fewer steps than the longest fills only its own number of places.
         filled = None if (lengths == longest).all() else (np.arange(longest) < here).reshape(len(drawn), -1)
         median = _row_medians(padded["step_time_sec"][index], filled)
@@ -188,7 +188,7 @@ def _row_medians(times: Floats, filled: NDArray[np.bool_] | None) -> Floats:
     return middle
 
 
-def _row_means(values: Floats, index: NDArray[np.int64], filled: NDArray[np.bool_] | None) -> Floats:
+def _row_means(values: Floats, index: NDArray[np.int32], filled: NDArray[np.bool_] | None) -> Floats:
     """Means of `values[index]` along its rows, over the filled places."""
     if filled is None and (values == values[0]).all():  # a fixed batch: every step counts the same
         return np.full(len(index), values[0])

@@ -233,7 +233,7 @@ def whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    return _save(figure, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return _save(figure, format="png", dpi=PNG_DPI, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
 
 
 def svg(figure: Figure) -> bytes:
