@@ -7,6 +7,7 @@ understood: scalars, `X | None`, lists, string-keyed dictionaries, enums and nes
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -45,7 +46,7 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     unknown = sorted(set(document) - set(fields))
     if unknown:
         raise SchemaError(f"{place}{unknown[0]}: unknown field; the fields are {', '.join(fields)}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {}
     for name, field in fields.items():
         if name in document:
@@ -60,6 +61,12 @@ def kind(value: object) -> str:
     names = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true/false", "NoneType": "nothing"}
     names |= {"dict": "an object", "list": "a list", "tuple": "a list"}
     return names.get(type(value).__name__, type(value).__name__)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    # Resolving annotations took two thirds of the time to read a thousand results.
+    return typing.get_type_hints(cls)
 
 
 _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
