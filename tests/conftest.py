@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def bench_environment() -> dict[str, str]:
-    """The environment for a bench process started by a test: finds the package from anywhere, uses one thread."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    """For bench processes that tests start: the package is found from anywhere, one thread, no GPU if there is one."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="session")
