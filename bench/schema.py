@@ -46,7 +46,7 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     unknown = sorted(set(document) - set(fields))
     if unknown:
         raise SchemaError(f"{place}{unknown[0]}: unknown field; the fields are {', '.join(fields)}")
-    hints = _hints(cls)
+    hints = _hints(cast(Any, cls))
     values = {}
     for name, field in fields.items():
         if name in document:
