@@ -2,6 +2,9 @@
 
 Standard library alone: the handlers are in place before torch is imported, which takes seconds in which a trial can
 be stopped like in any other.
+
+Not covered: a call into a library that never returns. Python runs handlers between two of its own instructions, so
+such a trial ends by SIGKILL, from whoever started it, and leaves no result.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Request:
 
 def run(request: Request) -> int:
     """Run the trial; returns the process's exit code (see `bench.ends`). Never raises for what a trial can do."""
-    stops = Stops()
+    stops, clock = Stops(), Clock()
     stops.install()
     record: Record | None = None
     try:
@@ -64,7 +64,7 @@ def run(request: Request) -> int:
         refuse_finished(request.out)
         inputs = check_trial(trial)
         prepare_folder(request.out)
-        record = Record(request, trial)
+        record = Record(request, trial, clock)
         end, reason = _attempt(record, inputs, stops)
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
@@ -105,24 +105,30 @@ def prepare_folder(out: Path) -> None:
         raise InputError(f"{out}: results cannot be written there: {error.strerror}; name another --out") from None
 
 
+class Clock:
+    """When the process began its work: by the wall for people, by a clock that never jumps for durations."""
+
+    def __init__(self) -> None:
+        self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._started = time.monotonic()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+
 class Record:
     """What is known so far of one running trial; becomes its TrialResult."""
 
-    def __init__(self, request: Request, trial: Trial) -> None:
-        self.request, self.trial = request, trial
-        self.started = time.monotonic()
-        self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    def __init__(self, request: Request, trial: Trial, clock: Clock) -> None:
+        self.request, self.trial, self.clock = request, trial, clock
         self.phase = "import"
         self.phases: dict[str, float] = {}
         self.warmup, self.steps = Steps(), Steps()
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
         self.fingerprint: dict[str, Any] = {}
-        self.log = Log(self.elapsed)
+        self.log = Log(clock.elapsed)
         self._progress = ProgressFile(request.out, self.log)
-
-    def elapsed(self) -> float:
-        return time.monotonic() - self.started
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -144,7 +150,7 @@ class Record:
                 phase=self.phase,
                 step=len(self.warmup.step_time_sec) + len(self.steps.step_time_sec),
                 steps=self.trial.warmup_steps + self.trial.measured_steps,
-                elapsed_sec=round(self.elapsed(), 3),
+                elapsed_sec=round(self.clock.elapsed(), 3),
                 samples_per_sec=sum(done.samples) / spent if spent else None,
                 loss=done.loss[-1] if done.loss else None,
             )
@@ -156,7 +162,7 @@ class Record:
         self.phase = "write"
         self.show()
         metrics = self._metrics()
-        self.log(summary_line(self.trial, trial_id, end, reason, metrics, self.elapsed()))
+        self.log(summary_line(self.trial, trial_id, end, reason, metrics, self.clock.elapsed()))
         TrialResult(
             trial_id=trial_id,
             trial=self.trial,
@@ -165,8 +171,8 @@ class Record:
             worker=self.request.worker,
             run_id=self.request.run_id,
             attempt=self.request.attempt,
-            started_at=self.started_at,
-            wall_time_sec=self.elapsed(),
+            started_at=self.clock.started_at,
+            wall_time_sec=self.clock.elapsed(),
             phases=self.phases,
             warmup=self.warmup,
             steps=self.steps,
@@ -236,6 +242,8 @@ def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         with record.timed("data"):
             tokenizer = data.load_tokenizer(modules, trial.model)
             rows = data.make_rows(trial, conversations, tokenizer)
+        left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
+        log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
         with record.timed("load"):
             step = _load(record, modules, placement, stops)
         batches = data.make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)

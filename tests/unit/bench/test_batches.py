@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bench.data import Conversation, make_rows, rows_needed
+from bench.data import IGNORED, Conversation, Row, _Collate, _Cycle, make_rows, rows_needed
 from bench.inputs import InputError
 
 END = 1
@@ -116,3 +116,17 @@ def test_a_tokenizer_without_an_end_is_refused(make_trial):
     tokenizer.eos_token_id = None
     with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: missing"):
         make_rows(make_trial(), chats(5), tokenizer)
+
+
+def test_a_batch_carries_no_loss_and_no_attention_on_padding():
+    tensors, counts = _Collate(max_seq_len=4, padding=9)([Row(ids=[5, 6, 7], samples=1), Row(ids=[9, 1], samples=2)])
+    assert tensors["input_ids"].tolist() == [[5, 6, 7, 9], [9, 1, 9, 9]]
+    assert tensors["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    # A token that looks like padding but is text, as where padding is the end of a sequence, keeps its loss.
+    assert tensors["labels"].tolist() == [[5, 6, 7, IGNORED], [9, 1, IGNORED, IGNORED]]
+    assert counts == (3, 8, 5)
+
+
+def test_rows_go_round_until_there_are_enough():
+    rows = [Row(ids=[number], samples=1) for number in range(3)]
+    assert [row.ids for row in _Cycle(rows, 7)] == [[0], [1], [2], [0], [1], [2], [0]]

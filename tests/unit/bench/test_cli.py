@@ -131,7 +131,7 @@ def test_preparing_a_folder_leaves_nothing_in_it(tmp_path: Path):
 
 @pytest.fixture
 def record(make_trial, tmp_path: Path) -> run.Record:
-    return run.Record(run.Request(trial_file=tmp_path / "t.json", out=tmp_path, worker="w"), make_trial())
+    return run.Record(run.Request(trial_file=tmp_path / "t.json", out=tmp_path, worker="w"), make_trial(), run.Clock())
 
 
 def test_metrics_are_mean_amounts_over_the_median_step(record, tmp_path: Path):
