@@ -64,11 +64,13 @@ class Command:
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
             raise ValueError("a command has at least one word")
-        words = [*self.argv, *self.environment.values()]
+        words = [*self.argv, *self.environment, *self.environment.values(), self.folder or ""]
         if any("\0" in word for word in words):
             raise ValueError("a command cannot hold a NUL character")
         if any(secret.reveal() in word for secret in self.secrets for word in words):
-            raise ValueError("a secret stands in argv or environment; give it on standard input")
+            raise ValueError("a secret stands in argv, environment or folder; give it on standard input")
+        if any(not name or "=" in name for name in self.environment):
+            raise ValueError("the name of an environment variable is empty or holds '='")
 
     def render(self) -> str:
         """The command as one line a person can paste into a POSIX shell; secrets masked after quoting."""

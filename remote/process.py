@@ -154,9 +154,17 @@ class _Feed:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_AFTER_SEC)
-            return
+    """TERM, a moment to act on it, then KILL for all that is left of the group.
+
+    The leader is reaped last: until then its number, the group's name, cannot become somebody else's.
+    """
+    if process.returncode is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    until = time.monotonic() + _KILL_AFTER_SEC
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while os.waitid(os.P_PID, process.pid, flags) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # what the kernel holds on to is not ours to wait for
+        process.wait(_KILL_AFTER_SEC)
