@@ -1,0 +1,85 @@
+"""What is really run on a host for a job and a transfer, word for word, where every name needs quoting.
+
+After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from remote.agent import Agent
+from remote.command import Command
+from remote.host import Completed, Readable
+from remote.job import Job, JobSpec, slot_holder, slot_of
+from remote.local import LocalHost
+from remote.transfer import pull, push
+
+GOLDEN = Path(__file__).with_name("commands") / "job_and_transfer.txt"
+
+
+@dataclass(kw_only=True)
+class Recorder:
+    """A local host that keeps what it was asked to run."""
+
+    host: LocalHost
+    commands: list[Command] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def workdir(self) -> str:
+        return self.host.workdir
+
+    @property
+    def python(self) -> tuple[str, ...]:
+        return self.host.python
+
+    def run(
+        self,
+        command: Command,
+        *,
+        stdin: bytes | Readable | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        timeout_sec: float,
+        idle_timeout_sec: float | None = None,
+    ) -> Completed:
+        self.commands.append(command)
+        return self.host.run(
+            command, stdin=stdin, on_stdout=on_stdout, timeout_sec=timeout_sec, idle_timeout_sec=idle_timeout_sec
+        )
+
+
+def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Path) -> None:
+    host = Recorder(host=LocalHost(name='it\'s a "worker"', workdir=str(tmp_path / 'it\'s a "worker" of $HOME')))
+    agent = Agent(host)
+    job = Job(agent, f"{host.workdir}/runs/r 1/base'line.1", slot=slot_of(host))
+    job.start(JobSpec(command=Command(argv=("echo", "hello")), deadline_sec=60.0))
+    job.watch(lambda _: None, progress="out/progress.json", every_sec=0.5, for_sec=60.0)
+    assert job.log_tail() == ["hello"]
+    job.cancel(grace_sec=5.0)
+    assert slot_holder(agent, slot_of(host)) is None
+    pull(agent, job.folder, tmp_path / "here", only=("log.txt",))
+    push(agent, tmp_path / "here", f"{host.workdir}/in put")
+
+    lines = [command.render() for command in host.commands]
+    assert all(shlex.split(line) == list(command.argv) for line, command in zip(lines, host.commands, strict=True))
+    text = "".join(f"{without_what_varies(line, tmp_path)}\n" for line in lines)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def without_what_varies(line: str, folder: Path) -> str:
+    line = line.replace(str(folder), "/srv").replace(shlex.quote(sys.executable), "python3")
+    line = re.sub(r"\.onhost-[0-9a-f]{12}\.py", ".onhost-DIGEST.py", line)
+    line = re.sub(r'"stdin_bytes": [1-9][0-9]*', '"stdin_bytes": N', line)
+    return re.sub(r"\b\d{5,}\b", "SIZE", line)
