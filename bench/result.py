@@ -80,6 +80,7 @@ class Metrics:
 
     `tokens_per_sec` counts every token position computed, `useful_tokens_per_sec` leaves padding out.
     `peak_vram_bytes` is None where there is no GPU; `peak_rss_bytes` is the process's own high-water mark.
+    `load_time_sec` is the base weights' way from disk to the device, quantized; adapters and optimizer not included.
     """
 
     step_time_sec: Interval

@@ -1,0 +1,62 @@
+"""The demo's model and data are made whole, once, and always the same; the self-check runs a trial on such a model."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+WAIT_SEC = 120.0
+
+
+@pytest.fixture
+def demo_in(bench_environment):
+    def start(folder: Path) -> subprocess.Popen[str]:
+        model, data = folder / "models" / "a--b", folder / "data" / "chats.jsonl"
+        argv = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
+        return subprocess.Popen(argv, env=bench_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def test_a_killed_demo_leaves_no_model_and_the_next_makes_the_same_as_ever(demo_in, tmp_path, tiny_model, tiny_data):
+    process = demo_in(tmp_path)
+    deadline = time.monotonic() + WAIT_SEC
+    while not list(tmp_path.glob("models/.a--b.*.part/model.safetensors")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "models" / "a--b").exists()
+
+    again = demo_in(tmp_path)
+    assert (again.communicate(timeout=WAIT_SEC)[1], again.returncode) == ("", 0)
+    assert (tmp_path / "models/a--b/SHA256SUMS").read_text() == (tiny_model / "SHA256SUMS").read_text()
+    assert (tmp_path / "data/chats.jsonl").read_bytes() == tiny_data.read_bytes()
+
+    verified = demo_in(tmp_path)
+    said, _ = verified.communicate(timeout=WAIT_SEC)
+    assert [line.split()[0] for line in said.splitlines()] == ["verified", "verified"]
+
+
+def test_the_selfcheck_runs_a_trial_where_one_can_run(bench_environment, tmp_path):
+    argv = (sys.executable, "-m", "bench", "selfcheck")
+    done = subprocess.run(
+        argv, env=bench_environment, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SEC, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no CUDA device is visible, so trials run on the CPU" in done.stdout
+    assert done.stdout.splitlines()[-1] == "two-step trial: SUCCEEDED"
+
+
+def test_the_selfcheck_names_what_is_missing(bench_environment, tmp_path):
+    (tmp_path / "bitsandbytes.py").write_text("raise ImportError('libcudart.so.12 is missing')")
+    environment = bench_environment | {"PYTHONPATH": f"{tmp_path}:{bench_environment['PYTHONPATH']}"}
+    argv = (sys.executable, "-m", "bench", "selfcheck")
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=WAIT_SEC, check=False)
+    assert done.returncode == 1
+    assert "the stack cannot be imported: libcudart.so.12 is missing; install it with" in done.stdout
