@@ -36,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="run one trial and write its result",
         description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, nothing written; "
-        "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end. All but 2 leave a result that says why.",
+        "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end; 74 the result could not be written. "
+        "All but 2 and 74 leave a result that says why.",
     )
     run.add_argument("--trial", type=Path, required=True, metavar="FILE", help="the trial, as `show` prints one")
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")

@@ -100,7 +100,7 @@ def check_trial(trial: Trial) -> Inputs:
 def check_model(folder: Path) -> ModelFacts:
     """Raises InputError."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such model folder; to make a small one: python -m bench demo --help")
+        raise InputError(f"{folder}: no such model folder; `inv model.demo` makes a small one")
     try:
         for path in sorted(folder.rglob("*")):
             if path.suffix.lower() in PICKLES and path.is_file():

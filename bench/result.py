@@ -28,6 +28,7 @@ RESULT_FILE = "result.json"
 PROGRESS_FILE = "progress.json"
 RUN_FILE = "run.json"
 SUMS_FILE = "SHA256SUMS"
+EXIT_NOT_WRITTEN = 74  # a trial's process did its work but could not write its result (sysexits' EX_IOERR)
 
 
 class ResultError(ValueError):

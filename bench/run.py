@@ -23,6 +23,7 @@ from bench import data, ends, environment, qlora, stack
 from bench.ends import Stopped, Stops
 from bench.inputs import InputError, Inputs, check_trial
 from bench.result import (
+    EXIT_NOT_WRITTEN,
     RESULT_FILE,
     End,
     Metrics,
@@ -78,7 +79,7 @@ def run(request: Request) -> int:
         record.write(end, reason)
     except OSError as error:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
+        return EXIT_NOT_WRITTEN
     return ends.EXIT_CODES.get(end, 1)
 
 

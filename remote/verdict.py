@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from bench.result import End, PlannedTrial, TrialResult
+from bench.result import EXIT_NOT_WRITTEN, End, PlannedTrial, TrialResult
 from remote.job import JobState, JobStatus
 
 
@@ -57,7 +57,9 @@ def judge(
     if status.exit_code == 0:
         return Verdict(end=End.LOST, reason="it said it was done but left no result")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "it said nothing")
-    return Verdict(end=End.FAILED, reason=f"exit {status.exit_code}: {last}")
+    # The work was done and its worker's disk would not have it: nothing the trial would do again elsewhere.
+    end = End.LOST if status.exit_code == EXIT_NOT_WRITTEN else End.FAILED
+    return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")
 
 
 def belongs(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:

@@ -86,9 +86,9 @@ def load(folder: Path) -> Run:
     """Read `folder` (results/<run-id>). Raises ReportError when its run.json cannot be trusted."""
     try:
         record = RunRecord.read(folder / RUN_FILE)
-    except ValueError as error:
+    except ResultError as error:
         hint = "is this a run's folder?" if not (folder / RUN_FILE).exists() else "without its plan no report is made"
-        raise ReportError(f"{_without_nan(error)}; {hint}") from None
+        raise ReportError(f"{error}; {hint}") from None
     configurations = _configurations(record)
     label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}
     plans = {plan.trial_id: plan for plan in record.planned}
@@ -137,8 +137,9 @@ def _read_results(
             continue
         try:
             result = TrialResult.read(path)
-        except ValueError as error:  # ResultError, and the bare ValueError that a NaN in a number's place causes
-            rejected.append(Rejected(file=_relative(path, folder), reason=_without_nan(error, path)))
+        except ResultError as error:
+            # The path is left out: the row names the file already.
+            rejected.append(Rejected(file=_relative(path, folder), reason=str(error).removeprefix(f"{path}: ")))
             continue
         reason = _objection(result, place.name, record, plans)
         if reason is None:
@@ -324,11 +325,3 @@ def _first_difference(result: TrialResult, plan: PlannedTrial) -> str:
 
 def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
-
-
-def _without_nan(error: ValueError, path: Path | None = None) -> str:
-    """The message, in our words where json's own names no file; the path left out where the row names it already."""
-    if not isinstance(error, ResultError):
-        return "a number in it is not finite (NaN or Infinity)"
-    text = str(error)
-    return text.removeprefix(f"{path}: ") if path is not None else text

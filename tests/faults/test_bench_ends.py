@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.result import End, ResultError, TrialResult
+from bench.result import EXIT_NOT_WRITTEN, End, ResultError, TrialResult
 from bench.trial import Trial, suite
 
 PHASE_SEC = 120.0
@@ -260,7 +260,7 @@ def test_a_disk_that_fills_up_later_leaves_one_line_and_no_torn_result(start, sm
     fill(small_disk)
     process.terminate()
     code, said, err = finish(process)
-    assert code == 1
+    assert code == EXIT_NOT_WRITTEN
     assert err == f"{small_disk / 'result.json'}: the result cannot be written: No space left on device\n"
     assert "PREEMPTED small [tiny]" in said
     assert not [entry.name for entry in small_disk.iterdir() if "result" in entry.name]

