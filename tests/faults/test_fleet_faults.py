@@ -225,7 +225,7 @@ def test_a_pinned_trial_is_lost_when_its_worker_is_given_up(yard: Yard) -> None:
 
 @pytest.mark.parametrize("broken", ["python", "workdir"])
 def test_a_broken_host_does_not_eat_the_queue(yard: Yard, broken: str) -> None:
-    yard.plan(*[f"fine {number}" for number in range(6)])
+    yard.plan(*[f"fine {number}" for number in range(3)])
     spoiled = yard.host("worker-1")
     if broken == "python":
         spoiled = LocalHost(name="worker-1", workdir=spoiled.workdir, python=("/no/such/python",))
