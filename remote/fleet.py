@@ -49,6 +49,7 @@ T = TypeVar("T")
 Launch = Callable[[Host, PlannedTrial, int, str], Command]
 OUT_FOLDER = "out"
 TRIAL_FILE = "trial.json"
+INCOMING = "incoming"  # below the run's folder: results on their way, before one of them is a trial's end
 PROGRESS = f"{OUT_FOLDER}/{PROGRESS_FILE}"
 
 
@@ -160,6 +161,7 @@ class Fleet:
                 self._end(self._planned[trial_id], last, End.CANCELLED, "cancelled before it started")
             else:
                 self._end(self._planned[trial_id], last, End.LOST, "no worker is left that may run it")
+        shutil.rmtree(self.run_folder / INCOMING, ignore_errors=True)  # what attempts left that came to nothing
 
     @property
     def was_stopped(self) -> bool:
@@ -305,7 +307,7 @@ class Fleet:
         self, job: Job, planned: PlannedTrial, attempt: Attempt, status: JobStatus
     ) -> tuple[Verdict, Path | None]:
         """Bring the attempt's result, if there is one, to this machine; say what it means and where it lies."""
-        incoming = self.run_folder / "incoming" / f"{planned.trial_id}.{attempt.number}"
+        incoming = self.run_folder / INCOMING / f"{planned.trial_id}.{attempt.number}"
         for folder in (incoming.parent, incoming):  # not parents=True: a run's folder that went away is not made anew
             folder.mkdir(exist_ok=True)
         path, result, damage = incoming / RESULT_FILE, None, None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from bench.result import EXIT_NOT_WRITTEN, End, PlannedTrial, TrialResult
 from remote.job import JobState, JobStatus
 
+_CANNOT_START = 127
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -57,8 +59,8 @@ def judge(
     if status.exit_code == 0:
         return Verdict(end=End.LOST, reason="it said it was done but left no result")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "it said nothing")
-    # The work was done and its worker's disk would not have it: nothing the trial would do again elsewhere.
-    end = End.LOST if status.exit_code == EXIT_NOT_WRITTEN else End.FAILED
+    # The worker's doing, not the trial's: nothing to start it with, or no disk for the result of work that was done.
+    end = End.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else End.FAILED
     return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")
 
 

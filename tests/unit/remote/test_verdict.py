@@ -206,6 +206,14 @@ CASES: dict[str, tuple[JobStatus, TrialResult | None, list[str], str | None, End
         End.FAILED,
         "exit 2: models/x: no such folder",
     ),
+    "nothing to start it with": (
+        exited(127),
+        None,
+        ["python: cannot be started: No such file or directory"],
+        None,
+        End.LOST,
+        "exit 127: python: cannot be started: No such file or directory",
+    ),
     "disk full": (
         exited(74),
         None,
