@@ -11,6 +11,7 @@ gone through again in the same order.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -26,10 +27,13 @@ TOKENIZED_AT_ONCE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch before padding. `samples` are those that end in it: 1 when padded, 0 or more when packed."""
+    """One row of a batch before padding. `samples` is 1 when padded; when packed, the parts of samples in it, added up.
+
+    Parts, because a long sample fills several blocks: counting it where it ends would make some steps worth nothing.
+    """
 
     ids: list[int]
-    samples: int
+    samples: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class Batch:
     input_ids: Any
     attention_mask: Any
     labels: Any
-    samples: int
+    samples: float
     tokens: int
     useful_tokens: int
 
@@ -110,7 +114,7 @@ class _Collate:
     def __init__(self, max_seq_len: int, padding: int) -> None:
         self.max_seq_len, self.padding = max_seq_len, padding
 
-    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[int, int, int]]:
+    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
         import torch
 
         shape = (len(rows), self.max_seq_len)
@@ -155,7 +159,7 @@ def _rendered(trial: Trial, conversation: Conversation, tokenizer: Any) -> str:
 def _packed(samples: Iterator[list[int]], block: int, needed: int, end: int) -> list[Row]:
     rows: list[Row] = []
     ids: list[int] = []
-    ends: list[int] = []  # where in `ids` each sample ends
+    shares: list[float] = []  # for each of `ids`, the part of its sample that it is
     seen: list[list[int]] = []
     source = iter(samples)
     while len(rows) < needed:
@@ -167,12 +171,12 @@ def _packed(samples: Iterator[list[int]], block: int, needed: int, end: int) -> 
             continue
         if not rows:
             seen.append(sample)
-        ids += sample if sample[-1:] == [end] else [*sample, end]
-        ends.append(len(ids))
+        whole = sample if sample[-1:] == [end] else [*sample, end]
+        ids += whole
+        shares += [1 / len(whole)] * len(whole)
         while len(ids) >= block and len(rows) < needed:
-            rows.append(Row(ids=ids[:block], samples=sum(place <= block for place in ends)))
-            ids = ids[block:]
-            ends = [place - block for place in ends if place > block]
+            rows.append(Row(ids=ids[:block], samples=math.fsum(shares[:block])))
+            ids, shares = ids[block:], shares[block:]
     return rows
 
 

@@ -66,11 +66,14 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """One entry per optimizer step, in order, in equally long lists; nothing is averaged away."""
+    """One entry per optimizer step, in order, in equally long lists; nothing is averaged away.
+
+    `samples` is a whole number where samples are padded, and may be a fraction where they are packed.
+    """
 
     step_time_sec: list[float] = field(default_factory=list)
     loss: list[float | None] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     useful_tokens: list[int] = field(default_factory=list)
 

@@ -301,7 +301,7 @@ def _one_step(
     loss = float(total)
     steps.step_time_sec.append(seconds)
     steps.loss.append(loss if math.isfinite(loss) else None)
-    steps.samples.append(sum(batch.samples for batch in used))
+    steps.samples.append(round(sum(batch.samples for batch in used), 6))
     steps.tokens.append(sum(batch.tokens for batch in used))
     steps.useful_tokens.append(sum(batch.useful_tokens for batch in used))
     record.show()

@@ -188,8 +188,8 @@ def _fault(steps: Steps) -> str | None:
     for number, (samples, tokens, useful) in enumerate(
         zip(steps.samples, steps.tokens, steps.useful_tokens, strict=True), start=1
     ):
-        if samples < 1 or tokens < 1 or not 0 <= useful <= tokens:
-            return f"step {number} counts {samples} samples, {tokens} tokens, {useful} useful tokens"
+        if not (math.isfinite(samples) and samples > 0) or tokens < 1 or not 0 <= useful <= tokens:
+            return f"step {number} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
     return None
 
 

@@ -136,6 +136,15 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     assert "deadline" in page
 
 
+def test_every_trial_of_the_full_suite_is_measured_and_reported(project) -> None:
+    chain = project.inv("bench", "--full", "--spread=shard", "collect", "report")
+    assert chain.returncode == 0, chain.stderr
+    assert_each_trial_ended_once_as(project, "SUCCEEDED")
+    summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
+    assert len(project.events("ended")) == 12
+    assert summary["missing"] == summary["rejected"] == []
+
+
 def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     chain = project.inv("bench", "--quick", "--only=optimized", "collect")
     assert chain.returncode == 0, chain.stderr

@@ -57,11 +57,19 @@ def test_packed_rows_are_full_and_lose_no_token_between_samples(make_trial):
         assert len(sample) + 1 == lengths[sample[0] - ord("a")]
 
 
-def test_packed_rows_count_the_samples_that_end_in_them(make_trial):
+def test_packed_rows_count_the_parts_of_samples_in_them(make_trial):
+    lengths = [3, 9, 17, 2, 30, 8, 8, 5]
     trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=100)
-    rows = make_rows(trial, chats(3, 9, 17, 2, 30, 8, 8, 5), Letters())
-    for row in rows:
-        assert row.samples == row.ids.count(END)
+    rows = make_rows(trial, chats(*lengths), Letters())
+    assert all(row.samples > 0 for row in rows)
+    left_out = sum(lengths) - 8 * len(rows)  # tokens of the last sample, whichever the seed put there
+    assert any(sum(row.samples for row in rows) == pytest.approx(len(lengths) - left_out / last) for last in lengths)
+
+
+def test_a_sample_longer_than_a_block_is_worth_something_in_each_of_its_blocks(make_trial):
+    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=3)
+    rows = make_rows(trial, chats(*[16] * 10), Letters())
+    assert [row.samples for row in rows] == pytest.approx([0.5, 0.5, 0.5])
 
 
 def test_packing_adds_the_end_that_a_template_leaves_out(make_trial):
@@ -69,8 +77,8 @@ def test_packing_adds_the_end_that_a_template_leaves_out(make_trial):
     tokenizer.ends_samples = False
     trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=3)
     rows = make_rows(trial, chats(*[5] * 10), tokenizer)
-    assert [row.ids.count(END) for row in rows] == [row.samples for row in rows]
-    assert sum(row.samples for row in rows) == 24 // 5
+    assert sum(row.ids.count(END) for row in rows) == 24 // 5
+    assert sum(row.samples for row in rows) == pytest.approx(24 / 5)
 
 
 def test_data_shorter_than_one_block_goes_round_until_one_is_full(make_trial):
