@@ -87,7 +87,8 @@ def _input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from bench.run import Request, run
+    from bench.record import Request
+    from bench.run import run
 
     return run(
         Request(

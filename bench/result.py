@@ -100,8 +100,28 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One measured quantity that is not a training step's: a bandwidth, a load time, a decoding rate.
+
+    `name` ends in its unit (`matmul_tflops`, `decode_tokens_per_sec`); `context` says what it was measured on
+    (`{"dtype": "bf16", "size": 8192}`); `value` is None where it could not be had, and `note` then says why.
+    `share_percent` is `value` against the chip's published figure, None where none is known.
+    """
+
+    name: str
+    value: float | None
+    interval: Interval | None = None
+    share_percent: float | None = None
+    context: dict[str, Any] = field(default_factory=dict)
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """One planned trial's end. `metrics` is None unless at least one step was measured.
+    """One planned trial's end. `metrics` is None unless at least one training step was measured.
+
+    `measurements` holds what the other kinds of trial measured, and what telemetry saw of any kind. `flags` are
+    conditions that make the numbers doubtful, one line each: another process on the GPU, throttling.
 
     `written_by` is "bench" where the trial's own process wrote the record, "collect" where no process lived to write
     one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, load, data, warmup and
@@ -122,6 +142,8 @@ class TrialResult:
     warmup: Steps = field(default_factory=Steps)
     steps: Steps = field(default_factory=Steps)
     metrics: Metrics | None = None
+    measurements: list[Measurement] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
     fingerprint: dict[str, Any] = field(default_factory=dict)
     log_tail: list[str] = field(default_factory=list)
 

@@ -26,6 +26,7 @@ BASE_PRECISIONS = ("nf4", "bf16")
 LAYOUTS = ("pad", "pack")
 RECIPES = ("reference",)
 PROFILES = ("gpu", "tiny")
+KINDS = ("training", "hardware", "loading", "inference", "distributed")
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -35,7 +36,12 @@ class TrialError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One configuration. Paths are read on the host that runs it; lengths are in tokens, times in seconds."""
+    """One configuration. Paths are read on the host that runs it; lengths are in tokens, times in seconds.
+
+    `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
+    distributed trial. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
+    `micro_batch_size` is the largest batch it goes up to.
+    """
 
     name: str
     reason: str
@@ -43,6 +49,7 @@ class Trial:
     profile: str
     model: str
     data: str
+    kind: str = "training"
     recipe: str = "reference"
     max_seq_len: int = 512
     micro_batch_size: int = 8
@@ -57,6 +64,8 @@ class Trial:
     learning_rate: float = 2e-4
     gradient_checkpointing: bool = True
     data_workers: int = 0
+    world_size: int = 1
+    new_tokens: int = 64
     warmup_steps: int = 5
     measured_steps: int = 20
     seed: int = 42
@@ -69,6 +78,7 @@ class Trial:
         _expect(self.model != "", "model", "the model's folder")
         _expect(self.data != "", "data", "the data file")
         _among(self.profile, PROFILES, "profile")
+        _among(self.kind, KINDS, "kind")
         _among(self.recipe, RECIPES, "recipe")
         _among(self.layout, LAYOUTS, "layout")
         _among(self.base_precision, BASE_PRECISIONS, "base_precision")
@@ -79,6 +89,9 @@ class Trial:
         _within(self.lora_rank, 1, 1024, "lora_rank")
         _within(self.lora_alpha, 1, 4096, "lora_alpha")
         _within(self.data_workers, 0, 64, "data_workers")
+        _within(self.world_size, 1, 1024, "world_size")
+        _expect(self.world_size == 1 or self.kind == "distributed", "world_size", "1 unless kind is distributed")
+        _within(self.new_tokens, 1, 65_536, "new_tokens")
         _within(self.warmup_steps, 0, 10_000, "warmup_steps")
         _within(self.measured_steps, 1, 100_000, "measured_steps")
         _within(self.seed, 0, 2**31 - 1, "seed")
@@ -208,7 +221,61 @@ def full(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     )
 
 
-SUITES: dict[str, Callable[[Scale, str, str], tuple[Trial, ...]]] = {"quick": quick, "full": full}
+def hardware(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """What the chip itself reaches: the ceilings that every other number is read against."""
+    make = _maker("hardware", scale, model, data)
+    return (make("hardware", 512, 8, reason="matrix products, copies and disk: the ceilings", kind="hardware"),)
+
+
+def loading(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """How long a pod takes from an empty GPU to a model, and what it then holds."""
+    make = _maker("loading", scale, model, data)
+    return (
+        make("load-nf4", 512, 8, reason="4-bit, cold and warm: what QLoRA starts from", kind="loading"),
+        make("load-bf16", 512, 8, reason="16-bit, cold and warm", kind="loading", base_precision="bf16"),
+    )
+
+
+def inference(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """Batches 1 to 32, prefill and decode apart, the default path beside the fast one."""
+    make = _maker("inference", scale, model, data)
+    return (
+        make("generate-nf4", 512, 32, reason="4-bit generation, batches 1 to 32", kind="inference"),
+        make("generate-bf16", 512, 32, reason="16-bit, batches 1 to 32", kind="inference", base_precision="bf16"),
+    )
+
+
+def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """The optimum on 1, 2 and 4 ranks, the same work on each: does it scale, and what does talking cost?"""
+    make = _maker("distributed", scale, model, data)
+    return (
+        make("ddp-1", 512, 8, reason="one rank: what efficiency is measured against", kind="distributed"),
+        make("ddp-2", 512, 8, reason="two ranks, the same work on each", kind="distributed", world_size=2),
+        make("ddp-4", 512, 8, reason="four ranks, the same work on each", kind="distributed", world_size=4),
+    )
+
+
+def everything(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """Every suite, ceilings first; the quick two are the full suite's first and the baseline."""
+    return (
+        *hardware(scale, model, data),
+        *loading(scale, model, data),
+        quick(scale, model, data)[0],
+        *full(scale, model, data),
+        *inference(scale, model, data),
+        *distributed(scale, model, data),
+    )
+
+
+SUITES: dict[str, Callable[[Scale, str, str], tuple[Trial, ...]]] = {
+    "quick": quick,
+    "full": full,
+    "hardware": hardware,
+    "loading": loading,
+    "inference": inference,
+    "distributed": distributed,
+    "all": everything,
+}
 
 
 def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:

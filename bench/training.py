@@ -1,0 +1,103 @@
+"""The training trial: QLoRA steps, one by one, warm-up first, each timed on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from bench import data, qlora, stack
+from bench.ends import Stops
+from bench.inputs import Inputs
+from bench.record import Record
+from bench.result import Steps
+from bench.session import open_session
+
+LOG_EVERY_STEPS = 5
+
+
+class NotFinite(ArithmeticError):
+    """The loss is no longer a number, and every later step would be worthless."""
+
+
+def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+    """Load, train, and leave every step in the record. Raises NotFinite, and whatever the stack raises."""
+    trial, log = record.trial, record.log
+    _, data_facts, conversations = inputs
+    session = open_session(record, stops)
+    modules, placement = session.modules, session.placement
+    try:
+        with record.timed("data"):
+            tokenizer = data.load_tokenizer(modules, trial.model)
+            rows = data.make_rows(trial, conversations, tokenizer)
+        left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
+        log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
+        with record.timed("load"):
+            step = _load(record, modules, placement, stops)
+        batches = data.make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+        with contextlib.closing(batches):
+            with record.timed("warmup"):
+                for _ in range(trial.warmup_steps):
+                    _one_step(record, step, batches, record.warmup, stops)
+            with record.timed("measure"):
+                for _ in range(trial.measured_steps):
+                    _one_step(record, step, batches, record.steps, stops)
+    finally:
+        if placement.is_cuda:
+            record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
+            record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
+
+
+def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stops: Stops) -> qlora.TrainingStep:
+    trial, start = record.trial, time.monotonic()
+    base = qlora.load_base(modules, trial, placement)
+    if placement.is_cuda:
+        modules.torch.cuda.synchronize()
+    record.load_time_sec = time.monotonic() - start
+    stops.check()
+    model = qlora.add_adapters(modules, trial, base)
+    optimizer, what = qlora.make_optimizer(modules, trial, model, placement)
+    record.fingerprint["optimizer"] = what
+    trained, _ = model.get_nb_trainable_parameters()
+    record.fingerprint["trained_parameters"] = trained
+    record.log(
+        f"loaded {record.fingerprint['model_parameters']:,} parameters as {trial.base_precision} in "
+        f"{record.load_time_sec:.2f} s; training {trained:,} with {what}"
+    )
+    return qlora.TrainingStep(modules, model, optimizer, placement)
+
+
+def _one_step(
+    record: Record, step: qlora.TrainingStep, batches: Iterator[data.Batch], steps: Steps, stops: Stops
+) -> None:
+    accumulation = record.trial.gradient_accumulation_steps
+    used: list[data.Batch] = []
+
+    def drawn() -> Iterator[data.Batch]:
+        for batch in islice(batches, accumulation):
+            used.append(batch)
+            yield batch
+
+    step.wait()
+    start = time.perf_counter()
+    total = step(drawn(), accumulation)
+    step.wait()
+    seconds = time.perf_counter() - start
+    # Everything below is outside the timed region.
+    stops.check()
+    loss = float(total)
+    steps.step_time_sec.append(seconds)
+    steps.loss.append(loss if math.isfinite(loss) else None)
+    steps.samples.append(round(sum(batch.samples for batch in used), 6))
+    steps.tokens.append(sum(batch.tokens for batch in used))
+    steps.useful_tokens.append(sum(batch.useful_tokens for batch in used))
+    record.show()
+    done = len(steps.step_time_sec)
+    planned = record.trial.measured_steps if steps is record.steps else record.trial.warmup_steps
+    if done % LOG_EVERY_STEPS == 0 or done == planned:
+        group = steps.step_time_sec[-LOG_EVERY_STEPS:]
+        record.log(f"{record.phase} {done}/{planned}: {sum(group) / len(group):.3f} s/step, loss {loss:.4f}")
+    if not math.isfinite(loss):
+        raise NotFinite(f"the loss is {loss} at {record.phase} step {done}; try a lower learning_rate")
