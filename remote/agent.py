@@ -48,8 +48,8 @@ class Agent:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._source = resources.files("remote").joinpath("onhost.py").read_bytes()
-        # The content's digest in the name: an older version still running keeps its own file.
         self._installed = False
+        # The content's digest in the name: an older version still running keeps its own file.
         self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}.py"
 
     def lines(
