@@ -10,6 +10,7 @@ import pytest
 
 from bench import cli, demo, run
 from bench.inputs import InputError
+from bench.record import summary_line
 from bench.result import End, Interval, Metrics, Progress, TrialResult
 from bench.trial import Trial, suite
 
@@ -180,7 +181,7 @@ def test_the_summary_is_one_line_that_names_end_trial_profile_and_units(make_tri
         peak_rss_bytes=1 << 30,
         load_time_sec=1.0,
     )
-    line = run.summary_line(make_trial(), "small", End.FAILED, "the loss is nan", metrics, 12.34)
+    line = summary_line(make_trial(), "small", End.FAILED, "the loss is nan", metrics, 12.34)
     assert line == (
         "FAILED small [tiny]: the loss is nan: 10.00 samples/s, 0.2000 s/step [0.1500, 0.2500], "
         "320 tokens/s (150 useful), loss 8.000 -> none, peak VRAM 3.00 GiB, 12.3 s in all"

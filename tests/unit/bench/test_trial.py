@@ -16,6 +16,7 @@ IMPOSSIBLE = [
     ("model", ""),
     ("data", ""),
     ("profile", "a10"),
+    ("kind", "dance"),
     ("recipe", "mine"),
     ("layout", "ragged"),
     ("base_precision", "fp8"),
@@ -39,6 +40,11 @@ IMPOSSIBLE = [
     ("learning_rate", 1.5),
     ("data_workers", -1),
     ("data_workers", 65),
+    ("world_size", 0),
+    ("world_size", 1025),
+    ("world_size", 2),  # a training is one rank
+    ("new_tokens", 0),
+    ("new_tokens", 65_537),
     ("warmup_steps", -1),
     ("warmup_steps", 10_001),
     ("measured_steps", 0),
@@ -64,6 +70,8 @@ WRONG_TYPES = [
     ("lora_targets", "q_proj"),
     ("lora_targets", (1,)),
 ]
+
+SIZES = {"quick": 2, "full": 12, "hardware": 1, "loading": 2, "inference": 2, "distributed": 3, "all": 21}
 
 
 @pytest.mark.parametrize(("key", "value"), IMPOSSIBLE)
@@ -145,7 +153,7 @@ def test_equal_digests_mean_the_same_measurement(make_trial):
 
 
 @pytest.mark.parametrize("profile", SCALES)
-@pytest.mark.parametrize(("name", "size"), [("quick", 2), ("full", 12)])
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_suites_have_their_published_sizes_and_unique_ids(name, profile, size):
     trials = suite(name, profile, "M", "D")
     assert len({trial.trial_id for trial in trials}) == size
@@ -172,7 +180,7 @@ def test_the_quick_trials_compute_equally_many_tokens_a_step():
 
 
 def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice():
-    with pytest.raises(TrialError, match="suite: expected one of quick, full, found 'huge'"):
+    with pytest.raises(TrialError, match=f"suite: expected one of {', '.join(SIZES)}, found 'huge'"):
         suite("huge", "gpu", "M", "D")
     with pytest.raises(TrialError, match="profile: expected one of gpu, tiny, found 'h200'"):
         suite("quick", "h200", "M", "D")
@@ -191,4 +199,10 @@ def test_choosing_keeps_the_order_asked_for_and_drops_repeats():
 
 
 def test_the_suites_named_here_are_all_there_are():
-    assert list(SUITES) == ["quick", "full"]
+    assert list(SUITES) == list(SIZES)
+
+
+def test_ranks_are_for_distributed_trials_alone(make_trial):
+    assert make_trial(kind="distributed", world_size=4).world_size == 4
+    with pytest.raises(TrialError, match="world_size: expected 1 unless kind is distributed"):
+        make_trial(kind="inference", world_size=4)
