@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--worker", metavar="W", help="label for the result: which worker this is")
     run.add_argument("--run-id", metavar="R", help="label for the result: the run it belongs to")
     run.add_argument("--attempt", type=int, default=1, metavar="N", help="label for the result: 1 for the first try")
+    run.add_argument("--strict", action="store_true", help="a result with a flag (shared or throttled GPU) is FAILED")
     run.set_defaults(act=_run)
 
     lists = commands.add_parser("list", help="the trials of a suite: id, configuration, reason")
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 
     selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
     selfcheck.set_defaults(act=_selfcheck)
+
+    sample = commands.add_parser("sample", help="what GPUs and host are doing now: one JSON line")
+    sample.set_defaults(act=_sample)
 
     demo = commands.add_parser("demo", help="make a small model and data set, once; verify them afterwards")
     _input_arguments(demo)
@@ -94,6 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
         Request(
             trial_file=arguments.trial,
             out=arguments.out,
+            strict=arguments.strict,
             trial_id=arguments.trial_id,
             worker=arguments.worker,
             run_id=arguments.run_id,
@@ -147,6 +152,13 @@ def _selfcheck(_arguments: argparse.Namespace) -> int:
     from bench.selfcheck import selfcheck
 
     return selfcheck()
+
+
+def _sample(_arguments: argparse.Namespace) -> int:
+    from bench.nvml import sample
+
+    print(json.dumps(sample()))
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,10 +22,14 @@ from bench.watch import Log, ProgressFile
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to run and where its result goes. The last four are labels for the record."""
+    """What to run and where its result goes. The last four are labels for the record.
+
+    `strict` refuses a result with a flag: its end is FAILED.
+    """
 
     trial_file: Path
     out: Path
+    strict: bool = False
     trial_id: str | None = None
     worker: str | None = None
     run_id: str | None = None
@@ -37,10 +41,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._started = time.monotonic()
+        self.started = time.monotonic()
 
     def elapsed(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
 
 class Record:
@@ -53,7 +57,10 @@ class Record:
         self.phases: dict[str, float] = {}
         self.warmup, self.steps = Steps(), Steps()
         self.measurements: list[Measurement] = []
+        self.observed: list[Measurement] = []  # telemetry's, which no one waits for and no step is counted by
         self.flags: list[str] = []
+        self.on_phase: Callable[[str], None] | None = None  # told each phase that begins, and "" between phases
+        self._inside = ""
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
         self.fingerprint: dict[str, Any] = {}
@@ -63,13 +70,20 @@ class Record:
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Name the phase for people, and keep its seconds however it ends."""
-        self.phase = phase
+        outer, self.phase = self._inside, phase
+        self._enter(phase)
         self.show()
         start = time.monotonic()
         try:
             yield
         finally:
             self.phases[phase] = time.monotonic() - start
+            self._enter(outer)
+
+    def _enter(self, phase: str) -> None:
+        self._inside = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def add(
         self,
@@ -134,7 +148,7 @@ class Record:
             warmup=self.warmup,
             steps=self.steps,
             metrics=metrics,
-            measurements=self.measurements,
+            measurements=[*self.measurements, *self.observed],
             flags=self.flags,
             fingerprint=self.fingerprint,
             log_tail=self.log.tail,

@@ -13,7 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from bench import ends, environment
+from bench import ends, environment, isolation, telemetry
 from bench.ends import Stopped, Stops
 from bench.inputs import InputError, Inputs, check_trial
 from bench.record import Clock, Record, Request
@@ -31,13 +31,19 @@ def run(request: Request) -> int:
     stops.install()
     record: Record | None = None
     try:
-        trial = Trial.read(request.trial_file)
+        trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
         refuse_finished(request.out)
         inputs = check_trial(trial)
+        found = isolation.look_around(trial, strict=request.strict)
         prepare_folder(request.out)
         record = Record(request, trial, clock)
-        end, reason = _attempt(record, inputs, stops)
+        record.fingerprint.update(found.facts)
+        record.flags += found.flags
+        with telemetry.beside(record):
+            end, reason = _attempt(record, inputs, stops)
+        if request.strict and record.flags and end is End.SUCCEEDED:
+            end, reason = End.FAILED, f"refused by --strict: {record.flags[0]}"
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
         return ends.EXIT_BAD_INPUT
@@ -86,7 +92,7 @@ def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | N
         raise
     except (Exception, Stopped) as error:  # noqa: BLE001 - whatever a stack of a million lines raises is this trial's end
         stops.close()
-        end, reason = ends.end_of(error)
+        end, reason = ends.end_of(error, record)
         if not isinstance(error, Stopped):
             for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 record.log(line)
@@ -100,4 +106,5 @@ def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     record.log(f"{trial.name} [{trial.profile}]: {trial.reason}")
     record.fingerprint.update(environment.host_facts())
     record.fingerprint.update(environment.input_facts(trial, model_facts, data_facts))
+    environment.write(record.request.out, record.fingerprint)
     importlib.import_module(f"bench.{trial.kind}").measure(record, inputs, stops)
