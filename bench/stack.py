@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import logging
 import os
 import warnings
@@ -39,6 +40,21 @@ class Stack:
         """`from_pretrained`'s keyword for the weights' type: `torch_dtype` was renamed `dtype` in 4.56."""
         major, minor = (int(part) for part in self.transformers.__version__.split(".")[:2])
         return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
+
+    def static_cache(self, config: Any, *, batch: int, length: int, device: Any, dtype: Any) -> Any:
+        """Keys and values of `length` positions at fixed addresses. From 4.56 on only the length is read of these."""
+        return self.transformers.StaticCache(
+            config=config, max_batch_size=batch, max_cache_len=length, device=device, dtype=dtype
+        )
+
+    def position_arguments(self, decoder: Any, positions: Any) -> dict[str, Any]:
+        """A decoder's keywords for where its tokens stand, `positions` of shape (tokens,).
+
+        Caches that do not count for themselves are told by `cache_position`; 5.x models no longer take it.
+        """
+        known = inspect.signature(decoder.forward).parameters
+        told = {"cache_position": positions} if "cache_position" in known else {}
+        return {"position_ids": positions.unsqueeze(0), **told}
 
 
 def set_environment() -> None:
