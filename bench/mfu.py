@@ -1,0 +1,72 @@
+"""What part of the device's own matrix-product rate a training reached, measured right after it on the same device.
+
+The product is measured hot, at the clocks and temperature that the training left, which is what the training had. It
+comes after the last measured step, so it costs none of them anything.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench import chips, flops, hardware
+from bench.ends import is_out_of_memory
+from bench.record import Record
+from bench.result import Interval, summarize
+from bench.session import Session
+
+FORMULA = (
+    "2 (blocks + head + adapters) + attention forward; 2 (blocks + head) + 4 adapters + 2 attention backward; "
+    "no recomputation"
+)
+CPU_SIZE, CPU_SEC = 512, 0.1
+
+
+def add_ceilings(record: Record, session: Session) -> None:
+    """Add matmul_tflops and mfu_percent for the steps in the record; without a value where no product can be had."""
+    dtype = "bf16" if session.placement.compute_dtype == session.modules.torch.bfloat16 else "fp32"
+    size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
+    try:
+        ceiling = _ceiling(session, dtype)
+    except hardware.Lacking as lacking:
+        return _add_none(record, dtype, size, str(lacking))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return _add_none(record, dtype, size, "no memory left for it beside the training")
+    chip = chips.lookup(record.fingerprint["gpu_name"])
+    share = chips.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
+    record.add("matmul_tflops", ceiling.median, interval=ceiling, share_percent=share, dtype=dtype, size=size)
+    trial, steps = record.trial, record.steps
+    config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
+    cost = flops.per_token(
+        config,
+        sequence=trial.max_seq_len,
+        rank=trial.lora_rank,
+        targets=trial.lora_targets,
+        checkpointing=trial.gradient_checkpointing,
+    )
+    rates = [tokens / seconds for tokens, seconds in zip(steps.tokens, steps.step_time_sec, strict=True)]
+    found = summarize([flops.mfu_percent(cost.model, rate, ceiling.median) for rate in rates])
+    record.add(
+        "mfu_percent",
+        found.median,
+        interval=found,
+        flop_per_token=cost.model,
+        recomputed_flop_per_token=cost.recompute,
+        matmul_tflops=ceiling.median,
+        formula=FORMULA,
+    )
+    return None
+
+
+def _ceiling(session: Session, dtype: str) -> Interval:
+    if session.placement.is_cuda:
+        session.modules.torch.cuda.empty_cache()  # the training's blocks may be all that is left of the memory
+        return hardware.bf16_matmul_tflops(session)
+    return hardware.matmul_tflops(session, dtype, CPU_SIZE, budget_sec=CPU_SEC, operand_bytes=0)
+
+
+def _add_none(record: Record, dtype: str, size: int, note: str) -> None:
+    record.add("matmul_tflops", None, note=note, dtype=dtype, size=size)
+    record.add("mfu_percent", None, note="there is no measured matrix product to compare with", formula=FORMULA)
