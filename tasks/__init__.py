@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, model, report
+from tasks import bench, collect, model, monitor, report
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
 
-ns = Collection(bench.bench, bench.cancel, collect.collect, report.report, Collection("model", model.demo))
+ns = Collection(
+    bench.bench, bench.cancel, collect.collect, monitor.monitor, report.report, Collection("model", model.demo)
+)

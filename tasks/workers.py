@@ -10,10 +10,11 @@ from typing import Any
 from bench.result import PlannedTrial
 from remote.command import Command
 from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
-from remote.host import Host
+from remote.host import Host, HostUnreachable, check
 from remote.local import LocalHost
 from tasks.settings import Settings
 
+_SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
@@ -58,6 +59,19 @@ def inspect(settings: Settings, hosts: list[Host]) -> dict[str, Mapping[str, Any
 
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return dict(zip([host.name for host in hosts], pool.map(ask, hosts), strict=True))
+
+
+def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
+    """What the host's GPUs are doing now, as `python -m bench sample` says it. Raises HostError."""
+    import json
+
+    command = _bench(settings, host, "sample")
+    completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
+    try:
+        document: Mapping[str, Any] = json.loads(completed.stdout)
+    except ValueError:
+        raise HostUnreachable(f"{host.name}: the answer to {command.render()} was cut short") from None
+    return document
 
 
 def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
