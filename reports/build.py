@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.result import End, write_atomic
-from reports import cost, html, markdown, tables
+from reports import cost, html, markdown, measurements, tables
 from reports.figures import CHARTS, style
 from reports.html import Picture
 from reports.load import Missing, Rejected, ReportError, Run, load
 from reports.summarize import summarize
-from reports.summary import Row, Summary
+from reports.summary import Other, Row, Summary
 
 REPORT_FOLDER = "report"
 FIGURES_FOLDER = "figures"
@@ -34,6 +34,7 @@ class ReportSummary:
     profile_note: str | None
     cautions: tuple[str, ...]
     rows: tuple[Row, ...]
+    others: tuple[Other, ...]
     counts: dict[End, int]
     planned: int
     missing: tuple[Missing, ...]
@@ -59,6 +60,7 @@ def build(
     contents = {f"{FIGURES_FOLDER}/{name}": content for name, content in figures.items()} | {
         "summary.json": tables.summary_json(summary, run),
         "summary.csv": tables.summary_csv(summary),
+        "measurements.csv": measurements.to_csv(run.measurements),
         "report.md": markdown.render(summary, pictures).encode(),
         INDEX_FILE: html.render(summary, run, pictures).encode(),
     }
@@ -73,6 +75,7 @@ def build(
         profile_note=summary.profile_note,
         cautions=summary.cautions,
         rows=summary.rows,
+        others=summary.others,
         counts=summary.counts,
         planned=len(summary.record.planned),
         missing=summary.missing,

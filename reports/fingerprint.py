@@ -76,8 +76,12 @@ def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, 
     common: dict[str, str] = {}
     differences = []
     for key in dict.fromkeys(key for _, document in flat for key in document):
+        # A kind of trial that never says a key does not differ in it: only a training has an optimizer.
+        kinds = {result.trial.kind for result, document in flat if key in document}
         holders: dict[str, list[TrialResult]] = {}
         for result, document in flat:
+            if result.trial.kind not in kinds:
+                continue
             holders.setdefault(document.get(key, "not said"), []).append(result)
         if len(holders) == 1:
             common[key] = next(iter(holders))

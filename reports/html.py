@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import jinja2
@@ -20,14 +21,16 @@ from reports.summary import Row, Summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-# The first four are words, the others numbers; reasons stand in the list of failures.
+# The first five are words, the others numbers; reasons stand in the list of failures.
 _RAW_COLUMNS = (
     "trial_id",
     "configuration",
+    "kind",
     "worker",
     "status",
     "attempt",
     "n_steps",
+    "n_measurements",
     "step_time_sec",
     "samples_per_sec",
     "tokens_per_sec",
@@ -79,6 +82,7 @@ def render(summary: Summary, run: Run, pictures: Sequence[Picture]) -> str:
         facts=method.facts(summary),
         method=method.paragraphs(summary),
         charts=[_placed(picture) for picture in pictures],
+        sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda one: one.section)],
         trial_columns=_RAW_COLUMNS,
         trials=[
             [_cell(value) for value in row] for row in run.trials[list(_RAW_COLUMNS)].itertuples(index=False, name=None)

@@ -7,10 +7,10 @@ Frame `trials`, one row per accepted result:
 
 | column | meaning |
 |---|---|
-| trial_id, configuration, worker | which trial, the configuration's label, and where it ran |
+| trial_id, configuration, kind, worker | which trial, the configuration's label, what it measures, and where it ran |
 | status, reason, attempt, written_by, started_at | its end, in `bench.result.TrialResult`'s words |
 | wall_time_sec, load_time_sec | seconds |
-| n_steps | measured steps the record holds |
+| n_steps, n_measurements | measured steps and other measurements the record holds |
 | step_time_sec | median over its measured steps, seconds |
 | samples_per_sec, tokens_per_sec, useful_tokens_per_sec | per worker |
 | padding_percent | share of token positions spent on padding |
@@ -20,6 +20,8 @@ Frame `trials`, one row per accepted result:
 Frame `steps`, one row per optimizer step of an accepted result: trial_id, configuration, worker, status, phase
 ("warmup" or "measure"), step (from 1, counted over both phases), step_time_sec (seconds), loss, samples, tokens,
 useful_tokens (per step and worker).
+
+Frame `measurements`, one row per measurement of an accepted result: see `reports.measurements`.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from typing import Any
 import pandas as pd
 
 from bench.result import RESULT_FILE, RUN_FILE, End, PlannedTrial, ResultError, RunRecord, Steps, TrialResult
+from reports import measurements
 
 TRIALS_FOLDER = "trials"
+KINDS_WITH_STEPS = ("training", "distributed")
 
 
 class ReportError(ValueError):
@@ -66,6 +70,10 @@ class Configuration:
     label: str
     planned: tuple[PlannedTrial, ...]
 
+    @property
+    def kind(self) -> str:
+        return self.planned[0].trial.kind
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -78,6 +86,7 @@ class Run:
     label_of: dict[str, str]
     trials: pd.DataFrame
     steps: pd.DataFrame
+    measurements: pd.DataFrame
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
 
@@ -101,6 +110,7 @@ def load(folder: Path) -> Run:
         label_of=label_of,
         trials=_trials_frame(results, label_of),
         steps=_steps_frame(results, label_of),
+        measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
     )
@@ -166,9 +176,15 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
         fault = _fault(steps)
         if fault is not None:
             return f"{phase}: {fault}"
-    if result.status is End.SUCCEEDED and (result.metrics is None or not result.steps.step_time_sec):
-        return "says SUCCEEDED but holds no measured step"
-    return None
+    fault = measurements.fault(result.measurements)
+    if fault is not None:
+        return fault
+    if result.status is not End.SUCCEEDED:
+        return None
+    if result.trial.kind in KINDS_WITH_STEPS:
+        has_steps = result.metrics is not None and result.steps.step_time_sec
+        return None if has_steps else "says SUCCEEDED but holds no measured step"
+    return None if result.measurements else "says SUCCEEDED but holds no measurement"
 
 
 def _fault(steps: Steps) -> str | None:
@@ -218,6 +234,7 @@ def _missing(
 _TRIAL_COLUMNS = {
     "trial_id": "str",
     "configuration": "str",
+    "kind": "str",
     "worker": "str",
     "status": "str",
     "reason": "str",
@@ -227,6 +244,7 @@ _TRIAL_COLUMNS = {
     "wall_time_sec": "float64",
     "load_time_sec": "float64",
     "n_steps": "int64",
+    "n_measurements": "int64",
     "step_time_sec": "float64",
     "samples_per_sec": "float64",
     "tokens_per_sec": "float64",
@@ -258,6 +276,7 @@ def _trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> 
         row: dict[str, Any] = {
             "trial_id": trial_id,
             "configuration": label,
+            "kind": result.trial.kind,
             "worker": result.worker,
             "status": result.status.value,
             "reason": result.reason,
@@ -266,6 +285,7 @@ def _trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> 
             "started_at": result.started_at,
             "wall_time_sec": result.wall_time_sec,
             "n_steps": len(result.steps.step_time_sec),
+            "n_measurements": len(result.measurements),
         }
         if (metrics := result.metrics) is not None:
             row["step_time_sec"] = metrics.step_time_sec.median
@@ -307,8 +327,8 @@ def _steps_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> p
                 columns[name] += getattr(steps, name)
     frame = pd.DataFrame(columns)
     return frame.astype(
-        dict.fromkeys(("step", "samples", "tokens", "useful_tokens"), "int64")
-        | dict.fromkeys(("step_time_sec", "loss"), "float64")
+        dict.fromkeys(("step", "tokens", "useful_tokens"), "int64")
+        | dict.fromkeys(("step_time_sec", "loss", "samples"), "float64")  # packed samples are fractions
         | dict.fromkeys(("trial_id", "configuration", "worker", "status", "phase"), "str")
     )
 

@@ -21,11 +21,14 @@ def render(summary: Summary, pictures: Sequence[Picture]) -> str:
     if summary.cautions:
         parts.append("\n".join(["Keep in mind:", "", *(f"- {_md(one)}" for one in summary.cautions)]))
     parts.append(_table(("", ""), [(name, value) for name, value in method.facts(summary)]))
-    parts += ["## Configurations", _configurations(summary)]
+    if summary.rows:
+        parts += ["## Configurations", _configurations(summary)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
         parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
         parts.append(_md(picture.caption))
+    if summary.measurements:
+        parts += ["## Measurements", *_measurements(summary)]
     parts += ["## What did not work", *_failures(summary)]
     parts += ["## Method", *(_md(one) for one in method.paragraphs(summary))]
     parts += ["## Fingerprint", *_fingerprint(summary)]
@@ -77,14 +80,41 @@ def _ratio(row: Row, name: str) -> str:
     return "" if of is None else " ".join(filter(None, (text.ratio(of), of.verdict)))
 
 
+def _measurements(summary: Summary) -> list[str]:
+    parts = []
+    section = ""
+    for table in summary.measurements:
+        if table.section != section:
+            section = table.section
+            parts.append(f"### {section.capitalize()}")
+        if table.same:
+            parts.append(_md(f"All of these: {table.same}."))
+        head = (
+            *table.keys,
+            *(" ".join(filter(None, (one.title + ",", one.unit))).rstrip(",") for one in table.columns),
+        )
+        rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
+        parts.append(_table(head, rows))
+        if table.left_out:
+            parts.append(_md(f"{table.left_out:,} more rows are in measurements.csv."))
+    return parts
+
+
 def _failures(summary: Summary) -> list[str]:
     parts = []
     if summary.failures:
         parts.append(
             _table(
-                ("trial", "worker", "end", "reason", "steps measured"),
+                ("trial", "worker", "end", "reason", "steps", "measurements"),
                 [
-                    (one.trial_id, one.worker or "none", one.end.value, one.reason or "not known", str(one.n_steps))
+                    (
+                        one.trial_id,
+                        one.worker or "none",
+                        one.end.value,
+                        one.reason or "not known",
+                        str(one.n_steps),
+                        str(one.n_measurements),
+                    )
                     for one in summary.failures
                 ],
             )

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from bench.result import End
 from reports.stats import RESAMPLES
 from reports.summary import Summary
 
 
 def paragraphs(summary: Summary) -> list[str]:
     """The method of this very report; what does not apply to it is left out."""
+    told = [*(_training(summary) if summary.rows else []), *(_measurements() if summary.measurements else [])]
+    if summary.price is not None and summary.rows:
+        told.append(
+            f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
+            "measured time of 1,000 samples on one worker. Pulling the image, loading and idling are billed, too, "
+            "and are not in them."
+        )
+    return told or ["Nothing was measured."]
+
+
+def _training(summary: Summary) -> list[str]:
     told = [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
         "are kept but never counted. A configuration's step time is the median over all measured steps of all its "
@@ -30,13 +42,16 @@ def paragraphs(summary: Summary) -> list[str]:
         "worker: of the GPU where there is one, of the process otherwise. Loss is in nats per token, the median over "
         "workers of their first and last measured step."
     )
-    if summary.price is not None:
-        told.append(
-            f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
-            "measured time of 1,000 samples on one worker. Pulling the image, loading and idling are billed, too, "
-            "and are not in them."
-        )
     return told
+
+
+def _measurements() -> list[str]:
+    return [
+        "A measurement is taken after a warm-up, several times: its value is the median, and the range under it the "
+        "95 % interval of that median. Where several workers measured the same, the value is the median of theirs and "
+        "the range goes from the smallest to the largest. A share is of the chip's published figure; where none is "
+        "known, none is given. A trial that did not succeed shows what it had measured by then, marked with its end."
+    ]
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
@@ -45,7 +60,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     sha = record.provenance.get("git_sha")
     dirty = " with uncommitted changes" if record.provenance.get("git_dirty") else ""
     planned = len(record.planned)
-    succeeded = sum(row.succeeded for row in summary.rows)
+    succeeded = summary.counts.get(End.SUCCEEDED, 0)
     return [
         ("Run", record.run_id),
         ("Started", _moment(record.created_at)),

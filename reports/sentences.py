@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from bench.result import End, RunRecord
-from reports import text
+from collections.abc import Iterable
+
+from bench.result import End, RunRecord, TrialResult
+from reports import measurements, text
 from reports.cost import Price
 from reports.fingerprint import CPU, Hosts
+from reports.load import Run
 from reports.stats import Measured
-from reports.summary import Row
+from reports.summary import Other, Row
 
 # Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
 NOTABLE_SPREAD = 1.10
 
 
-def finding(rows: tuple[Row, ...], baseline: str, record: RunRecord, hosts: Hosts) -> str:
-    """The one sentence a reader takes away: the fastest configuration against the baseline, or why there is none."""
+def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run: Run, hosts: Hosts) -> str:
+    """The one sentence a reader takes away: the fastest configuration against the baseline, or why there is none.
+
+    Without training configurations: what was measured instead.
+    """
+    record = run.record
     measured = [row for row in rows if row.measured is not None]
     if not measured:
-        return f"No trial of this run succeeded ({_ends(rows)}): there is nothing to compare."
-    others = [row for row in measured if row.samples_ratio is not None]
-    if not others:
+        taken = _taken(others, run, hosts)
+        if rows and taken:
+            return f"No training trial succeeded ({_ends(rows)}), so nothing is compared. {taken}"
+        return taken or f"No trial of this run succeeded ({_ends((*rows, *others))}): there is nothing to compare."
+    compared = [row for row in measured if row.samples_ratio is not None]
+    if not compared:
         best = max(measured, key=_speed)
         return f"{best.label} processed {_absolute(best.measured)} {_setting(best.measured, record, hosts)}."
-    best = max(others, key=_speed)
+    best = max(compared, key=_speed)
     ratio, where = best.samples_ratio, _setting(best.measured, record, hosts)
     if ratio is not None and ratio.verdict == "faster":
         return f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}."
@@ -59,14 +69,23 @@ def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
     )
 
 
-def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts, price: Price | None, rejected: int) -> tuple[str, ...]:
-    """What a careful reader should know before believing the table; empty when all is well."""
+def cautions(
+    rows: tuple[Row, ...],
+    others: tuple[Other, ...],
+    baseline: str,
+    hosts: Hosts,
+    price: Price | None,
+    rejected: int,
+) -> tuple[str, ...]:
+    """What a careful reader should know before believing the tables; empty when all is well."""
     found = []
-    incomplete = sum(row.planned - row.succeeded for row in rows)
+    every: tuple[Row | Other, ...] = (*rows, *others)
+    incomplete = sum(one.planned - one.succeeded for one in every)
     if incomplete:
-        planned = sum(row.planned for row in rows)
+        planned = sum(one.planned for one in every)
+        gave = "did not succeed" if others else "gave no measurement"
         found.append(
-            f"{incomplete} of {text.count(planned, 'planned trial')} gave no measurement ({_ends(rows)}); "
+            f"{incomplete} of {text.count(planned, 'planned trial')} {gave} ({_ends(every)}); "
             "the numbers are over the others."
         )
     if rejected:
@@ -95,6 +114,38 @@ def cautions(rows: tuple[Row, ...], baseline: str, hosts: Hosts, price: Price | 
     return tuple(found)
 
 
+def flags(results: Iterable[TrialResult]) -> tuple[str, ...]:
+    """What the trials themselves say makes their numbers doubtful: a line each, with the trials that say it."""
+    who: dict[str, list[str]] = {}
+    for result in results:
+        for flag in dict.fromkeys(result.flags):
+            who.setdefault(flag, []).append(result.trial_id)
+    return tuple(f"{text.some(trials)}: {flag}" for flag, trials in who.items())
+
+
+def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
+    """What trials of other kinds measured, each kind with its first quantity's range; empty where none succeeded."""
+    kinds = dict.fromkeys(one.kind for one in others if one.succeeded and one.n_measurements)
+    told = []
+    for kind in kinds:
+        mine = run.measurements[
+            (run.measurements["section"] == kind)
+            & (run.measurements["status"] == End.SUCCEEDED.value)
+            & run.measurements["value"].notna()
+        ]
+        if mine.empty:
+            told.append(f"{kind} (no value could be had)")
+            continue
+        name = str(mine["name"].iloc[0])
+        words, unit, scale = measurements.words_unit_scale(name)
+        values = mine[mine["name"] == name]["value"] / scale
+        low, high = text.number(float(values.min())), text.number(float(values.max()))
+        span = f"up to {high}" if measurements.is_rate(name) else high if low == high else f"{low} to {high}"
+        told.append(f"{kind} ({words} {span} {unit}".rstrip() + ")")
+    workers = len({one.worker for one in run.results})
+    return f"Measured {text.listing(told)} {_place(workers, run.record, hosts)}." if told else ""
+
+
 def _speed(row: Row) -> float:
     return row.measured.samples_per_sec.value if row.measured is not None else 0.0
 
@@ -104,12 +155,16 @@ def _absolute(measured: Measured | None) -> str:
 
 
 def _setting(measured: Measured | None, record: RunRecord, hosts: Hosts) -> str:
-    workers = text.count(measured.n_workers if measured is not None else 0, "worker")
+    return _place(measured.n_workers if measured is not None else 0, record, hosts)
+
+
+def _place(amount: int, record: RunRecord, hosts: Hosts) -> str:
+    workers = text.count(amount, "worker")
     place = f"{workers} of one machine" if record.fleet_kind == "local" else workers
     return f"on {place} ({hosts.device}, profile {record.profile})"
 
 
-def _ends(rows: tuple[Row, ...]) -> str:
+def _ends(rows: tuple[Row | Other, ...]) -> str:
     totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in End}
     totals["missing"] = sum(row.missing for row in rows)
     return ", ".join(f"{amount} {name}" for name, amount in totals.items() if amount) or "nothing was planned"

@@ -10,17 +10,19 @@ import numpy as np
 import pandas as pd
 
 from bench.result import End
-from reports import cost, fingerprint, sentences, stats
+from reports import cost, fingerprint, pivot, sentences, stats
 from reports.load import Configuration, Run
-from reports.summary import PROFILE_NOTES, Failure, Row, Summary
+from reports.summary import PROFILE_NOTES, Failure, Other, Row, Summary
 
 BASELINE = "baseline"
+TRAINING = "training"  # the kind whose configurations are compared with each other
 
 
 def summarize(run: Run, price: cost.Price | None = None) -> Summary:
     """Sum up a loaded run at a price per GPU hour."""
-    measured = _measure_all(run)
-    baseline = _baseline(run.configurations)
+    trained = tuple(one for one in run.configurations if one.kind == TRAINING)
+    measured = _measure_all(run, trained)
+    baseline = _baseline(trained)
     over_workers = _over_workers(run.trials)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(one.configuration for one in run.missing)
@@ -35,18 +37,37 @@ def summarize(run: Run, price: cost.Price | None = None) -> Summary:
             missing=missing[one.label],
             price=price,
         )
+        for one in trained
+    )
+    taken = Counter(run.measurements["configuration"])
+    others = tuple(
+        Other(
+            label=one.label,
+            kind=one.kind,
+            reason=one.planned[0].trial.reason,
+            planned=len(one.planned),
+            ends={end: amount for end in End if (amount := ends[one.label, end])},
+            missing=missing[one.label],
+            n_measurements=taken[one.label],
+        )
         for one in run.configurations
+        if one.kind != TRAINING
     )
     hosts = fingerprint.hosts(run.record, run.results)
     note = PROFILE_NOTES.get(run.record.profile)
     return Summary(
         record=run.record,
         rows=rows,
+        others=others,
+        measurements=pivot.tables(run.results, run.label_of),
         baseline=baseline,
-        finding=sentences.finding(rows, baseline, run.record, hosts),
+        finding=sentences.finding(rows, others, baseline, run, hosts),
         second_finding=sentences.second_finding(rows, baseline),
         profile_note=note,
-        cautions=sentences.cautions(rows, baseline, hosts, price, len(run.rejected)),
+        cautions=(
+            *sentences.cautions(rows, others, baseline, hosts, price, len(run.rejected)),
+            *sentences.flags(run.results),
+        ),
         hosts=hosts,
         price=price,
         counts=dict(Counter(result.status for result in run.results)),
@@ -62,16 +83,17 @@ def _baseline(configurations: tuple[Configuration, ...]) -> str:
     return BASELINE if BASELINE in labels else labels[0] if labels else ""
 
 
-def _measure_all(run: Run) -> dict[str, stats.Measured]:
+def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, stats.Measured]:
     steps = run.steps
-    usable = steps[(steps["phase"] == "measure") & (steps["status"] == End.SUCCEEDED.value)]
+    ours = steps["configuration"].isin([one.label for one in trained])
+    usable = steps[ours & (steps["phase"] == "measure") & (steps["status"] == End.SUCCEEDED.value)]
     workers: dict[str, list[stats.WorkerSteps]] = {}
     columns = ["step_time_sec", "samples", "tokens", "useful_tokens"]
     # Two trials of one configuration on one worker (a repeat) are one worker's steps.
     for (label, worker), rows in usable.groupby(["configuration", "worker"], sort=False, dropna=False):
         arrays = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}
         workers.setdefault(str(label), []).append(stats.WorkerSteps(worker=str(worker), **arrays))
-    streams = {one.label: number for number, one in enumerate(run.configurations)}
+    streams = {one.label: number for number, one in enumerate(trained)}
     return {label: stats.measure(found, stream=streams[label]) for label, found in workers.items()}
 
 
@@ -139,6 +161,7 @@ def _failures(run: Run) -> tuple[Failure, ...]:
             reason=result.reason,
             attempt=result.attempt,
             n_steps=len(result.steps.step_time_sec),
+            n_measurements=len(result.measurements),
             log_tail=tuple(result.log_tail),
         )
         for result in run.results

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.result import End, RunRecord
-from reports import cost, stats
+from reports import cost, pivot, stats
 from reports.fingerprint import Hosts
 from reports.load import Missing, Rejected
 
@@ -59,8 +59,25 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Other:
+    """A configuration of another kind than training: what it took stands among the measurements, not in a row."""
+
+    label: str
+    kind: str
+    reason: str
+    planned: int
+    ends: dict[End, int]
+    missing: int
+    n_measurements: int
+
+    @property
+    def succeeded(self) -> int:
+        return self.ends.get(End.SUCCEEDED, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A trial that ended, but not well. `n_steps` is how many steps it had measured by then."""
+    """A trial that ended, but not well. `n_steps` and `n_measurements` are how much it had measured by then."""
 
     trial_id: str
     configuration: str
@@ -69,15 +86,21 @@ class Failure:
     reason: str | None
     attempt: int
     n_steps: int
+    n_measurements: int
     log_tail: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A run, summed up. `counts` holds every end that occurred; `profile_note` is None where none is needed."""
+    """A run, summed up. `counts` holds every end that occurred; `profile_note` is None where none is needed.
+
+    `rows` are the training configurations, which alone are compared; `others` those of every other kind.
+    """
 
     record: RunRecord
     rows: tuple[Row, ...]
+    others: tuple[Other, ...]
+    measurements: tuple[pivot.Table, ...]
     baseline: str
     finding: str
     second_finding: str | None

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from bench.result import End
-from reports import stats, text
+from reports import measurements, stats, text
 from reports.load import Run
-from reports.summary import Row, Summary
+from reports.summary import Other, Row, Summary
 
 SUMMARY_SCHEMA_VERSION = 1
 ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
@@ -47,6 +47,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         | {end.value: summary.counts.get(end, 0) for end in End}
         | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
         "configurations": [_configuration(row) for row in summary.rows],
+        "other_configurations": [_other(one) for one in summary.others],
         "failures": [
             {
                 "trial_id": one.trial_id,
@@ -56,6 +57,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
                 "reason": one.reason,
                 "attempt": one.attempt,
                 "n_steps": one.n_steps,
+                "n_measurements": one.n_measurements,
             }
             for one in summary.failures
         ],
@@ -69,6 +71,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
             "common": summary.hosts.common,
             "differences": {one.key: one.where_by_value for one in summary.hosts.differences},
         },
+        "measurements": _measurements(run),
         "trials": [
             {str(name): _plain(value) for name, value in row.items()} for row in run.trials.to_dict(orient="records")
         ],
@@ -122,6 +125,28 @@ def _configuration(row: Row) -> dict[str, Any]:
         "peak_rss_bytes": row.peak_rss_bytes,
         "load_time_sec": row.load_time_sec,
     }
+
+
+def _other(one: Other) -> dict[str, Any]:
+    return {
+        "configuration": one.label,
+        "kind": one.kind,
+        "reason": one.reason,
+        "planned": one.planned,
+        "ends": {end.value: amount for end, amount in one.ends.items()},
+        "missing": one.missing,
+        "n_measurements": one.n_measurements,
+    }
+
+
+def _measurements(run: Run) -> dict[str, list[dict[str, Any]]]:
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for row in run.measurements[list(measurements.COLUMNS)].to_dict(orient="records"):
+        section = sections.setdefault(str(row.pop("section")), [])
+        section.append(
+            {str(name): _plain(value) for name, value in row.items()} | {"context": json.loads(row["context"])}
+        )
+    return sections
 
 
 def _csv_line(row: Row, summary: Summary) -> dict[str, object]:

@@ -62,6 +62,14 @@ def gigabytes(count: int | None) -> str:
     return UNKNOWN if count is None else f"{number(count / 1e9)} GB"
 
 
+def size(amount: float) -> str:
+    """Bytes in the unit that suits them: `64 MB`, `1.07 GB`, `512 B`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(amount) >= scale:
+            return f"{amount / scale:,.4g} {unit}"
+    return f"{number(amount, 0)} B"
+
+
 def count(amount: int, one: str, many: str | None = None) -> str:
     """`1 worker`, `4 workers`."""
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         "quick": "run the suite quick: 2 trials, the published baseline and optimum",
         "full": "run the suite full: 12 trials, one factor at a time",
         "only": "run these trials of the suite alone: ids separated by commas (`python -m bench list` shows them)",
+        "suite": "run this suite: quick, full, hardware, loading, inference, distributed or all (default: bench.suite)",
         "spread": "replicate: every trial on every worker; shard: every trial once (default: bench.spread)",
         "resume": "go on with the newest run, or with the run of this id; finished trials are not repeated",
         "dry-run": "print the plan that would run, and touch nothing",
@@ -46,28 +47,33 @@ def bench(
     full: bool = False,
     only: str | None = None,
     spread: str | None = None,
+    suite: str | None = None,
     resume: str | None = None,
     dry_run: bool = False,
     plain: bool = False,
 ) -> None:
     """Run a suite of trials over the fleet, or --resume a run."""
+    from bench.trial import SUITES
     from tasks import settings as house
     from tasks.lock import only_one
 
     settings = house.load(context)
-    if quick and full:
-        raise UsageError("bench: --quick and --full exclude each other; give one of them")
-    if resume and (quick or full or only is not None or spread is not None):
+    asked = [name for name, given in (("--quick", quick), ("--full", full), ("--suite", suite is not None)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"bench: {' and '.join(asked)} exclude each other; give one of them")
+    if resume and (asked or only is not None or spread is not None):
         raise UsageError(
-            "bench: --resume goes on with a run's own plan; leave out --quick, --full, --only and --spread"
+            "bench: --resume goes on with a run's own plan; leave out --quick, --full, --suite, --only and --spread"
         )
+    if suite is not None and suite not in SUITES:
+        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {suite!r}")
     if spread not in (None, "replicate", "shard"):
         raise UsageError(f"bench: --spread: expected replicate or shard, found {spread!r}")
     if resume:
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
         _resume(settings, name, dry_run=dry_run, plain=plain)
         return
-    suite_name = "quick" if quick else "full" if full else settings.bench.suite
+    suite_name = "quick" if quick else "full" if full else suite or settings.bench.suite
     run, hosts = _plan(settings, suite_name, only, spread or settings.bench.spread)
     if dry_run:
         _print_plan(settings, run)
@@ -151,7 +157,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     from rich.text import Text
 
     from tasks.liveview import duration
-    from tasks.plan import expected_sec, expected_total_sec
+    from tasks.plan import expected_sec, expected_total_sec, size_of, steps_of
 
     each = expected_sec(settings.results_folder, run.planned)
     console = Console()
@@ -160,14 +166,15 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
         f"({run.spread}) over {len(run.workers)} workers of kind {run.fleet_kind}",
         markup=False,
     )
-    table = Table("trial", "seq x batch", "steps", "expected", "why", box=None, pad_edge=False, header_style="bold")
+    table = Table("trial", "kind", "size", "steps", "expected", "why", box=None, pad_edge=False, header_style="bold")
     # A replicated trial is one line: the plan holds it once for each worker, with nothing else different.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial, expected = planned.trial, each[planned.trial_id]
         table.add_row(
             Text(trial.trial_id),
-            f"{trial.max_seq_len} x {trial.micro_batch_size}",
-            f"{trial.warmup_steps} + {trial.measured_steps}",
+            trial.kind,
+            size_of(trial),
+            steps_of(trial),
             "-" if expected is None else duration(expected),
             Text(trial.reason),
         )

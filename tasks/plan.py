@@ -15,6 +15,7 @@ from tasks.errors import UsageError
 from tasks.settings import Settings
 
 _RUNS_TO_LEARN_FROM = 20
+KINDS_WITH_STEPS = ("training", "distributed")
 _CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
 
 
@@ -30,6 +31,23 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
         return trials if only is None else choose(trials, tuple(only))
     except TrialError as error:
         raise UsageError(f"bench: {error}") from None
+
+
+def size_of(trial: Trial) -> str:
+    """What a trial of its kind works on, in a few characters: sequence x batch (x ranks), or the base's precision."""
+    if trial.kind == "hardware":
+        return "-"
+    if trial.kind == "loading":
+        return trial.base_precision
+    if trial.kind == "inference":
+        return f"{trial.max_seq_len} + {trial.new_tokens} x 1..{trial.micro_batch_size}"
+    ranks = f" x {trial.world_size}" if trial.kind == "distributed" else ""
+    return f"{trial.max_seq_len} x {trial.micro_batch_size}{ranks}"
+
+
+def steps_of(trial: Trial) -> str:
+    """Warm-up and measured steps of a trial that trains; the others have none."""
+    return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
 
 
 def plan_trials(trials: Sequence[Trial], workers: Sequence[str], spread: str) -> list[PlannedTrial]:

@@ -49,7 +49,10 @@ def show(made: ReportSummary, root: Path) -> None:
     console.print(Text(made.finding, style="bold"))
     for caution in made.cautions:
         console.print(Text(f"! {caution}"))
-    console.print(table(made))
+    if made.rows:
+        console.print(table(made))
+    if made.others:
+        console.print(others(made))
     if made.profile_note is not None:
         console.print(Text(made.profile_note, style="yellow"))
     page = made.index.relative_to(root) if made.index.is_relative_to(root) else made.index
@@ -87,6 +90,22 @@ def table(made: ReportSummary) -> Table:
         if priced:
             cells.append("-" if row.cost is None else text.number(row.cost.usd_per_1000_samples))
         shown.add_row(name, *cells)
+    return shown
+
+
+def others(made: ReportSummary) -> Table:
+    """One line per configuration of another kind than training: what it took, in numbers of measurements."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("configuration", overflow="fold", max_width=26)
+    shown.add_column("kind")
+    shown.add_column("trials", justify="right")
+    shown.add_column("measurements", justify="right")
+    for one in made.others:
+        shown.add_row(Text(one.label), one.kind, f"{one.succeeded} of {one.planned}", f"{one.n_measurements:,}")
     return shown
 
 

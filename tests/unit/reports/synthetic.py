@@ -15,6 +15,7 @@ from bench.result import (
     RESULT_FILE,
     End,
     Interval,
+    Measurement,
     Metrics,
     PlannedTrial,
     RunRecord,
@@ -167,8 +168,9 @@ def result(
 ) -> TrialResult:
     """One trial's result: measured when SUCCEEDED, or when `steps` says how far it came."""
     one = plan.trial
+    trains = one.kind in ("training", "distributed")
     where = plan.worker or worker or "worker-1"
-    count = one.measured_steps if status is End.SUCCEEDED and steps is None else steps or 0
+    count = one.measured_steps if trains and status is End.SUCCEEDED and steps is None else steps or 0
     body = measured_steps(one, count, step_time_sec=step_time_sec, seed=seed, exact=exact, done=one.warmup_steps)
     given: dict[str, Any] = {
         "trial_id": plan.trial_id,
@@ -185,6 +187,7 @@ def result(
         else Steps(),
         "steps": body,
         "metrics": metrics_of(body) if count else None,
+        "measurements": measurements_of(one.kind) if status is End.SUCCEEDED else [],
         "fingerprint": fingerprint(),
     }
     return TrialResult(**(given | changed))
@@ -221,3 +224,76 @@ def replace_result(folder: Path, trial_id: str, text: bytes) -> Path:
     path = folder / "trials" / trial_id / RESULT_FILE
     path.write_bytes(text)
     return path
+
+
+def measurement(
+    name: str, value: float | None, *, share: float | None = None, note: str | None = None, **context: Any
+) -> Measurement:
+    """One measured quantity with a narrow interval over five repeats; none where `value` is unknown."""
+    spread = None
+    if value is not None:
+        spread = Interval(
+            median=value, p10=value * 0.97, p90=value * 1.03, low=value * 0.98, high=value * 1.02, n=5
+        )
+    return Measurement(name=name, value=value, interval=spread, share_percent=share, context=context, note=note)
+
+
+def other_kinds() -> tuple[Trial, ...]:
+    """One trial of each kind but training."""
+    return (
+        trial("hardware", kind="hardware"),
+        trial("load-nf4", kind="loading"),
+        trial("generate-nf4", kind="inference", micro_batch_size=32),
+        trial("ddp-2", kind="distributed", world_size=2),
+    )
+
+
+def telemetry() -> list[Measurement]:
+    """What a sampler beside a trial saw over its measured window."""
+    return [
+        measurement("gpu_utilization_percent", 87.5, source="telemetry", gpu=0),
+        measurement("gpu_memory_bytes", 20.1e9, source="telemetry", gpu=0),
+        measurement("gpu_power_watts", 148.0, source="telemetry", gpu=0),
+        measurement("gpu_sm_clock_mhz", 1695.0, source="telemetry", gpu=0),
+        measurement("gpu_temperature_celsius", 61.0, source="telemetry", gpu=0),
+    ]
+
+
+def measurements_of(kind: str) -> list[Measurement]:
+    """What a trial of a kind measures, a little of each: rates, shares, memory, and a value that could not be had."""
+    if kind == "hardware":
+        return [
+            *(
+                measurement("matmul_tflops", size / 100 * speed, share=size / 100, dtype=dtype, size=size)
+                for dtype, speed in (("fp32", 0.3), ("bf16", 1.2), ("fp16", 1.2))
+                for size in (2048, 4096, 8192)
+            ),
+            measurement("matmul_tflops", None, note="the chip has no fp8", dtype="fp8", size=8192),
+            *(measurement("copy_gb_per_sec", 475.0, share=79.2, direction=way) for way in ("on device", "to device")),
+            measurement("disk_read_gb_per_sec", 1.75, cache="warm", read_bytes=1_073_741_824),
+        ]
+    if kind == "loading":
+        return [
+            measurement(f"load_{phase}_sec", 0.25 * number, cache=cache)
+            for cache in ("cold", "warm")
+            for number, phase in enumerate(("read", "quantize", "move"), start=1)
+        ] + [measurement("peak_vram_bytes", 4.69e9, cache=cache) for cache in ("cold", "warm")]
+    if kind == "inference":
+        return [
+            measurement(name, value * batch, batch=batch, path=path, precision="nf4")
+            for path in ("default", "static")
+            for batch in (1, 8, 32)
+            for name, value in (
+                ("prefill_tokens_per_sec", 800.0),
+                ("first_token_sec", 0.02),
+                ("decode_tokens_per_sec", 7.81),
+                ("peak_vram_bytes", 5e8),
+            )
+        ]
+    if kind == "distributed":
+        return [
+            measurement("global_samples_per_sec", 2.85, world_size=2, backend="gloo"),
+            measurement("communication_percent", 1.5, world_size=2, backend="gloo"),
+            measurement("efficiency_percent", 98.0, world_size=2, backend="gloo"),
+        ]
+    return []

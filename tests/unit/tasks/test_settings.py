@@ -156,7 +156,7 @@ MISTAKES = {
     "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
     # not one of the choices
     "fleet: {kind: pods}": 'f.yaml:1: fleet.kind: expected local, found "pods"',
-    "bench: {suite: quik}": 'f.yaml:1: bench.suite: expected one of quick, full, found "quik"',
+    "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',
     "bench: {profile: a10}": 'f.yaml:1: bench.profile: expected one of gpu, tiny, found "a10"',
     "bench: {spread: all}": 'f.yaml:1: bench.spread: expected one of replicate, shard, found "all"',
     # out of range
@@ -229,7 +229,7 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, project: Path
         ("FLEET_SIZE", "", f'fleet.size: expected {SIZE}, found ""'),
         ("FLEET_SIZE", "4096", f"fleet.size: expected {SIZE}, found 4096"),
         ("FLEET_LOST_AFTER_SEC", "nan", "fleet.lost_after_sec: expected a number from 1 to 86400, found .nan"),
-        ("BENCH_SUITE", "all", 'bench.suite: expected one of quick, full, found "all"'),
+        ("BENCH_SUITE", "fast", f'bench.suite: expected one of {", ".join(SUITES)}, found "fast"'),
         (
             "BENCH_DEADLINE_SEC",
             "1h",

@@ -1,0 +1,173 @@
+"""Measurements as tables for people: rows are what was measured on (the context), columns what was measured.
+
+One rule for every kind of trial: measurements with the same context keys share a table; a context key with one value
+throughout goes into the table's caption; and a table of a single quantity over several keys spreads its last key over
+columns (matrix products by dtype, one column a size). Cells are words: every writer shows them as they are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.result import End, Measurement, TrialResult
+from reports import measurements as m
+from reports import text
+
+MOST_ROWS = 200  # on the page; measurements.csv has all of them
+_MOST_SPREAD = 6
+CONFIGURATION = "configuration"
+SECTIONS = ("hardware", "loading", "inference", "distributed", "training", m.TELEMETRY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A value as words, and what stands in small print under it: interval, share of the chip's, note."""
+
+    value: str
+    under: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """All of it on one line."""
+        return "; ".join((self.value, *self.under))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What a column holds and its unit, empty where the name tells none."""
+
+    title: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One row: the values of the table's keys, and a cell per column, None where nothing was measured."""
+
+    keys: tuple[str, ...]
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table of a section. `same` is what holds for all of it; `left_out` counts rows beyond MOST_ROWS."""
+
+    section: str
+    same: str
+    keys: tuple[str, ...]
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """One measurement with its place in a table: `on` is what it was measured on, configuration first."""
+
+    on: tuple[str, ...]
+    worker: str | None
+    one: Measurement
+
+
+def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[Table, ...]:
+    """Every table of a run, by section, in SECTIONS' order."""
+    groups: dict[tuple[str, frozenset[str]], tuple[tuple[str, ...], list[_Taken]]] = {}
+    for result in results:
+        label = label_of[result.trial_id]
+        label = label if result.status is End.SUCCEEDED else f"{label} ({result.status.value})"
+        for one in result.measurements:
+            context = {key: value for key, value in one.context.items() if (key, value) != ("source", m.TELEMETRY)}
+            group = (m.section_of(result.trial.kind, one), frozenset(context))
+            keys, taken = groups.setdefault(group, (tuple(context), []))
+            on = (label, *(_told(key, context[key]) for key in keys))
+            taken.append(_Taken(on=on, worker=result.worker, one=one))
+    ordered = sorted(groups.items(), key=lambda item: SECTIONS.index(item[0][0]))
+    return tuple(_table(section, (CONFIGURATION, *keys), taken) for (section, _), (keys, taken) in ordered)
+
+
+def _table(section: str, keys: tuple[str, ...], taken: list[_Taken]) -> Table:
+    seen = [list(dict.fromkeys(one.on[place] for one in taken)) for place in range(len(keys))]
+    fixed = [place for place in range(len(keys)) if len(seen[place]) == 1]
+    free = [place for place in range(len(keys)) if len(seen[place]) > 1]
+    names = list(dict.fromkeys(one.one.name for one in taken))
+    spread = None
+    if len(names) == 1 and len(free) > 1 and len(seen[free[-1]]) <= _MOST_SPREAD and keys[free[-1]] != CONFIGURATION:
+        spread = free.pop()
+    if not free:  # a row needs a name: the configuration's
+        fixed.remove(0)
+        free = [0]
+    cells: dict[tuple[str, ...], dict[tuple[str, str], list[_Taken]]] = {}
+    for one in taken:
+        column = (one.one.name, "" if spread is None else one.on[spread])
+        cells.setdefault(tuple(one.on[place] for place in free), {}).setdefault(column, []).append(one)
+    columns = [(name, value) for name in names for value in (seen[spread] if spread is not None else [""])]
+    lines = [
+        Line(keys=on, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
+        for on, row in cells.items()
+    ]
+    return Table(
+        section=section,
+        same=", ".join(_pair(keys[place], seen[place][0]) for place in fixed),
+        keys=tuple(_words(keys[place]) for place in free),
+        columns=tuple(_column(name, "" if spread is None else keys[spread], value) for name, value in columns),
+        lines=tuple(lines[:MOST_ROWS]),
+        left_out=max(0, len(lines) - MOST_ROWS),
+    )
+
+
+def _column(name: str, key: str, value: str) -> Column:
+    words, unit, _ = m.words_unit_scale(name)
+    return Column(title=f"{words}, {_pair(key, value)}" if key else words, unit=unit)
+
+
+def _cell(taken: Sequence[_Taken]) -> Cell:
+    known = [one for one in taken if one.one.value is not None]
+    notes = tuple(dict.fromkeys(one.one.note for one in taken if one.one.note))
+    if not known:
+        return Cell(value="none", under=notes)
+    scale = m.words_unit_scale(known[0].one.name)[2]
+    values = [one.one.value / scale for one in known if one.one.value is not None]
+    middle = statistics.median(values)
+    places = text.decimals(middle)
+    if len(known) == 1:
+        interval = known[0].one.interval
+        low, high = (None, None) if interval is None else (interval.low / scale, interval.high / scale)
+        spread = _range(low, high, places, "")
+    else:
+        workers = len({one.worker for one in known})
+        over = text.count(workers, "worker") if workers == len(known) else text.count(len(known), "value")
+        spread = _range(min(values), max(values), places, f" over {over}")
+    shares = [one.one.share_percent for one in known if one.one.share_percent is not None]
+    share = f"{text.number(statistics.median(shares), 0)} % of the chip's" if shares else ""
+    return Cell(value=text.number(middle, places), under=tuple(filter(None, (spread, share, *notes))))
+
+
+def _range(low: float | None, high: float | None, places: int, over: str) -> str:
+    if low is None or high is None or (low == high and not over):
+        return ""
+    return f"{text.number(low, places)} to {text.number(high, places)}{over}"
+
+
+def _told(key: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)) and key.endswith("bytes"):
+        return text.size(float(value))
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return text.number(value)
+    return str(m.plain(value))
+
+
+def _words(key: str) -> str:
+    return key.removesuffix("_bytes").replace("_", " ") or key
+
+
+def _pair(key: str, value: str) -> str:
+    return f"{_words(key)} {value}"
