@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.flags import changed
 from bench.inputs import InputError, check_model, read_data
-from bench.trial import SCALES, SUITES, TrialError, choose, suite
+from bench.trial import SCALES, SUITES, Trial, TrialError, choose, suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +38,22 @@ def _parser() -> argparse.ArgumentParser:
         help="run one trial and write its result",
         description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, nothing written; "
         "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end; 74 the result could not be written. "
-        "All but 2 and 74 leave a result that says why.",
+        "All but 2 and 74 leave a result that says why. The trial comes from a file (--trial), or from flags: "
+        "--suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
-    run.add_argument("--trial", type=Path, required=True, metavar="FILE", help="the trial, as `show` prints one")
+    run.add_argument("--trial", type=Path, metavar="FILE", help="the trial, as `show` prints one")
+    run.add_argument("--trial-name", metavar="NAME", help="instead of --trial: one of a suite's trials, see `list`")
+    run.add_argument("--suite", choices=sorted(SUITES), help="with --trial-name; default: full")
+    run.add_argument("--profile", choices=sorted(SCALES), help="with --trial-name; default: gpu, the published sizes")
+    run.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
+    run.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
+    run.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        metavar="KEY=VALUE",
+        help="with --trial-name: a field of the trial to change, e.g. max_seq_len=256; may be repeated",
+    )
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
     run.add_argument("--trial-id", metavar="ID", help="the id in the result; the trial's own name if not given")
     run.add_argument("--worker", metavar="W", help="label for the result: which worker this is")
@@ -96,7 +110,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     return run(
         Request(
-            trial_file=arguments.trial,
+            trial_file=arguments.trial or arguments.out,  # names the trial for people where it came by flags
+            trial=_trial_by_flags(arguments),
             out=arguments.out,
             strict=arguments.strict,
             trial_id=arguments.trial_id,
@@ -105,6 +120,24 @@ def _run(arguments: argparse.Namespace) -> int:
             attempt=arguments.attempt,
         )
     )
+
+
+def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:
+    """The trial that the flags describe, or None where a file does. Raises TrialError for both, neither or a part."""
+    flags = ("trial_name", "suite", "profile", "model", "data", "settings")
+    given = [f"--{name.replace('_', '-').replace('settings', 'set')}" for name in flags if getattr(arguments, name)]
+    if arguments.trial is not None:
+        if given:
+            raise TrialError(f"--trial and {given[0]}: a trial comes from a file or from flags, not from both")
+        return None
+    if not arguments.trial_name:
+        raise TrialError("no trial: name its file with --trial, or one of a suite's with --trial-name; see `list`")
+    for name in ("model", "data"):
+        if not getattr(arguments, name):
+            raise TrialError(f"--{name}: missing; --trial-name needs --model and --data")
+    trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
+    (trial,) = choose(trials, (arguments.trial_name,))
+    return changed(trial, arguments.settings or ())
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,8 @@ import re
 import signal
 from types import FrameType
 
+from bench import memory
+from bench.record import Record, peak_rss_bytes
 from bench.result import End
 
 EXIT_CODES = {End.SUCCEEDED: 0, End.CANCELLED: 130, End.PREEMPTED: 143}
@@ -73,14 +75,20 @@ class Stops:
         raise self._stopped
 
 
-def end_of(error: BaseException) -> tuple[End, str]:
-    """The end an exception means, and a reason of one line."""
+def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str]:
+    """The end an exception means, and a reason of one line. With the trial's record, one that says what to try next."""
     if isinstance(error, Stopped):
         return error.end, error.reason
     said = " ".join(str(error).split()) or "no message"
     if is_out_of_memory(error):
-        return End.OUT_OF_MEMORY, said[:300]
+        return End.OUT_OF_MEMORY, said[:300] if record is None else _out_of_memory(said, record)
     return End.FAILED, f"{type(error).__name__}: {said}"[:300]
+
+
+def _out_of_memory(said: str, record: Record) -> str:
+    if record.peak_vram_bytes is None:
+        return memory.explain(record.trial, record.phase, said, peak_rss_bytes(), "RSS")
+    return memory.explain(record.trial, record.phase, said, record.peak_vram_bytes)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,25 +1,75 @@
 """The fingerprint: what a result was measured with, from an allow-list. No environment dump, no host name, no user.
 
-Keys are flat and carry units. A fact that cannot be had is None, never guessed.
+Keys are flat and carry units. A fact that cannot be had is None, never guessed. The result carries what reports need;
+environment.json beside it has the fingerprint in full: GPUs, packages, digests, the variables that change speed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import subprocess
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 from bench.inputs import DataFacts, ModelFacts
+from bench.result import write_atomic
 from bench.trial import Trial
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
 CODE = Path(__file__).resolve().parent
 GIT_SHA_VARIABLE = "QLORA_FLEET_GIT_SHA"  # set by an image's build, where there is no git folder to ask
 COMMAND_SEC = 10.0
+ENVIRONMENT_FILE = "environment.json"
+# Set by an image's build; a container cannot ask for its own digest.
+DIGEST_VARIABLES = {"image_digest": "QLORA_FLEET_IMAGE_DIGEST", "lock_digest": "QLORA_FLEET_LOCK_DIGEST"}
+# What changes how fast or how exactly things are computed, and holds no secret.
+VARIABLES = (
+    "BNB_CUDA_VERSION",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_IB_DISABLE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SHM_DISABLE",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+# nvidia-smi's names of the columns, and ours. All are older than the oldest driver that torch 2.1 takes: a name that
+# nvidia-smi does not know makes it answer nothing at all.
+GPU_COLUMNS = {
+    "index": "index",
+    "name": "name",
+    "uuid": "uuid",
+    "driver_version": "driver",
+    "vbios_version": "vbios",
+    "memory.total": "memory_total_mib",
+    "clocks.max.sm": "clock_max_sm_mhz",
+    "clocks.max.mem": "clock_max_memory_mhz",
+    "clocks.sm": "clock_sm_at_start_mhz",
+    "clocks.mem": "clock_memory_at_start_mhz",
+    "power.limit": "power_cap_watts",
+    "power.default_limit": "power_cap_default_watts",
+    "ecc.mode.current": "ecc",
+    "persistence_mode": "persistence_mode",
+    "pcie.link.gen.max": "pcie_generation_max",
+    "pcie.link.width.max": "pcie_lanes_max",
+}
 
 
 def host_facts() -> dict[str, Any]:
@@ -72,6 +122,77 @@ def device_facts(torch: Any) -> dict[str, Any]:
         facts["gpu_memory_bytes"] = gpu.total_memory
         facts["gpu_driver"] = _driver()
     return facts
+
+
+def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
+    """Write environment.json into `folder`, atomically: `fingerprint` and all that `full_facts` finds. Raises OSError.
+
+    0.2 s, before anything is measured, so that a trial that dies leaves it too.
+    """
+    path = folder / ENVIRONMENT_FILE
+    document = {"kind": "environment", "schema_version": 1, **fingerprint, **full_facts()}
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def full_facts() -> dict[str, Any]:
+    """Digests of image and lock, every GPU that the driver shows, every package's version, the variables allowed."""
+    return {
+        **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
+        "cuda": _cuda_of_torch(),
+        "gpus": gpus(),
+        "packages": dict(sorted(_packages().items())),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """One entry for each GPU that nvidia-smi shows, the columns it cannot tell None; empty where it cannot be asked."""
+    query = f"--query-gpu={','.join(GPU_COLUMNS)}"
+    return read_gpus(_output("nvidia-smi", query, "--format=csv,noheader,nounits") or "")
+
+
+def read_gpus(said: str) -> list[dict[str, Any]]:
+    """nvidia-smi's CSV as records: numbers where a column ends in a unit, None for `[N/A]` and the like."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines() if line.strip()]
+    names = GPU_COLUMNS.values()
+    return [
+        {name: _cell(name, cell) for name, cell in zip(names, row, strict=True)}
+        for row in rows
+        if len(row) == len(names)
+    ]
+
+
+def _cell(name: str, cell: str) -> str | float | None:
+    if cell.startswith("[") or cell in ("", "N/A"):
+        return None
+    if not name.endswith(("_mhz", "_watts", "_mib", "_max", "index")):
+        return cell
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _packages() -> dict[str, str]:
+    # A package whose metadata is damaged has no name, and then nothing to say.
+    return {
+        name: package.version for package in metadata.distributions() if (name := package.metadata["Name"]) is not None
+    }
+
+
+def _cuda_of_torch() -> str | None:
+    """The CUDA that torch was built for, read from its version file: importing torch takes seconds."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def code_version() -> tuple[str | None, bool | None]:

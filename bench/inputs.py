@@ -91,7 +91,20 @@ def check_trial(trial: Trial) -> Inputs:
         if target not in model.layers:
             raise InputError(f"lora_targets: {trial.model} has no layer {target!r}; it has {', '.join(model.layers)}")
     data, conversations = read_data(Path(trial.data))
+    if trial.kind in ("training", "distributed"):
+        _check_enough(trial, data)
     return model, data, conversations
+
+
+def _check_enough(trial: Trial, data: DataFacts) -> None:
+    """A batch in which one sample stands twice measures a training that nobody runs. Raises InputError."""
+    needed = trial.micro_batch_size * trial.world_size
+    if data.samples < needed:
+        each = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
+        raise InputError(
+            f"{trial.data}: {data.samples} usable samples are fewer than a batch of {needed} ({each}); "
+            "bring more data, or make the batch smaller"
+        )
 
 
 # The model folder -----------------------------------------------------------------------------------------------

@@ -1,19 +1,31 @@
 """QLoRA itself: a base model in NF4, adapters on it, an optimizer, and the training step that is measured.
 
-The same step trains for real. It is the published loop: bf16 autocast, gradient checkpointing, gradients clipped at
-norm 1, a constant learning rate. Weights are read from safetensors alone and no code is taken from a model folder.
+A trial's `recipe` names how these are put together; `build` does it. The same step trains for real. Weights are read
+from safetensors alone and no code is taken from a model folder.
+
+`reference` is the published loop, exactly, as what every other recipe is compared with:
+
+1. the base in NF4 with double quantization, bf16 compute (`load_base`);
+2. `prepare_model_for_kbit_training`: norms, embeddings and the output layer raised to float32, gradient checkpointing;
+3. LoRA of rank 16, alpha 32, on the attention projections; only the adapters are trained;
+4. every sample padded to max_seq_len, whatever the batch's longest is (`bench.data`, layout `pad`);
+5. forward under bf16 autocast with the model's own loss, backward, gradients clipped at norm 1;
+6. bitsandbytes' `paged_adamw_8bit` at a constant 2e-4, no weight decay.
+
+A 16-bit base leaves step 2's casts out: they would raise the whole base to float32, which is not what is compared.
 
 Not covered: more than one device, evaluation, checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from bench.data import Batch
 from bench.environment import cpu_flags
+from bench.phases import PhaseClock
 from bench.stack import Stack
 from bench.trial import Trial
 
@@ -114,31 +126,58 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
 
 
 class TrainingStep:
-    """One optimizer step over the micro-batches it is given: forward, backward, clip, update."""
+    """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
 
-    def __init__(self, stack: Stack, model: Any, optimizer: Any, placement: Placement) -> None:
-        self._torch, self._model, self._optimizer, self._placement = stack.torch, model, optimizer, placement
+    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is.
+    """
+
+    def __init__(
+        self, stack: Stack, model: Any, optimizer: Any, placement: Placement, optimizer_name: str = ""
+    ) -> None:
+        self.model, self.optimizer, self.optimizer_name = model, optimizer, optimizer_name
+        self.clock = PhaseClock(stack.torch, is_cuda=placement.is_cuda)
+        self._torch, self._placement = stack.torch, placement
         self._in_bf16 = placement.compute_dtype == stack.torch.bfloat16
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
         """The mean loss of `accumulation` micro-batches, a tensor on the device: reading it waits for the step."""
-        placement, total = self._placement, 0.0
+        placement, clock, total = self._placement, self.clock, 0.0
+        clock.begin()
         for batch in batches:
             inputs = {
                 name: getattr(batch, name).to(placement.device, non_blocking=True)
                 for name in ("input_ids", "attention_mask", "labels")
             }
+            clock.end("data")
             with self._torch.autocast(placement.device.type, self._torch.bfloat16, enabled=self._in_bf16):
-                loss = self._model(**inputs).loss / accumulation
+                loss = self.model(**inputs).loss / accumulation
+            clock.end("forward")
             loss.backward()
+            clock.end("backward")
             total = total + loss.detach()
         self._torch.nn.utils.clip_grad_norm_(self._trained, MAX_GRADIENT_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        clock.end("optimizer")
         return total
 
     def wait(self) -> None:
         """Until the device has done everything asked of it; on the CPU it has."""
         if self._placement.is_cuda:
             self._torch.cuda.synchronize()
+
+
+def _reference(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    model = add_adapters(stack, trial, base)
+    optimizer, name = make_optimizer(stack, trial, model, placement)
+    return TrainingStep(stack, model, optimizer, placement, name)
+
+
+# One function for each name in bench.trial.RECIPES: from the loaded base to a step that trains.
+_RECIPES: dict[str, Callable[[Stack, Trial, Placement, Any], TrainingStep]] = {"reference": _reference}
+
+
+def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    """The training step of this recipe over `base`, a model as `load_base` returns it."""
+    return _RECIPES[recipe](stack, trial, placement, base)

@@ -22,13 +22,14 @@ from bench.watch import Log, ProgressFile
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to run and where its result goes. The last four are labels for the record.
+    """What to run, from its file or as `trial`, and where its result goes. The last four are labels for the record.
 
     `strict` refuses a result with a flag: its end is FAILED.
     """
 
     trial_file: Path
     out: Path
+    trial: Trial | None = None
     strict: bool = False
     trial_id: str | None = None
     worker: str | None = None
@@ -110,7 +111,7 @@ class Record:
     @property
     def steps_done(self) -> int:
         """Steps of a training, measurements of any other kind."""
-        return len(self.warmup.step_time_sec) + len(self.steps.step_time_sec) + len(self.measurements)
+        return len(self.warmup.step_time_sec) + len(self.steps.step_time_sec) or len(self.measurements)
 
     def show(self) -> None:
         """Replace progress.json."""

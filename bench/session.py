@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench import environment, qlora, stack
+from bench import environment, preflight, qlora, stack
 from bench.ends import Stops
 from bench.record import Record
 
@@ -21,6 +21,7 @@ def open_session(record: Record, stops: Stops) -> Session:
     """Import the stack, choose the device, and put both into the record's fingerprint."""
     with record.timed("import"):
         modules = stack.load()
+        preflight.check(modules, record.trial)
         placement = qlora.place(modules)
     stops.check()
     record.fingerprint.update(environment.device_facts(modules.torch))

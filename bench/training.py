@@ -1,4 +1,4 @@
-"""The training trial: QLoRA steps, one by one, warm-up first, each timed on its own."""
+"""The training trial: QLoRA steps, one by one, warm-up first, each timed on its own and by phase."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from itertools import islice
 from bench import data, qlora, stack
 from bench.ends import Stops
 from bench.inputs import Inputs
+from bench.phases import PHASES
 from bench.record import Record
-from bench.result import Steps
+from bench.result import Steps, summarize
 from bench.session import open_session
 
 LOG_EVERY_STEPS = 5
@@ -28,9 +29,12 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     _, data_facts, conversations = inputs
     session = open_session(record, stops)
     modules, placement = session.modules, session.placement
+    phases: list[dict[str, float]] = []
     try:
         with record.timed("data"):
             tokenizer = data.load_tokenizer(modules, trial.model)
+            if tokenizer.pad_token_id is None:
+                log("the tokenizer has no padding token: its end token pads, with no loss and no attention there")
             rows = data.make_rows(trial, conversations, tokenizer)
         left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
         log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
@@ -44,7 +48,9 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             with record.timed("measure"):
                 for _ in range(trial.measured_steps):
                     _one_step(record, step, batches, record.steps, stops)
+                    phases.append(step.clock.read())
     finally:
+        _add_phases(record, phases)
         if placement.is_cuda:
             record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
             record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
@@ -57,16 +63,23 @@ def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stop
         modules.torch.cuda.synchronize()
     record.load_time_sec = time.monotonic() - start
     stops.check()
-    model = qlora.add_adapters(modules, trial, base)
-    optimizer, what = qlora.make_optimizer(modules, trial, model, placement)
-    record.fingerprint["optimizer"] = what
-    trained, _ = model.get_nb_trainable_parameters()
+    step = qlora.build(trial.recipe, modules, trial, placement, base)
+    record.fingerprint["optimizer"] = step.optimizer_name
+    trained, _ = step.model.get_nb_trainable_parameters()
     record.fingerprint["trained_parameters"] = trained
     record.log(
         f"loaded {record.fingerprint['model_parameters']:,} parameters as {trial.base_precision} in "
-        f"{record.load_time_sec:.2f} s; training {trained:,} with {what}"
+        f"{record.load_time_sec:.2f} s; training {trained:,} with {step.optimizer_name}"
     )
-    return qlora.TrainingStep(modules, model, optimizer, placement)
+    return step
+
+
+def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
+    """One measurement a phase, over the steps measured so far; nothing where none was."""
+    clock = "device" if record.fingerprint.get("device") == "cuda" else "host"
+    for phase in PHASES if phases else ():
+        interval = summarize([step[phase] for step in phases])
+        record.add(f"step_{phase}_sec", interval.median, interval=interval, clock=clock)
 
 
 def _one_step(
