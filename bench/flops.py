@@ -22,17 +22,17 @@ from typing import Any
 class TokenFlops:
     """FLOP per token position of one training step. `recompute` is what gradient checkpointing adds, else 0."""
 
-    forward: float
-    backward: float
-    recompute: float
+    forward: int
+    backward: int
+    recompute: int
 
     @property
-    def model(self) -> float:
+    def model(self) -> int:
         """What the step is for: forward and backward. This, not what the hardware does in all, is MFU's numerator."""
         return self.forward + self.backward
 
     @property
-    def hardware(self) -> float:
+    def hardware(self) -> int:
         """What the device computes: recomputation included."""
         return self.model + self.recompute
 
@@ -79,15 +79,15 @@ def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]
     return int(config["num_hidden_layers"] * per_block + on_head)
 
 
-def attention_forward(config: Mapping[str, Any], sequence: int) -> float:
-    """Q K^T and the weighted sum of V, forward, a token: 2 products x 2 FLOP x `sequence` x heads x head width x blocks.
+def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
+    """Q K^T and the weighted sum of V, forward, a token: 2 products x 2 FLOP x `sequence` x heads x width x blocks.
 
     Every query is counted against all positions, the half above the diagonal included: the convention of PaLM's
     12 L H Q T for forward and backward (Chowdhery et al. 2022, appendix B), and what a padding mask makes a kernel do.
     """
     window = config.get("sliding_window")
     attended = min(sequence, window) if window else sequence
-    return float(4 * config["num_hidden_layers"] * config["num_attention_heads"] * _head_dim(config) * attended)
+    return int(4 * config["num_hidden_layers"] * config["num_attention_heads"] * _head_dim(config) * attended)
 
 
 def per_token(
@@ -110,7 +110,7 @@ def per_token(
     return TokenFlops(
         forward=2 * (base + head + adapters) + attention,
         backward=2 * (base + head) + 4 * adapters + 2 * attention,
-        recompute=2 * (base + adapters) + attention if checkpointing else 0.0,
+        recompute=2 * (base + adapters) + attention if checkpointing else 0,
     )
 
 

@@ -15,10 +15,7 @@ from bench.record import Record
 from bench.result import Interval, summarize
 from bench.session import Session
 
-FORMULA = (
-    "2 (blocks + head + adapters) + attention forward; 2 (blocks + head) + 4 adapters + 2 attention backward; "
-    "no recomputation"
-)
+FORMULA = "4 (blocks + head) + 6 adapters + 3 attention: bench/flops.py; recomputation not counted"
 CPU_SIZE, CPU_SEC = 512, 0.1
 
 
@@ -54,7 +51,7 @@ def add_ceilings(record: Record, session: Session) -> None:
         interval=found,
         flop_per_token=cost.model,
         recomputed_flop_per_token=cost.recompute,
-        matmul_tflops=ceiling.median,
+        matmul_dtype=dtype,
         formula=FORMULA,
     )
     return None

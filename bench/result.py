@@ -124,8 +124,8 @@ class TrialResult:
     conditions that make the numbers doubtful, one line each: another process on the GPU, throttling.
 
     `written_by` is "bench" where the trial's own process wrote the record, "collect" where no process lived to write
-    one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, load, data, warmup and
-    measure to seconds. `fingerprint` is `bench.environment`'s allow-list.
+    one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, load, data, warmup,
+    measure and ceilings to seconds. `fingerprint` is `bench.environment`'s allow-list.
     """
 
     trial_id: str

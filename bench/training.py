@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
-from bench import data, qlora, stack
+from bench import data, mfu, qlora, stack
 from bench.ends import Stops
 from bench.inputs import Inputs
 from bench.phases import PHASES
@@ -54,6 +54,8 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         if placement.is_cuda:
             record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
             record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
+    with record.timed("ceilings"):
+        mfu.add_ceilings(record, session)
 
 
 def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stops: Stops) -> qlora.TrainingStep:

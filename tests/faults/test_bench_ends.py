@@ -84,7 +84,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     assert (code, err) == (0, "")
     result = TrialResult.read(out / "result.json")
     assert (result.status, result.reason, result.trial, result.worker) == (End.SUCCEEDED, None, trial, "it's w-1")
-    assert set(result.phases) == {"import", "data", "load", "warmup", "measure"}
+    assert set(result.phases) == {"import", "data", "load", "warmup", "measure", "ceilings"}
     losses = [loss for loss in result.steps.loss if loss is not None]
     assert len(losses) == trial.measured_steps
     assert statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) - 0.3

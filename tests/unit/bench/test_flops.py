@@ -1,4 +1,4 @@
-"""Counts checked three ways: by hand for Mistral-7B, against a made model's own tensors, and against torch's counter."""
+"""Counts checked three ways: by hand for Mistral-7B, on a made model's own tensors, and by torch's counter."""
 
 import math
 

@@ -1,0 +1,93 @@
+"""The hardware trial on a real GPU: every product the chip has, at full size, and no share above its data sheet."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.chips import lookup
+from bench.hardware import FULL, SINCE
+from bench.result import End, TrialResult
+from bench.trial import suite
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = Path("/dev/nvidiactl")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory, tiny_model, tiny_data) -> TrialResult:
+    folder = tmp_path_factory.mktemp("hardware")
+    (trial,) = suite("hardware", "gpu", str(tiny_model), str(tiny_data))
+    (folder / "trial.json").write_text(json.dumps(trial.to_json()))
+    words = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run((sys.executable, "-m", "bench", *words), env=environment, timeout=300, check=False)
+    return TrialResult.read(folder / "out" / "result.json")
+
+
+def test_the_hardware_trial_succeeds(result):
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+
+
+def test_every_product_the_chip_has_is_measured_at_every_size(result):
+    major, _, minor = result.fingerprint["gpu_compute_capability"].partition(".")
+    found = {(m.context["dtype"], m.context["size"]): m for m in result.measurements if m.name == "matmul_tflops"}
+    assert found.keys() == {(dtype, size) for dtype in FULL.dtypes for size in FULL.sizes}
+    for (dtype, _size), measurement in found.items():
+        lacks = (int(major), int(minor)) < SINCE.get(dtype, (0, 0))
+        assert (measurement.value is None) == lacks, (dtype, measurement.note)
+    largest = max(FULL.sizes)
+    assert found["bf16", largest].value > found["fp32", largest].value
+
+
+def test_shares_are_those_of_a_dense_figure_and_known_chips_have_them(result):
+    """A few percent above 100 is a clock above the data sheet's; twice that would be a figure read wrong."""
+    known = lookup(result.fingerprint["gpu_name"]) is not None
+    shares = [m.share_percent for m in result.measurements if m.name in ("matmul_tflops", "device_copy_gb_per_sec")]
+    assert any(share is not None for share in shares) == known
+    assert all(5 < share < 115 for share in shares if share is not None)
+
+
+def test_copies_have_values(result):
+    names = ("device_copy_gb_per_sec", "host_to_device_gb_per_sec", "device_to_host_gb_per_sec")
+    values = {m.name: m.value for m in result.measurements if m.name in names}
+    assert values.keys() == set(names)
+    assert all(value is not None and value > 1 for value in values.values())
+
+
+def test_the_quick_ceiling_agrees_with_the_whole_one_and_costs_little(result):
+    from types import SimpleNamespace
+
+    import torch
+
+    from bench.hardware import bf16_matmul_tflops
+
+    placement = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    session = SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)
+    bf16_matmul_tflops(session)  # type: ignore[arg-type]
+    start = time.monotonic()
+    quick = bf16_matmul_tflops(session)  # type: ignore[arg-type]
+    print(f"quick bf16 ceiling: {quick.median:.0f} TFLOP/s in {time.monotonic() - start:.2f} s")
+    (whole,) = (
+        m.value
+        for m in result.measurements
+        if m.name == "matmul_tflops" and m.context == {"dtype": "bf16", "size": 8192}
+    )
+    assert quick.median == pytest.approx(whole, rel=0.2)
