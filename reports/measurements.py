@@ -103,7 +103,7 @@ def fault(measurements: Iterable[Measurement]) -> str | None:
 
 def section_of(kind: str, one: Measurement) -> str:
     """The table a measurement belongs to: its trial's kind, but telemetry's samples of any kind stand together."""
-    return TELEMETRY if one.context.get("source") == TELEMETRY else kind
+    return TELEMETRY if one.name.startswith("gpu_") and "window" in one.context else kind
 
 
 def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd.DataFrame:
@@ -114,7 +114,7 @@ def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd
         if (result := results.get(trial_id)) is None:
             continue
         for one in result.measurements:
-            uses.update(one.context)
+            uses.update(list(one.context))
             rows.append(_row(trial_id, label, result, one))
     keys = [f"context.{key}" for key, _ in uses.most_common(MOST_CONTEXT_COLUMNS)]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *keys])

@@ -2,7 +2,8 @@
 
 One rule for every kind of trial: measurements with the same context keys share a table; a context key with one value
 throughout goes into the table's caption; and a table of a single quantity over several keys spreads its last key over
-columns (matrix products by dtype, one column a size). Cells are words: every writer shows them as they are.
+columns (matrix products by dtype, one column a size). What each of a few configurations took only once, on various
+things, becomes one list with a column a configuration. Cells are words: every writer shows them as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from reports import text
 
 MOST_ROWS = 200  # on the page; measurements.csv has all of them
 _MOST_SPREAD = 6
+_MOST_LISTED = 5  # configurations side by side; more are rows
 CONFIGURATION = "configuration"
 SECTIONS = ("hardware", "loading", "inference", "distributed", "training", m.TELEMETRY)
 
@@ -65,31 +67,92 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """One measurement with its place in a table: `on` is what it was measured on, configuration first."""
+    """One measurement: of which configuration, where, and its context as words. `own` are keys its trial has, too."""
 
-    on: tuple[str, ...]
+    label: str
     worker: str | None
     one: Measurement
+    context: dict[str, str]
+    own: frozenset[str]
 
 
 def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[Table, ...]:
     """Every table of a run, by section, in SECTIONS' order."""
-    groups: dict[tuple[str, frozenset[str]], tuple[tuple[str, ...], list[_Taken]]] = {}
+    sections: dict[str, list[_Taken]] = {}
     for result in results:
         label = label_of[result.trial_id]
         label = label if result.status is End.SUCCEEDED else f"{label} ({result.status.value})"
         for one in result.measurements:
-            context = {key: value for key, value in one.context.items() if (key, value) != ("source", m.TELEMETRY)}
-            group = (m.section_of(result.trial.kind, one), frozenset(context))
-            keys, taken = groups.setdefault(group, (tuple(context), []))
-            on = (label, *(_told(key, context[key]) for key in keys))
-            taken.append(_Taken(on=on, worker=result.worker, one=one))
-    ordered = sorted(groups.items(), key=lambda item: SECTIONS.index(item[0][0]))
-    return tuple(_table(section, (CONFIGURATION, *keys), taken) for (section, _), (keys, taken) in ordered)
+            context = {key: _told(key, value) for key, value in one.context.items()}
+            own = frozenset(key for key in context if hasattr(result.trial, key))
+            taken = _Taken(label=label, worker=result.worker, one=one, context=context, own=own)
+            sections.setdefault(m.section_of(result.trial.kind, one), []).append(taken)
+    ordered = sorted(sections.items(), key=lambda item: SECTIONS.index(item[0]))
+    return tuple(table for section, taken in ordered for table in _section(section, taken))
 
 
-def _table(section: str, keys: tuple[str, ...], taken: list[_Taken]) -> Table:
-    seen = [list(dict.fromkeys(one.on[place] for one in taken)) for place in range(len(keys))]
+def _section(section: str, taken: list[_Taken]) -> Iterable[Table]:
+    units: dict[tuple[str, frozenset[str]], list[_Taken]] = {}
+    for one in taken:
+        units.setdefault((one.one.name, frozenset(one.context)), []).append(one)
+    once = {unit: found for unit, found in units.items() if _is_once(found)}
+    labels = list(dict.fromkeys(one.label for one in taken))
+    if len(labels) > _MOST_LISTED or len({keys for _, keys in once}) < 2:
+        once = {}
+    groups: dict[frozenset[str], list[_Taken]] = {}
+    for unit, found in units.items():
+        if unit not in once:
+            groups.setdefault(unit[1], []).extend(found)
+    if once:
+        yield _listing(section, labels, list(once.items()))
+    for found in groups.values():
+        yield _table(section, found)
+
+
+def _is_once(taken: Sequence[_Taken]) -> bool:
+    """True where each configuration took it on one thing only."""
+    on: dict[str, dict[str, str]] = {}
+    return all(on.setdefault(one.label, one.context) == one.context for one in taken)
+
+
+def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Taken]]]) -> Table:
+    """What each configuration took on one thing only: a row a quantity, a column a configuration."""
+    rows: list[tuple[str, list[_Taken]]] = []
+    for (name, _), found in once:
+        same = next((row for row in rows if row[0] == name and _is_once([*row[1], *found])), None)
+        if same is None:
+            rows.append((name, list(found)))
+        else:
+            same[1].extend(found)
+    lines = []
+    for name, found in rows:
+        shared = dict(found[0].context)
+        for one in found:
+            shared = {key: value for key, value in shared.items() if one.context.get(key) == value}
+        cells = []
+        for label in labels:
+            mine = [one for one in found if one.label == label]
+            extra = {key: value for one in mine for key, value in one.context.items() if key not in {*shared, *one.own}}
+            on = tuple(_pair(key, value) for key, value in extra.items())
+            cells.append(_cell(mine, on) if mine else None)
+        words, unit, _ = m.words_unit_scale(name)
+        told = ", ".join(_pair(key, value) for key, value in shared.items())
+        lines.append(Line(keys=(", ".join(filter(None, (words, unit))), told), cells=tuple(cells)))
+    return Table(
+        section=section,
+        same="",
+        keys=("quantity", "on"),
+        columns=tuple(Column(title=label, unit="") for label in labels),
+        lines=tuple(lines[:MOST_ROWS]),
+        left_out=max(0, len(lines) - MOST_ROWS),
+    )
+
+
+def _table(section: str, taken: list[_Taken]) -> Table:
+    """Measurements with the same context keys: a row a context, a column a quantity."""
+    keys = (CONFIGURATION, *taken[0].context)
+    ons = [(one.label, *(one.context[key] for key in keys[1:])) for one in taken]
+    seen = [list(dict.fromkeys(on[place] for on in ons)) for place in range(len(keys))]
     fixed = [place for place in range(len(keys)) if len(seen[place]) == 1]
     free = [place for place in range(len(keys)) if len(seen[place]) > 1]
     names = list(dict.fromkeys(one.one.name for one in taken))
@@ -100,9 +163,9 @@ def _table(section: str, keys: tuple[str, ...], taken: list[_Taken]) -> Table:
         fixed.remove(0)
         free = [0]
     cells: dict[tuple[str, ...], dict[tuple[str, str], list[_Taken]]] = {}
-    for one in taken:
-        column = (one.one.name, "" if spread is None else one.on[spread])
-        cells.setdefault(tuple(one.on[place] for place in free), {}).setdefault(column, []).append(one)
+    for one, on in zip(taken, ons, strict=True):
+        column = (one.one.name, "" if spread is None else on[spread])
+        cells.setdefault(tuple(on[place] for place in free), {}).setdefault(column, []).append(one)
     columns = [(name, value) for name in names for value in (seen[spread] if spread is not None else [""])]
     lines = [
         Line(keys=on, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
@@ -123,11 +186,11 @@ def _column(name: str, key: str, value: str) -> Column:
     return Column(title=f"{words}, {_pair(key, value)}" if key else words, unit=unit)
 
 
-def _cell(taken: Sequence[_Taken]) -> Cell:
+def _cell(taken: Sequence[_Taken], more: tuple[str, ...] = ()) -> Cell:
     known = [one for one in taken if one.one.value is not None]
     notes = tuple(dict.fromkeys(one.one.note for one in taken if one.one.note))
     if not known:
-        return Cell(value="none", under=notes)
+        return Cell(value="none", under=(*notes, *more))
     scale = m.words_unit_scale(known[0].one.name)[2]
     values = [one.one.value / scale for one in known if one.one.value is not None]
     middle = statistics.median(values)
@@ -142,7 +205,7 @@ def _cell(taken: Sequence[_Taken]) -> Cell:
         spread = _range(min(values), max(values), places, f" over {over}")
     shares = [one.one.share_percent for one in known if one.one.share_percent is not None]
     share = f"{text.number(statistics.median(shares), 0)} % of the chip's" if shares else ""
-    return Cell(value=text.number(middle, places), under=tuple(filter(None, (spread, share, *notes))))
+    return Cell(value=text.number(middle, places), under=tuple(filter(None, (spread, share, *notes, *more))))
 
 
 def _range(low: float | None, high: float | None, places: int, over: str) -> str:

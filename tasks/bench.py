@@ -166,13 +166,20 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
         f"({run.spread}) over {len(run.workers)} workers of kind {run.fleet_kind}",
         markup=False,
     )
-    table = Table("trial", "kind", "size", "steps", "expected", "why", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
+    heads = (
+        ("trial", "kind", "size", "steps", "expected") if is_mixed else ("trial", "seq x batch", "steps", "expected")
+    )
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    table.add_column("why")
     # A replicated trial is one line: the plan holds it once for each worker, with nothing else different.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial, expected = planned.trial, each[planned.trial_id]
         table.add_row(
             Text(trial.trial_id),
-            trial.kind,
+            *([trial.kind] if is_mixed else []),
             size_of(trial),
             steps_of(trial),
             "-" if expected is None else duration(expected),

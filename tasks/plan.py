@@ -34,13 +34,16 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
 
 
 def size_of(trial: Trial) -> str:
-    """What a trial of its kind works on, in a few characters: sequence x batch (x ranks), or the base's precision."""
+    """What a trial of its kind works on, in a few characters: sequence x batch (x ranks), or the base's precision.
+
+    Of an inference: prompt + answer x the largest batch.
+    """
     if trial.kind == "hardware":
         return "-"
     if trial.kind == "loading":
         return trial.base_precision
     if trial.kind == "inference":
-        return f"{trial.max_seq_len} + {trial.new_tokens} x 1..{trial.micro_batch_size}"
+        return f"{trial.max_seq_len} + {trial.new_tokens} x {trial.micro_batch_size}"
     ranks = f" x {trial.world_size}" if trial.kind == "distributed" else ""
     return f"{trial.max_seq_len} x {trial.micro_batch_size}{ranks}"
 

@@ -232,9 +232,7 @@ def measurement(
     """One measured quantity with a narrow interval over five repeats; none where `value` is unknown."""
     spread = None
     if value is not None:
-        spread = Interval(
-            median=value, p10=value * 0.97, p90=value * 1.03, low=value * 0.98, high=value * 1.02, n=5
-        )
+        spread = Interval(median=value, p10=value * 0.97, p90=value * 1.03, low=value * 0.98, high=value * 1.02, n=5)
     return Measurement(name=name, value=value, interval=spread, share_percent=share, context=context, note=note)
 
 
@@ -251,11 +249,11 @@ def other_kinds() -> tuple[Trial, ...]:
 def telemetry() -> list[Measurement]:
     """What a sampler beside a trial saw over its measured window."""
     return [
-        measurement("gpu_utilization_percent", 87.5, source="telemetry", gpu=0),
-        measurement("gpu_memory_bytes", 20.1e9, source="telemetry", gpu=0),
-        measurement("gpu_power_watts", 148.0, source="telemetry", gpu=0),
-        measurement("gpu_sm_clock_mhz", 1695.0, source="telemetry", gpu=0),
-        measurement("gpu_temperature_celsius", 61.0, source="telemetry", gpu=0),
+        measurement("gpu_utilization_percent", 87.5, window="measure"),
+        measurement("gpu_memory_bytes", 20.1e9, window="measure"),
+        measurement("gpu_power_watts", 148.0, window="measure"),
+        measurement("gpu_sm_clock_mhz", 1695.0, window="measure"),
+        measurement("gpu_temperature_celsius", 61.0, window="measure"),
     ]
 
 
