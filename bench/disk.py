@@ -9,13 +9,13 @@ Standard library alone. Not covered: caches below the kernel's, in a disk or in 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
 import time
 from pathlib import Path
 
+from bench import pagecache
 from bench.ends import Stops
 from bench.record import Record
 from bench.result import summarize
@@ -30,27 +30,20 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: (-path.stat().st_size, path.name))
 
 
-def drop_from_cache(path: Path) -> bool:
-    """Ask the kernel to forget the file's pages; True only where it shows that it did. Raises OSError."""
+def drop_from_cache(files: list[Path]) -> bool:
+    """Ask the kernel to forget the files' pages; True only where it shows that it did. Raises OSError."""
     if not hasattr(os, "posix_fadvise"):
         return False
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)  # pages not yet written are never dropped; a read-only file system has none
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        is_cold = _is_cold(descriptor, os.fstat(descriptor).st_size)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what the looking itself called in
-    finally:
-        os.close(descriptor)
+    pagecache.drop(files)
+    is_cold = all(_is_cold(path) for path in files)
+    pagecache.drop(files)  # what the looking itself called in
     return is_cold
 
 
 def add_reads(record: Record, folder: Path, most_bytes: int, stops: Stops) -> None:
     """Add disk_read_gb_per_sec twice: cold where the cache can be dropped, then warm. Raises OSError."""
     files = weight_files(folder)
-    dropped = [drop_from_cache(path) for path in files]
-    is_cold = all(dropped)
+    is_cold = drop_from_cache(files)
     for cold in (True, False):
         if cold and not is_cold:
             note = "the page cache could not be dropped here, or not shown to be"
@@ -82,18 +75,24 @@ def _read(files: list[Path], most_bytes: int, stops: Stops) -> tuple[list[float]
     return rates, done
 
 
-def _is_cold(descriptor: int, size: int) -> bool:
-    """True if none of the probed bytes is in the page cache; False if one is, or if it cannot be told."""
+def _is_cold(path: Path) -> bool:
+    """True if none of the probed bytes is in the page cache; False if one is, or if it cannot be told.
+
+    Not mincore, which `bench.pagecache` asks: that answers only whoever may write the file, and a pod's model folder
+    may be read-only.
+    """
     if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
         return False
-    # From the end to the start: a read that finds nothing may still call in the pages after it.
+    size = path.stat().st_size
     step = max(mmap.PAGESIZE, size // PROBES)
-    for offset in range(size - mmap.PAGESIZE if size > mmap.PAGESIZE else 0, -1, -step):
-        try:
-            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno != errno.EAGAIN:
+    with path.open("rb") as file:
+        # From the end to the start: a read that finds nothing may still call in the pages after it.
+        for offset in range(max(0, size - mmap.PAGESIZE), -1, -step):
+            try:
+                os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
+            except OSError as error:
+                if error.errno != errno.EAGAIN:
+                    return False
+            else:
                 return False
-        else:
-            return False
     return True

@@ -144,7 +144,7 @@ def test_reading_stops_at_the_most_that_was_asked_for(weights):
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
-    monkeypatch.setattr(disk, "drop_from_cache", lambda _path: False)
+    monkeypatch.setattr(disk, "drop_from_cache", lambda _files: False)
     record = Kept()
     disk.add_reads(record, weights, 1 << 30, stops())
     (cold, about_cold), (warm, about_warm) = record.added["disk_read_gb_per_sec"]
@@ -156,8 +156,7 @@ def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatc
 def test_a_file_just_read_is_not_taken_for_cold(weights):
     path = weights / "b.safetensors"
     path.read_bytes()
-    with path.open("rb") as file:
-        assert disk._is_cold(file.fileno(), path.stat().st_size) is False
+    assert disk._is_cold(path) is False
 
 
 def test_mfu_without_memory_for_a_product_is_unknown_and_not_a_failed_training(on_cpu, monkeypatch):
