@@ -67,7 +67,13 @@ def make_rows(trial: Trial, conversations: list[Conversation], tokenizer: Any) -
     samples = _tokenized(trial, ordered, tokenizer)
     if trial.layout == "pad":
         return _take((Row(ids=ids[: trial.max_seq_len], samples=1) for ids in samples), needed)
-    return _packed(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
+    blocks = _packed(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
+    if len(blocks) < trial.micro_batch_size:
+        raise InputError(
+            f"{trial.data}: fills {len(blocks)} blocks of {trial.max_seq_len} tokens, fewer than a batch of "
+            f"{trial.micro_batch_size} (micro_batch_size); bring more data, or make blocks or batch smaller"
+        )
+    return blocks
 
 
 def rows_needed(trial: Trial) -> int:

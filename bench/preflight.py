@@ -57,8 +57,9 @@ def _why_not(torch: Any) -> str:
 
 
 def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
-    needs_it = trial.base_precision == "nf4" or (
-        trial.optimizer == "paged_adamw_8bit" and trial.kind in ("training", "distributed")
+    steps = trial.kind in ("training", "distributed")
+    needs_it = trial.kind != "hardware" and (
+        trial.base_precision == "nf4" or (steps and trial.optimizer == "paged_adamw_8bit")
     )
     library = stack.bitsandbytes.cextension.lib
     if not needs_it or getattr(type(library), "compiled_with_cuda", False):

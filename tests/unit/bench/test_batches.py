@@ -87,6 +87,12 @@ def test_data_shorter_than_one_block_goes_round_until_one_is_full(make_trial):
     assert [len(row.ids) for row in rows] == [64]
 
 
+def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial):
+    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=4)
+    with pytest.raises(InputError, match=r"none\.jsonl: fills 3 blocks of 8 tokens, fewer than a batch of 4 "):
+        make_rows(trial, chats(10, 16), Letters())
+
+
 @pytest.mark.parametrize("layout", ["pad", "pack"])
 def test_the_order_is_the_seeds(make_trial, layout):
     def ids(seed: int) -> list[list[int]]:

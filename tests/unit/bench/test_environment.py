@@ -1,8 +1,10 @@
 """The fingerprint is an allow-list, and says None where it does not know."""
 
+import json
 import shutil
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,80 @@ def test_the_processor_is_read_where_linux_tells_it():
 def test_a_processor_that_says_nothing_has_no_flags(monkeypatch):
     monkeypatch.setattr("bench.environment._cpu_line", lambda _: None)
     assert environment.cpu_flags() == frozenset()
+
+
+# environment.json -----------------------------------------------------------------------------------------------------
+
+A10 = (
+    "0, NVIDIA A10, GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c, 580.95.05, 94.02.5C.00.0B, 23028, 1695, 6251, 210, 405, "
+    "150.00, 150.00, Enabled, Enabled, 4, 16"
+)
+
+
+def test_a_gpu_is_described_with_units_and_as_numbers():
+    (gpu,) = environment.read_gpus(A10 + "\n")
+    assert gpu == {
+        "index": 0,
+        "name": "NVIDIA A10",
+        "uuid": "GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c",
+        "driver": "580.95.05",
+        "vbios": "94.02.5C.00.0B",
+        "memory_total_mib": 23028,
+        "clock_max_sm_mhz": 1695,
+        "clock_max_memory_mhz": 6251,
+        "clock_sm_at_start_mhz": 210,
+        "clock_memory_at_start_mhz": 405,
+        "power_cap_watts": 150,
+        "power_cap_default_watts": 150,
+        "ecc": "Enabled",
+        "persistence_mode": "Enabled",
+        "pcie_generation_max": 4,
+        "pcie_lanes_max": 16,
+    }
+
+
+@pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "Pending", ""])
+def test_what_the_driver_cannot_tell_is_none(cell):
+    (gpu,) = environment.read_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
+    assert (gpu["power_cap_watts"], gpu["power_cap_default_watts"]) == (None, 149.5)
+
+
+@pytest.mark.parametrize("said", ["", "No devices were found", 'Field "x" is not a valid field to query.'])
+def test_a_driver_that_tells_nothing_shows_no_gpu(said):
+    assert environment.read_gpus(said) == []
+
+
+def test_every_gpu_is_described():
+    gpus = environment.read_gpus(f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}")
+    assert [gpu["index"] for gpu in gpus] == [0, 1]
+
+
+def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variables(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("QLORA_FLEET_IMAGE_DIGEST", "sha256:aa")
+    monkeypatch.delenv("QLORA_FLEET_LOCK_DIGEST", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("HOSTNAME", "the-name-of-this-machine")
+    path = environment.write(tmp_path, {"model_sha256": "bb", "seed": 42})
+    text = path.read_text()
+    document = json.loads(text)
+    assert (document["image_digest"], document["lock_digest"]) == ("sha256:aa", None)
+    assert (document["model_sha256"], document["seed"]) == ("bb", 42)
+    assert document["packages"]["pytest"] == pytest.__version__
+    assert document["variables"]["OMP_NUM_THREADS"] == "3"
+    assert set(document["variables"]) <= set(environment.VARIABLES)
+    assert "hf_verysecret" not in text
+    assert "the-name-of-this-machine" not in text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["environment.json"]
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"), [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = None", None), ("cudas = '1.0'", None)]
+)
+def test_torchs_cuda_is_read_without_importing_torch(tmp_path: Path, monkeypatch, line, cuda):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
+    spec = util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr("bench.environment.util.find_spec", lambda _: spec)
+    assert environment._cuda_of_torch() == cuda
