@@ -40,7 +40,10 @@ REDUCE_SIZES = {"gpu": 5, "tiny": 3}
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Run the ranks, leave their steps and what they mean in the record. Raises RankFailed, RankOutOfMemory, InputError."""
+    """Run the ranks; their steps and what they mean go into the record.
+
+    Raises RankFailed and RankOutOfMemory with the rank's number, and InputError before a rank is started.
+    """
     trial, (_, data_facts, _) = record.trial, inputs
     if data_facts.samples < trial.world_size:
         raise InputError(
@@ -188,7 +191,7 @@ def report(record: Record, told: Told, backend: str) -> None:
     world_size = record.trial.world_size
     on = [table for block in told.tables["on"].values() for table in block]
     times = summarize(record.steps.step_time_sec)
-    ranks = {"world_size": world_size, "backend": backend}
+    ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
         amount = sum(row[column] for table in on for row in table) / len(on)
         interval = scaling.rate(amount, times)
@@ -221,7 +224,7 @@ def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
     for size, seconds in told.reduced.items():
         algorithm = scaling.rate(size / 1e9, summarize(seconds))
         bus = scaling.rate(size / 1e9 * scaling.bus_factor(world_size), summarize(seconds))
-        context = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
+        context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
         record.add("all_reduce_gb_per_sec", algorithm.median, interval=algorithm, **context)
         record.add("all_reduce_bus_gb_per_sec", bus.median, interval=bus, **context)
     without, with_ = told.slowest("off"), told.slowest("on")
@@ -252,16 +255,16 @@ def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
     hooked = [table for block in told.tables["hooked"].values() for table in block]
     least = summarize([min(row[5] for row in table) for table in hooked])
     most = summarize([max(row[5] for row in table) for table in hooked])
-    context = {"buckets": len(told.buckets), "overlapped": "with the backward pass", **ranks}
+    timed = {"buckets": len(told.buckets), "overlapped": "with the backward pass", **ranks}
     record.add(
         "communication_time_sec",
         least.median,
         interval=least,
         rank_that_waits_most_sec=round(most.median, 6),
-        **context,
+        **timed,
     )
     whole = summarize([max(row[0] for row in table) for table in hooked])
-    record.add("communication_share_buckets_percent", 100.0 * least.median / whole.median, **context)
+    record.add("communication_share_buckets_percent", 100.0 * least.median / whole.median, **timed)
 
 
 def _planned(trial: Trial) -> int:

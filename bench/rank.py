@@ -12,6 +12,7 @@ Not covered: ranks on several machines; sharded models.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -27,7 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bench import data, ends, environment, qlora, scaling, stack, torchrun
+from bench import data, ends, environment, preflight, qlora, scaling, stack, torchrun
 from bench.inputs import InputError, read_data
 from bench.record import peak_rss_bytes
 from bench.trial import Trial
@@ -93,7 +94,7 @@ class Lines:
 
 
 class Exchanged:
-    """The DDP model as a step calls it. Gradients travel after every `every`-th call: a step's last micro-batch; 0: never."""
+    """The DDP model as a step calls it: gradients travel after every `every`-th call, a step's last; never for 0."""
 
     def __init__(self, ddp: Any, every: int) -> None:
         self._ddp, self._every, self._calls = ddp, every, 0
@@ -125,8 +126,11 @@ class Rank:
         with self._phase("import"):
             self.modules = stack.load()
             self.torch = self.modules.torch
+            preflight.check(self.modules, self.trial)
             self.placement = qlora.place(self.modules)
-            self.lines(fingerprint={**environment.device_facts(self.torch), "backend": self.backend})
+            arithmetic = str(self.placement.compute_dtype).removeprefix("torch.")
+            facts = {**environment.device_facts(self.torch), "compute_dtype": arithmetic, "backend": self.backend}
+            self.lines(fingerprint=facts)
             self._join()
         with self._phase("data"):
             self._open_data()
@@ -184,15 +188,18 @@ class Rank:
         if self.placement.is_cuda:
             torch.cuda.synchronize()
         self.lines(load_time_sec=time.monotonic() - start)
-        model = qlora.add_adapters(self.modules, trial, base)
+        step = qlora.build(trial.recipe, self.modules, trial, self.placement, base)
+        model = step.model
         torch.manual_seed(trial.seed + self.rank)  # the adapters began alike; dropout need not be
-        optimizer, what = qlora.make_optimizer(self.modules, trial, model, self.placement)
-        scratch, _ = qlora.make_optimizer(self.modules, trial, model, self.placement)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
         count = sum(parameter.numel() for parameter in self.trained)
         self.lines(
-            fingerprint={"optimizer": what, "trained_parameters": count, "gradient_bytes": self.gradient_bytes},
+            fingerprint={
+                "optimizer": step.optimizer_name,
+                "trained_parameters": count,
+                "gradient_bytes": self.gradient_bytes,
+            },
             log=f"rank 0 loaded the model; {count:,} parameters in {self.gradient_bytes:,} bytes of gradients travel",
         )
         parallel = torch.nn.parallel.DistributedDataParallel
@@ -204,9 +211,10 @@ class Rank:
         # Not static_graph: it cannot follow steps that leave the exchange out, and checkpointing that is not
         # re-entrant has no need of it.
         self.ddp = parallel(model, broadcast_buffers=False, find_unused_parameters=False, gradient_as_bucket_view=True)
-        together = Exchanged(self.ddp, trial.gradient_accumulation_steps)
-        self.together = qlora.TrainingStep(self.modules, together, optimizer, self.placement)
-        self.apart = qlora.TrainingStep(self.modules, Exchanged(self.ddp, 0), scratch, self.placement)
+        self.together, self.apart = step, copy.copy(step)
+        self.together.model = Exchanged(self.ddp, trial.gradient_accumulation_steps)
+        self.apart.model = Exchanged(self.ddp, 0)
+        self.apart.optimizer, _ = qlora.make_optimizer(self.modules, trial, model, self.placement)
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -372,7 +380,7 @@ class BucketClock:
 
 
 def choose_gpu(local_rank: int) -> None:
-    """Leave this process one GPU to see, which is then device 0 as in every trial. Must run before torch is imported."""
+    """Leave this process one GPU to see, then device 0 as in every trial. Must run before torch is imported."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local_rank].strip() if visible else str(local_rank)
 

@@ -66,7 +66,7 @@ class Seen:
     @property
     def place(self) -> str:
         step = self.sign.get("step", 0)
-        return self.sign.get("phase", "start") + (f" step {step}" if step else "")
+        return str(self.sign.get("phase", "start")) + (f" step {step}" if step else "")
 
 
 class Torchrun:
