@@ -60,7 +60,9 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         model = qlora.load_base(session.modules, trial, session.placement)
         prepare(session.modules, model)
         attend_to_all(trial, model.config, trial.max_seq_len + new_tokens)
-    record.log(f"batches {batches} of {trial.max_seq_len} prompt tokens, {new_tokens} new tokens, {trial.base_precision}")
+    record.log(
+        f"batches {batches} of {trial.max_seq_len} prompt tokens, {new_tokens} new tokens, {trial.base_precision}"
+    )
     bench = Generation(record=record, session=session, model=model, new_tokens=new_tokens, repeats=sizes.repeats)
     try:
         with record.timed("measure"):

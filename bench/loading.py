@@ -49,12 +49,36 @@ class Load:
     leftover_bytes: int | None
 
 
-def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """What became of a request to empty the page cache of the files; `resident_share` None where it cannot be seen."""
+
+    resident_share: float | None
+
+    @property
+    def refused(self) -> bool:
+        return self.resident_share is not None and self.resident_share > DROPPED_SHARE
+
+    @property
+    def note(self) -> str | None:
+        if self.resident_share is None:
+            return "the page cache was asked to drop the files; whether it did cannot be seen here"
+        if self.refused:
+            return f"the page cache would not drop the files: {100 * self.resident_share:.0f} % of their pages stayed"
+        return None
+
+    def context(self) -> dict[str, Any]:
+        verified = self.resident_share is not None and not self.refused
+        return {"cache": "cold", "drop_verified": verified, "resident_percent": percent(self.resident_share)}
+
+
+def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
     """One load as the process finds things, one cold, three warm; then each phase by itself."""
     session = open_session(record, stops)
     files = weight_files(Path(record.trial.model))
-    record.steps_planned = 16 + (1 if record.trial.base_precision == "nf4" else 0)
-    bench = Loading(record=record, session=session, files=files, stops=stops, weights_bytes=inputs[0].bytes)
+    record.steps_planned = 12 if record.trial.base_precision == "nf4" else 11
+    bench = Loading(record=record, session=session, files=files, stops=stops)
+    record.log(f"{len(files)} weight files, {sum(path.stat().st_size for path in files):,} bytes")
     with record.timed("warmup"):
         found = pagecache.resident_share(files)
         first = bench.load()
@@ -94,13 +118,12 @@ def host_peak_bytes() -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What is loaded, and where its measurements go. `weights_bytes` is for the log alone."""
+    """What is loaded, and where its measurements go."""
 
     record: Record
     session: Session
     files: tuple[Path, ...]
     stops: Stops
-    weights_bytes: int
 
     def add(self, name: str, value: float | None, **more: Any) -> None:
         self.record.add(name, value, precision=self.record.trial.base_precision, **more)
@@ -141,13 +164,10 @@ class Loading:
 
     def measure_cold(self) -> list[Load]:
         """One load with the files out of memory; none, and a note, where they would not go."""
-        resident, note = self._drop()
-        if note is not None and resident is not None:
-            self.add("load_time_sec", None, note=note, cache="cold", resident_percent=percent(resident))
-            return []
-        load = self.load()
-        self.add("load_time_sec", load.seconds, note=note, cache="cold", resident_percent=percent(resident))
-        return [load]
+        drop = self._drop()
+        load = None if drop.refused else self.load()
+        self.add("load_time_sec", None if load is None else load.seconds, note=drop.note, **drop.context())
+        return [] if load is None else [load]
 
     def measure_warm(self) -> list[Load]:
         pagecache.read_all(self.files)
@@ -181,9 +201,8 @@ class Loading:
 
     def measure_phases(self) -> None:
         """Reading, moving, quantizing: each alone."""
-        resident, note = self._drop()
-        seconds = None if note is not None and resident is not None else self._read()
-        self.add("read_time_sec", seconds, note=note, cache="cold", resident_percent=percent(resident))
+        drop = self._drop()
+        self.add("read_time_sec", None if drop.refused else self._read(), note=drop.note, **drop.context())
         pagecache.read_all(self.files)
         resident = pagecache.resident_share(self.files)
         warm = [self._read() for _ in range(WARM_REPEATS)]
@@ -245,15 +264,9 @@ class Loading:
 
     # Between -----------------------------------------------------------------------------------------------------
 
-    def _drop(self) -> tuple[float | None, str | None]:
-        """Empty the page cache of the files: the part that stayed, and a note where it is not known to be gone."""
+    def _drop(self) -> Drop:
         pagecache.drop(self.files)
-        resident = pagecache.resident_share(self.files)
-        if resident is None:
-            return None, "the page cache was asked to drop the files; whether it did cannot be seen here"
-        if resident > DROPPED_SHARE:
-            return resident, f"the page cache would not drop the files: {100 * resident:.0f} % of their pages stayed"
-        return resident, None
+        return Drop(resident_share=pagecache.resident_share(self.files))
 
     def _wait(self) -> None:
         if self.session.placement.is_cuda:

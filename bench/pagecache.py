@@ -19,6 +19,8 @@ _LOWEST_BIT = bytes(value & 1 for value in range(256))  # the only one that minc
 
 def drop(files: Iterable[Path]) -> None:
     """Ask for the files' pages to be forgotten; whether that was done, `resident_share` says. Raises OSError."""
+    if not hasattr(os, "posix_fadvise"):
+        return  # not Linux: nothing to ask
     for path in files:
         with path.open("rb") as file:
             os.fdatasync(file.fileno())  # pages not yet written to the disk cannot be dropped
