@@ -26,6 +26,7 @@ from bench.trial import Trial
 
 Path: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
+AGREEMENT = "two greedy answers part for good at the first token that rounding decides"
 NO_GPU = "no CUDA device: there is no graph of kernels to capture"
 
 
@@ -158,7 +159,7 @@ class Generation:
             if len(tokens) == len(PATHS):
                 same = tokens[PATHS[0]] == tokens[PATHS[1]]
                 agreeing = 100.0 * float(same.float().mean())
-                self.record.add("agreeing_tokens_percent", agreeing, batch=batch, **self.context())
+                self.record.add("agreeing_tokens_percent", agreeing, note=AGREEMENT, batch=batch, **self.context())
         return fitted
 
     def _measure_one(

@@ -12,6 +12,7 @@ from bench.decoding import Answer
 from bench.inference import Generation, attend_to_all, batch_sizes, check_length
 from bench.inputs import InputError
 from bench.result import End, TrialResult
+from bench.stack import Stack
 
 
 class OutOfMemoryError(RuntimeError):
@@ -77,9 +78,7 @@ STOPS: Any = SimpleNamespace(check=lambda: None)
 PROMPTS = list(range(8))
 
 
-@pytest.mark.parametrize(
-    ("largest", "batches"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32])]
-)
+@pytest.mark.parametrize(("largest", "batches"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32])])
 def test_batches_double_up_to_the_largest_asked_for(largest, batches):
     assert batch_sizes(largest) == batches
 
@@ -144,6 +143,19 @@ def test_without_a_gpu_the_fast_path_is_left_out_and_says_so(generation):
     skipped = bench.record.of("decode_tokens_per_sec", path="fast")
     assert [(entry["batch"], entry["value"]) for entry in skipped] == [(1, None), (2, None)]
     assert all("no CUDA device" in entry["note"] for entry in skipped)
+
+
+def test_a_decoder_is_told_positions_in_the_words_of_its_version():
+    def older(*, position_ids: Any, cache_position: Any) -> None: ...
+
+    def newer(*, position_ids: Any, **kwargs: Any) -> None: ...
+
+    nothing: Any = SimpleNamespace()
+    stack = Stack(torch=nothing, transformers=nothing, peft=nothing, bitsandbytes=nothing)
+    positions = SimpleNamespace(unsqueeze=lambda _: "row")
+    told = stack.position_arguments(SimpleNamespace(forward=older), positions)
+    assert told == {"position_ids": "row", "cache_position": positions}
+    assert stack.position_arguments(SimpleNamespace(forward=newer), positions) == {"position_ids": "row"}
 
 
 BOTH_PATHS = """

@@ -1,0 +1,115 @@
+"""Loading and inference on a real GPU: the captured step writes what generate writes, and memory comes back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.loading import LEFTOVER_BYTES
+from bench.result import End, Measurement, TrialResult
+from bench.trial import choose, suite
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = Path("/dev/nvidiactl")
+TRIAL_SEC = 300.0
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture
+def measured(environment, tiny_model, tiny_data, tmp_path) -> Any:
+    """Run a trial of the suites at the gpu profile, on the small model; its measurements by name and context."""
+
+    def run(suite_name: str, trial_id: str) -> tuple[TrialResult, Any]:
+        (trial,) = choose(suite(suite_name, "gpu", str(tiny_model), str(tiny_data)), (trial_id,))
+        (tmp_path / "trial.json").write_text(trial.to_text())
+        words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
+        subprocess.run((sys.executable, "-m", "bench", *words), env=environment, timeout=TRIAL_SEC, check=False)
+        result = TrialResult.read(tmp_path / "out" / "result.json")
+        assert (result.status, result.reason) == (End.SUCCEEDED, None)
+
+        def find(name: str, **context: Any) -> Measurement:
+            found = [m for m in result.measurements if m.name == name and context.items() <= m.context.items()]
+            assert len(found) == 1, (name, context, found)
+            return found[0]
+
+        return result, find
+
+    return run
+
+
+CAPTURED = """
+import sys
+from bench import decoding, qlora, stack
+
+modules = stack.load()
+torch = modules.torch
+model = modules.transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
+)
+decoding.prepare(modules, model)
+placement = qlora.Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
+torch.manual_seed(0)
+for batch, prompt_tokens, new_tokens in ((1, 16, 9), (3, 24, 20), (2, 8, 2), (2, 8, 1)):
+    prompts = torch.randint(6, 4000, (batch, prompt_tokens), device="cuda")
+    expected = decoding.DefaultPath(modules, model, placement, prompts, new_tokens).answer().tokens
+    fast = decoding.FastPath(modules, model, placement, prompts, new_tokens, capture=True)
+    for answer in (fast.answer(), fast.answer()):
+        assert torch.equal(answer.tokens, expected), (answer.tokens, expected)
+print("the same")
+"""
+
+
+def test_a_captured_step_replayed_writes_the_tokens_of_generate(environment, tiny_model):
+    argv = (sys.executable, "-c", CAPTURED, str(tiny_model))
+    done = subprocess.run(argv, env=environment, timeout=TRIAL_SEC, check=False, capture_output=True, text=True)
+    assert (done.stdout.splitlines()[-1:], done.returncode) == (["the same"], 0), done.stderr
+
+
+@pytest.mark.parametrize("precision", ["nf4", "bf16"])
+def test_every_batch_is_measured_on_both_paths(measured, precision):
+    _, find = measured("inference", f"generate-{precision}")
+    for batch in (1, 2, 4, 8, 16, 32):
+        for path in ("default", "fast"):
+            for name in ("time_to_first_token_sec", "decode_tokens_per_sec", "peak_memory_bytes"):
+                assert find(name, batch=batch, path=path).value > 0
+        assert find("agreeing_tokens_percent", batch=batch).value > 0
+    # A model this small spends its time starting kernels, which is what a captured graph does away with.
+    fast, default = (find("decode_tokens_per_sec", batch=1, path=path) for path in ("fast", "default"))
+    assert fast.interval.low > default.interval.high
+    assert find("largest_batch_sequences", path="fast").value == 32
+
+
+@pytest.mark.parametrize("precision", ["nf4", "bf16"])
+def test_a_load_is_taken_apart_and_its_memory_comes_back(measured, precision):
+    result, find = measured("loading", f"load-{precision}")
+    assert find("load_time_sec", cache="warm").interval.n == 3
+    assert find("move_time_sec").value > 0
+    if precision == "nf4":
+        assert find("quantize_time_sec", device="cuda").value > 0
+    parameter_bytes = result.fingerprint["model_parameters"] * 2
+    held = find("device_memory_bytes").value
+    assert held < 0.9 * parameter_bytes if precision == "nf4" else held >= parameter_bytes
+    assert find("device_memory_peak_bytes").value >= held
+    assert find("device_memory_share_percent").value > 0
+    assert 0 <= find("device_memory_leftover_bytes").value <= LEFTOVER_BYTES
+    assert not any("were not given back" in flag for flag in result.flags)
