@@ -1,10 +1,10 @@
 """Greedy decoding on two paths, each timed apart for its first token and for all later ones.
 
 `DefaultPath` is `model.generate` with its growing cache, as people type it. `FastPath` keeps keys and values at fixed
-addresses and decodes by replaying one captured CUDA graph: the host then starts one graph a token instead of a
-thousand kernels. The graph is captured by hand because transformers leaves models quantized by bitsandbytes
-uncompiled, and because it takes a second where a compiler takes minutes. Without capture the same loop runs anywhere;
-the two paths give the same tokens.
+addresses and decodes by replaying one captured CUDA graph: the host then starts one graph a token instead of every
+kernel of every layer. The graph is captured by hand because transformers leaves models quantized by bitsandbytes
+uncompiled, and because a capture waits for no compiler. Without capture the same loop runs anywhere; the two paths
+give the same tokens.
 
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
