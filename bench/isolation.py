@@ -1,17 +1,16 @@
 """Is the machine the trial's own? Asked before torch is imported, in milliseconds.
 
 What makes a trial impossible is an InputError of one line; what makes its numbers doubtful is a flag.
+
+Not covered: whether torch and bitsandbytes can use the GPU, which `bench.preflight` asks once they are imported.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench import nvml
@@ -38,7 +37,6 @@ def look_around(trial: Trial, *, strict: bool) -> Surroundings:
     gpus = nvml.gpus_here()
     if trial.profile == "gpu":
         require_gpu(gpus, is_there=nvml.driver_is_there(), chosen=os.environ.get("CUDA_VISIBLE_DEVICES"))
-        require_cuda_builds(trial)
     found = examine(gpus, trial)
     if strict and found.flags:
         raise InputError(f"refused by --strict, before it began: {found.flags[0]}")
@@ -57,25 +55,6 @@ def require_gpu(gpus: Sequence[nvml.Gpu], *, is_there: bool, chosen: str | None)
         raise InputError(
             "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0); in a pod, request nvidia.com/gpu; "
             "on this machine, use profile tiny"
-        )
-
-
-def require_cuda_builds(trial: Trial) -> None:
-    """Raises InputError where torch or bitsandbytes was built without CUDA. Imports neither: their files tell."""
-    torch = _folder_of("torch")
-    version = _read(torch / "version.py") if torch is not None else ""
-    if re.search(r"^cuda\b[^=]*= None", version, re.MULTILINE):
-        raise InputError(
-            "torch is installed without CUDA, and would train on the processor; "
-            "`pip uninstall -y torch && pip install torch` takes the build for GPUs"
-        )
-    if trial.kind == "hardware":
-        return  # measures torch alone
-    folder = _folder_of("bitsandbytes")
-    if folder is not None and not any(folder.glob("libbitsandbytes_cuda*")):
-        raise InputError(
-            f"bitsandbytes is installed without GPU support: no libbitsandbytes_cuda* in {folder}; "
-            "`pip install --force-reinstall --no-cache-dir --no-deps bitsandbytes` takes the build for GPUs"
         )
 
 
@@ -120,15 +99,3 @@ def _settled(gpu: nvml.Gpu, settle_sec: float, sleep: Callable[[float], None]) -
         if used is None or used <= OTHERS_MAY_HOLD_BYTES or gpu.processes() or time.monotonic() >= until:
             return used
         sleep(0.25)
-
-
-def _folder_of(package: str) -> Path | None:
-    found = importlib.util.find_spec(package)
-    return Path(found.origin).parent if found is not None and found.origin is not None else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

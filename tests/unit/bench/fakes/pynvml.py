@@ -1,0 +1,106 @@
+"""Stands in for nvidia-ml-py where there is no GPU: the library's own names, values from `GPUS`.
+
+Goes before the real one on PYTHONPATH, so that the sampler's process takes it too; FAKE_NVML, a JSON list, then says
+what its GPUs are. Not covered: the real structs and symbol versions, how long calls take, and a driver that hangs.
+"""
+
+import json
+import os
+from types import SimpleNamespace
+
+NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+nvmlMemory_v2 = 0x02000028  # noqa: N816
+GIB = 1 << 30
+USUAL = {
+    "uuid": "GPU-aaaa",
+    "use": [90, 40],
+    "used": 20 * GIB,
+    "reserved": GIB,
+    "total": 140 * GIB,
+    "power": 412_500,
+    "clocks": {"1": 1980, "2": 3201},
+    "temperature": 54,
+    "reasons": 0x4,
+    "processes": [],
+    "unsupported": [],
+}
+GPUS = [{**USUAL, **gpu} for gpu in json.loads(os.environ.get("FAKE_NVML", "[]"))]
+
+
+class NVMLError(Exception):
+    pass
+
+
+def _gpu(index, function):
+    if function in GPUS[index]["unsupported"]:
+        raise NVMLError(function)
+    return GPUS[index]
+
+
+def nvmlInit():  # noqa: N802 - the library's names
+    pass
+
+
+def nvmlDeviceGetCount():  # noqa: N802
+    return len(GPUS)
+
+
+def nvmlDeviceGetHandleByIndex(index):  # noqa: N802
+    return index
+
+
+def nvmlDeviceGetName(_handle):  # noqa: N802
+    return "NVIDIA H200"
+
+
+def nvmlDeviceGetUUID(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetUUID")["uuid"]
+
+
+def nvmlDeviceGetUtilizationRates(handle):  # noqa: N802
+    gpu, memory = _gpu(handle, "nvmlDeviceGetUtilizationRates")["use"]
+    return SimpleNamespace(gpu=gpu, memory=memory)
+
+
+def nvmlDeviceGetMemoryInfo(handle, version=None):  # noqa: N802
+    gpu = _gpu(handle, "nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo")
+    return SimpleNamespace(used=gpu["used"] + (0 if version else gpu["reserved"]), total=gpu["total"])
+
+
+def nvmlDeviceGetPowerUsage(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetPowerUsage")["power"]
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle):  # noqa: N802
+    _gpu(handle, "nvmlDeviceGetEnforcedPowerLimit")
+    return 700_000
+
+
+def nvmlDeviceGetEccMode(handle):  # noqa: N802
+    _gpu(handle, "nvmlDeviceGetEccMode")
+    return [1, 1]
+
+
+def nvmlDeviceGetClockInfo(handle, clock):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetClockInfo")["clocks"][str(clock)]
+
+
+def nvmlDeviceGetMaxClockInfo(handle, clock):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetMaxClockInfo")["clocks"][str(clock)]
+
+
+def nvmlDeviceGetTemperature(handle, _sensor):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetTemperature")["temperature"]
+
+
+def nvmlDeviceGetCurrentClocksEventReasons(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetCurrentClocksEventReasons")["reasons"]
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetCurrentClocksThrottleReasons")["reasons"]
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
+    said = _gpu(handle, "nvmlDeviceGetComputeRunningProcesses")["processes"]
+    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in said]
