@@ -80,6 +80,7 @@ def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
 
 def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     """Ask one worker. An answer that does not come is an answer too."""
+    from remote.fleet import PROGRESS
     from remote.host import HostError
     from remote.job import Job, slot_holder, slot_of
 
@@ -87,7 +88,9 @@ def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     try:
         said = sample(agent.host)
         holder = slot_holder(agent, slot_of(agent.host))
-        progress = None if holder is None else Job(agent, holder).status().progress
+        progress = None
+        if holder is not None:
+            progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
     except HostError as error:
         return Look(worker=worker, trouble=str(error))
     phase = None
