@@ -16,7 +16,19 @@ from reports import text
 CPU = "CPU"
 
 # What differs from trial to trial by nature: what the configuration asks for, and the moment.
-_OWN = frozenset({"trial_digest", "load_average_1min_at_start", "seed", "optimizer", "trained_parameters"})
+_OWN = frozenset(
+    {
+        "trial_digest",
+        "load_average_1min_at_start",
+        "seed",
+        "optimizer",
+        "trained_parameters",
+        "lora_weights_sha256",
+        "telemetry_cost_percent",
+        "rank_peak_rss_bytes",
+        "gradient_buckets_bytes",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)

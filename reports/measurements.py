@@ -59,6 +59,7 @@ UNITS: tuple[tuple[str, str, float], ...] = (
     ("_per_sec", "per s", 1.0),
     ("_tflops", "TFLOP/s", 1.0),
     ("_sec", "s", 1.0),
+    ("_sequences", "sequences", 1.0),
     ("_bytes", "GB", 1e9),
     ("_percent", "%", 1.0),
     ("_watts", "W", 1.0),
@@ -103,7 +104,7 @@ def fault(measurements: Iterable[Measurement]) -> str | None:
 
 def section_of(kind: str, one: Measurement) -> str:
     """The table a measurement belongs to: its trial's kind, but telemetry's samples of any kind stand together."""
-    return TELEMETRY if one.name.startswith("gpu_") and "window" in one.context else kind
+    return TELEMETRY if "window" in one.context else kind  # the sampler says over which window it looked
 
 
 def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd.DataFrame:

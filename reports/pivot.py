@@ -115,6 +115,12 @@ def _is_once(taken: Sequence[_Taken]) -> bool:
     return all(on.setdefault(one.label, one.context) == one.context for one in taken)
 
 
+def _is_configurations_own(key: str, taken: Sequence[_Taken]) -> bool:
+    """True for a field of the trial: its value follows from the configuration, which is named already."""
+    value: dict[str, str] = {}
+    return all(key in one.own and value.setdefault(one.label, one.context[key]) == one.context[key] for one in taken)
+
+
 def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Taken]]]) -> Table:
     """What each configuration took on one thing only: a row a quantity, a column a configuration."""
     rows: list[tuple[str, list[_Taken]]] = []
@@ -124,11 +130,10 @@ def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozen
             rows.append((name, list(found)))
         else:
             same[1].extend(found)
+    everywhere = _shared([one for _, found in rows for one in found])
     lines = []
     for name, found in rows:
-        shared = dict(found[0].context)
-        for one in found:
-            shared = {key: value for key, value in shared.items() if one.context.get(key) == value}
+        shared = _shared(found)
         cells = []
         for label in labels:
             mine = [one for one in found if one.label == label]
@@ -136,11 +141,11 @@ def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozen
             on = tuple(_pair(key, value) for key, value in extra.items())
             cells.append(_cell(mine, on) if mine else None)
         words, unit, _ = m.words_unit_scale(name)
-        told = ", ".join(_pair(key, value) for key, value in shared.items())
+        told = ", ".join(_pair(key, value) for key, value in shared.items() if key not in {*everywhere, *found[0].own})
         lines.append(Line(keys=(", ".join(filter(None, (words, unit))), told), cells=tuple(cells)))
     return Table(
         section=section,
-        same="",
+        same=", ".join(_pair(key, value) for key, value in everywhere.items()),
         keys=("quantity", "on"),
         columns=tuple(Column(title=label, unit="") for label in labels),
         lines=tuple(lines[:MOST_ROWS]),
@@ -148,9 +153,15 @@ def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozen
     )
 
 
+def _shared(taken: Sequence[_Taken]) -> dict[str, str]:
+    """What the contexts of all of these have in common."""
+    first = taken[0].context
+    return {key: value for key, value in first.items() if all(one.context.get(key) == value for one in taken)}
+
+
 def _table(section: str, taken: list[_Taken]) -> Table:
     """Measurements with the same context keys: a row a context, a column a quantity."""
-    keys = (CONFIGURATION, *taken[0].context)
+    keys = (CONFIGURATION, *(key for key in taken[0].context if not _is_configurations_own(key, taken)))
     ons = [(one.label, *(one.context[key] for key in keys[1:])) for one in taken]
     seen = [list(dict.fromkeys(on[place] for on in ons)) for place in range(len(keys))]
     fixed = [place for place in range(len(keys)) if len(seen[place]) == 1]
@@ -194,7 +205,8 @@ def _cell(taken: Sequence[_Taken], more: tuple[str, ...] = ()) -> Cell:
     scale = m.words_unit_scale(known[0].one.name)[2]
     values = [one.one.value / scale for one in known if one.one.value is not None]
     middle = statistics.median(values)
-    places = text.decimals(middle)
+    is_count = all(value.is_integer() for value in values) and known[0].one.interval is None
+    places = 0 if is_count else text.decimals(middle)
     if len(known) == 1:
         interval = known[0].one.interval
         low, high = (None, None) if interval is None else (interval.low / scale, interval.high / scale)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WAIT_SEC = 120.0
+WAIT_SEC = 300.0
 
 
 class Project:

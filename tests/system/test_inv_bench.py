@@ -145,6 +145,25 @@ def test_every_trial_of_the_full_suite_is_measured_and_reported(project) -> None
     assert summary["missing"] == summary["rejected"] == []
 
 
+def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> None:
+    kinds = {
+        "hardware": "hardware",
+        "load-nf4": "loading",
+        "optimized": "training",
+        "generate-nf4": "inference",
+        "ddp-2": "distributed",
+    }
+    only = f"--only={','.join(kinds)}"
+    chain = project.inv("bench", "--suite=all", only, "collect", "report", INVOKE_FLEET_SIZE="1")
+    assert chain.returncode == 0, chain.stdout + chain.stderr
+    assert_each_trial_ended_once_as(project, "SUCCEEDED")
+    summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
+    assert summary["missing"] == summary["rejected"] == []
+    assert [one["configuration"] for one in summary["configurations"]] == ["optimized"]
+    assert {one["kind"] for one in summary["trials"]} == set(kinds.values())
+    assert set(kinds.values()) <= set(summary["measurements"])
+
+
 def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     chain = project.inv("bench", "--quick", "--only=optimized", "collect")
     assert chain.returncode == 0, chain.stderr
@@ -233,6 +252,9 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
         (("bench", "--only", "optimised"), "optimized"),
         (("bench", "--only", " , "), "no trial was chosen"),
         (("bench", "--quick", "--full"), "exclude each other"),
+        (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
+        (("bench", "--suite", "hardwear"), "expected one of quick, full, hardware"),
+        (("bench", "--resume", "--suite=all"), "leave out"),
         (("bench", "--spread", "wide"), "replicate or shard"),
         (("bench", "--resume"), "there is no run yet"),
         (("bench", "--resume=../elsewhere"), "not a path"),

@@ -138,21 +138,30 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             bad, synthetic.result(plan, status=End.OUT_OF_MEMORY, reason=reason, steps=0, log_tail=log)
         )
     (bad / "trials" / ("stranger-" * 15)).mkdir()
+    kinds = tmp_path_factory.mktemp("kinds")
+    other = (*synthetic.other_kinds(), *(synthetic.trial(f"{long_name}{n}", kind="distributed") for n in range(3)))
+    run = synthetic.write_run(kinds, synthetic.record(other, workers=1))
+    for plan in run.planned:
+        taken = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
+        taken += [synthetic.measurement(f"number_{n}_gb_per_sec", 1234.5, note="n" * 200, wide=1) for n in range(30)]
+        taken += [synthetic.measurement("x" * 90 + "_sec", 1e-5, **{"k" * 90: "v" * 300, "n": n}) for n in range(3)]
+        synthetic.write_result(kinds, synthetic.result(plan, measurements=taken, flags=["f" * 300]))
     return {
         "good": build(good).index,
+        "kinds": build(kinds).index,
         "bad": build(bad, price_usd_per_gpu_hour=2.0, price_source="a price list with a long name, 2025-06").index,
     }
 
 
 @pytest.mark.parametrize("width", [390, 800, 1300, 1440])
-@pytest.mark.parametrize("which", ["good", "bad"])
+@pytest.mark.parametrize("which", ["good", "bad", "kinds"])
 def test_nothing_is_wider_than_the_screen(browser: Browser, pages: dict[str, Path], which: str, width: int) -> None:
     browser.open(pages[which], width)
     assert browser.evaluate("window.innerWidth") == width
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("which", ["good", "bad"])
+@pytest.mark.parametrize("which", ["good", "bad", "kinds"])
 def test_nothing_is_wider_than_a_printed_page(browser: Browser, pages: dict[str, Path], which: str) -> None:
     browser.open(pages[which], A4_LANDSCAPE_PX)
     browser.call("Emulation.setEmulatedMedia", media="print")
