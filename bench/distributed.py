@@ -65,7 +65,10 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
                 told.take(line)
             if code != 0:
                 raise ranks.failure()
-        except (RankFailed, RankOutOfMemory):
+        except (RankFailed, RankOutOfMemory) as error:
+            record.log(str(error))
+            if isinstance(error, RankOutOfMemory):
+                record.peak_vram_bytes = error.peak_vram_bytes
             for rank in range(trial.world_size):
                 for words in ranks.log(rank):
                     record.log(f"rank {rank}: {words}")
@@ -156,6 +159,7 @@ class Told:
         self.buckets = line.get("buckets", self.buckets)
         if "peaks" in line:
             self.peaks = line["peaks"]
+            record.peak_rss_bytes = int(max(self.peaks["rss_bytes"]))
             if record.fingerprint.get("device") == "cuda":
                 record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
         if "log" in line:

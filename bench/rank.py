@@ -151,12 +151,13 @@ class Rank:
                     self._step("on", number, block=block)
                 if self.world_size > 1:
                     self._alone([step + 1 for step in steps], block)
+        with self._phase("exchange"):
             if self.world_size > 1:
                 self._hooked()
             self._compare_weights()
+            self._peaks()
             if self.world_size > 1:
                 self._all_reduce()
-            self._peaks()
         self.modules.torch.distributed.destroy_process_group()
 
     # Getting there ----------------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ class Rank:
         profile = self.trial.profile
         sizes = [int(mib * (1 << 20)) for mib in REDUCE_MIB[profile]]
         for size in sorted({*sizes, self.gradient_bytes}):
-            self.signs.move("all-reduce")
+            self.signs.move(f"all-reduce of {size} bytes")
             count = max(2, min(16, ROTATED_BYTES // size)) if self.placement.is_cuda else 2
             # Small, because sums of sums grow with every round, and must stay finite.
             buffers = [self.torch.randn(size // 4, device=self.placement.device).mul_(1e-18) for _ in range(count)]
@@ -317,8 +318,7 @@ class Rank:
         return float(begin.elapsed_time(end)) / 1000.0
 
     def _peaks(self) -> None:
-        vram = self.torch.cuda.max_memory_allocated() if self.placement.is_cuda else math.nan
-        rows = self.exchange([float(vram), float(peak_rss_bytes())])
+        rows = self.exchange([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
         self.lines(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
 
     @contextlib.contextmanager
@@ -385,6 +385,12 @@ def choose_gpu(local_rank: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local_rank].strip() if visible else str(local_rank)
 
 
+def peak_vram_bytes() -> int | None:
+    """This process's high-water mark of GPU memory; None where it has used none."""
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.max_memory_allocated()) if torch is not None and torch.cuda.is_initialized() else None
+
+
 def main(argv: list[str]) -> int:
     """Run one rank; what it fails with goes to its error file, for the parent to name."""
     torchrun.die_with(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
@@ -398,8 +404,8 @@ def main(argv: list[str]) -> int:
         else:
             end, reason = ends.end_of(error)
             kind = end.value
+        said = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), "vram_bytes": peak_vram_bytes()}
         traceback.print_exc()
-        said = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic()}
         (folder / f"error-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
         sys.stderr.flush()
         os._exit(1)  # a communicator whose peer is gone can wait minutes in its destructor

@@ -64,6 +64,7 @@ class Record:
         self._inside = ""
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
+        self.peak_rss_bytes: int | None = None  # of a process that computes in this one's place; else this one's own
         self.fingerprint: dict[str, Any] = {}
         self.log = Log(clock.elapsed)
         self._progress = ProgressFile(request.out, self.log)
@@ -170,7 +171,7 @@ class Record:
             first_loss=steps.loss[0],
             last_loss=steps.loss[-1],
             peak_vram_bytes=self.peak_vram_bytes,
-            peak_rss_bytes=peak_rss_bytes(),
+            peak_rss_bytes=self.peak_rss_bytes or peak_rss_bytes(),
             load_time_sec=self.load_time_sec,
         )
 

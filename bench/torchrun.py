@@ -44,7 +44,11 @@ class RankFailed(RuntimeError):
 
 
 class RankOutOfMemory(MemoryError):
-    """A rank ran out of memory; the message begins with which."""
+    """A rank ran out of memory; the message begins with which. `peak_vram_bytes` is that rank's, None on the CPU."""
+
+    def __init__(self, words: str, peak_vram_bytes: int | None = None) -> None:
+        super().__init__(words)
+        self.peak_vram_bytes = peak_vram_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +152,9 @@ class Torchrun:
             if first["kind"] == "input":
                 return InputError(first["reason"])
             words = f"rank {first['rank']}: {first['reason']} (in {self._seen[first['rank']].place})"
-            return RankOutOfMemory(words) if first["kind"] == End.OUT_OF_MEMORY.value else RankFailed(words)
+            if first["kind"] == End.OUT_OF_MEMORY.value:
+                return RankOutOfMemory(words, first.get("vram_bytes"))
+            return RankFailed(words)
         for rank, code in known.get("ranks", []):
             name = f"signal {-code}" if code < 0 else f"code {code}"
             return RankFailed(f"rank {rank} ended with {name} in {self._seen[rank].place}{self.last(rank)}")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,13 +28,18 @@ def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Ite
     (tmp_path / "tmp").mkdir()
     environment = bench_environment | {"TMPDIR": str(tmp_path / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
 
-    def run(**changes: object) -> subprocess.Popen:
+    def run(*, variables: dict[str, str] | None = None, **changes: object) -> subprocess.Popen:
         fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": str(tiny_data)}
         trial: Trial = make_trial(**(fields | changes))
         (tmp_path / "trial.json").write_text(trial.to_text())
         argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
         process = subprocess.Popen(
-            argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            argv,
+            env=environment | (variables or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         started.append(process)
         return process
@@ -94,6 +100,7 @@ def test_two_ranks_train_one_model_and_say_what_talking_costs(start, tmp_path):
     assert 0 < values["communication_time_sec"] < result.metrics.step_time_sec.p90
     assert sum(result.fingerprint["gradient_buckets_bytes"]) == gradient  # each bucket once in a step of two batches
     assert len(result.fingerprint["lora_weights_sha256"]) == 64
+    assert result.metrics.peak_rss_bytes == max(result.fingerprint["rank_peak_rss_bytes"]) > 200 << 20
     assert left_in(tmp_path) == []
 
 
@@ -125,3 +132,28 @@ def test_a_rank_that_hangs_fails_the_trial_by_its_name(start, tmp_path):
     assert str(result.reason).startswith(said)
     assert "(its process is stopped)" in str(result.reason)
     assert (alive(below), left_in(tmp_path)) == ([], [])
+
+
+def test_a_rendezvous_port_in_use_is_refused_in_one_line(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(variables={"QLORA_FLEET_RDZV_PORT": str(port)})
+        _, err = process.communicate(timeout=WAIT_SEC)
+    assert process.returncode == 2
+    assert err == (
+        f"QLORA_FLEET_RDZV_PORT: port {port} cannot be used for the rendezvous: Address already in use; "
+        "choose another, or unset it and a free one is found\n"
+    )
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_trial_killed_outright_takes_its_ranks_with_it(start, tmp_path):
+    process = start(measured_steps=100_000)
+    in_measure(process, tmp_path)
+    below = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + WAIT_SEC
+    while alive(below) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive(below) == []

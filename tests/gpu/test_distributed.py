@@ -1,0 +1,78 @@
+"""Distributed trials through NCCL, with a small model: the ranks' machinery on as many GPUs as there are."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.result import End, TrialResult
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = Path("/dev/nvidiactl")
+TRIAL_SEC = 300.0
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
+]
+
+
+@pytest.fixture(scope="module")
+def gpus() -> int:
+    ask = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    return int(subprocess.run(ask, capture_output=True, text=True, check=True, timeout=120).stdout)
+
+
+@pytest.fixture
+def run(make_trial, tiny_model, tiny_data, tmp_path) -> Callable[[int], subprocess.CompletedProcess[str]]:
+    def start(world_size: int) -> subprocess.CompletedProcess[str]:
+        trial = make_trial(
+            kind="distributed",
+            world_size=world_size,
+            model=str(tiny_model),
+            data=str(tiny_data),
+            max_seq_len=128,
+            micro_batch_size=8,
+            warmup_steps=3,
+            measured_steps=20,
+        )
+        (tmp_path / "trial.json").write_text(trial.to_text())
+        argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=TRIAL_SEC, check=False)
+        print(done.stdout, done.stderr)
+        return done
+
+    return start
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_on_gpus_of_their_own_train_one_model(run, gpus, tmp_path, world_size):
+    if world_size > gpus:
+        pytest.skip(f"{world_size} ranks need as many GPUs, here are {gpus}")
+    assert run(world_size).returncode == 0
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert (result.fingerprint["device"], result.fingerprint["backend"]) == ("cuda", "nccl")
+    assert result.metrics is not None
+    assert result.metrics.peak_vram_bytes is not None
+    assert result.metrics.peak_vram_bytes > 0
+    values = {m.name: m.value for m in result.measurements}
+    assert values["global_samples_per_sec"] == pytest.approx(world_size * result.metrics.samples_per_sec)
+    if world_size == 1:
+        assert values["all_reduce_gb_per_sec"] is None
+        return
+    assert values["communication_time_sec"] > 0
+    rates = [m.value for m in result.measurements if m.name == "all_reduce_gb_per_sec"]
+    assert all(rate is not None and rate > 0 for rate in rates)
+    assert sum(result.fingerprint["gradient_buckets_bytes"]) == result.fingerprint["gradient_bytes"]
+
+
+def test_more_ranks_than_gpus_are_refused_before_anything_starts(run, gpus, tmp_path):
+    done = run(gpus + 1)
+    assert done.returncode == 2
+    assert f"world_size: {gpus + 1} ranks need a GPU each, this machine shows {gpus}" in done.stderr
+    assert not (tmp_path / "result.json").exists()
