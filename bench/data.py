@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from bench.inputs import Conversation, InputError
@@ -187,4 +188,4 @@ def _packed(samples: Iterator[list[int]], block: int, needed: int, end: int) -> 
 
 
 def _take(source: Iterator[Any], count: int) -> list[Any]:
-    return [item for item, _ in zip(source, range(count), strict=False)]
+    return list(islice(source, count))

@@ -93,6 +93,13 @@ def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial):
         make_rows(trial, chats(10, 16), Letters())
 
 
+def test_no_sample_is_lost_between_the_pieces_that_are_tokenized_at_once(make_trial, monkeypatch):
+    monkeypatch.setattr("bench.data.TOKENIZED_AT_ONCE", 3)
+    trial = make_trial(max_seq_len=64, warmup_steps=0, measured_steps=100)
+    rows = make_rows(trial, chats(*range(2, 22)), Letters())
+    assert sorted(len(row.ids) for row in rows) == list(range(2, 22))
+
+
 @pytest.mark.parametrize("layout", ["pad", "pack"])
 def test_the_order_is_the_seeds(make_trial, layout):
     def ids(seed: int) -> list[list[int]]:

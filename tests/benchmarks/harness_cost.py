@@ -1,0 +1,135 @@
+"""What the instrument costs what it measures: the reference recipe through `python -m bench run`, and in a bare loop.
+
+Both in turn, in processes of their own, over the same batches; the losses show that they compute the same. By itself:
+
+    python -m tests.benchmarks.harness_cost --profile gpu --model DIR --data FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.result import TrialResult, summarize
+from bench.trial import Trial, suite
+from tests.benchmarks import Figure, spread
+
+ROOT = Path(__file__).resolve().parents[2]
+BARE = Path(__file__).with_name("_bare_loop.py")
+PAIRS = 5
+MEASURED_STEPS = 30
+PROCESS_SEC = 900.0
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def main(argv: Sequence[str] = ()) -> list[Figure]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.harness_cost")
+    parser.add_argument("--profile", choices=("tiny", "gpu"), default="tiny")
+    parser.add_argument("--model", help="default: the demo's small model, made for this")
+    parser.add_argument("--data", help="default: the demo's data")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        made = str(home / "models" / "demo--tiny"), str(home / "data.jsonl")
+        if arguments.model is None or arguments.data is None:
+            words = ("demo", "--model", made[0], "--data", made[1])
+            subprocess.run(
+                (sys.executable, "-m", "bench", *words), cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300
+            )
+        trials = suite("quick", arguments.profile, arguments.model or made[0], arguments.data or made[1])
+        trial = replace(trials[1], measured_steps=MEASURED_STEPS)
+        pairs = [_pair(home / f"pair-{number}", trial, number) for number in range(arguments.pairs)]
+    return _figures(trial, pairs)
+
+
+def _pair(folder: Path, trial: Trial, number: int) -> tuple[TrialResult, dict[str, Any]]:
+    """Both sides once; the other one first every second time. The bare loop computes in the dtype that bench chose."""
+    folder.mkdir()
+    environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)}
+    if trial.profile == "tiny":
+        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if number % 2:
+        bare = _bare(trial, environment)
+        return _through_bench(folder, trial, environment), bare
+    return _through_bench(folder, trial, environment), _bare(trial, environment)
+
+
+def _through_bench(folder: Path, trial: Trial, environment: dict[str, str]) -> TrialResult:
+    (folder / "trial.json").write_text(trial.to_text())
+    words = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
+    subprocess.run(
+        (sys.executable, "-m", "bench", *words),
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=PROCESS_SEC,
+    )
+    return TrialResult.read(folder / "out" / "result.json")
+
+
+def _bare(trial: Trial, environment: dict[str, str]) -> dict[str, Any]:
+    sizes = {
+        "seq": trial.max_seq_len,
+        "batch": trial.micro_batch_size,
+        "warmup": trial.warmup_steps,
+        "steps": trial.measured_steps,
+        "seed": trial.seed,
+        "learning-rate": trial.learning_rate,
+    }
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    words += ["--model", trial.model, "--data", trial.data, "--dtype", _dtype(trial.profile)]
+    done = subprocess.run(
+        (sys.executable, str(BARE), *words),
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PROCESS_SEC,
+    )
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def _dtype(profile: str) -> str:
+    """What `bench.qlora.place` chooses, without importing torch here."""
+    from bench.environment import cpu_flags
+
+    has_bf16 = profile == "gpu" or not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
+    return "bfloat16" if has_bf16 else "float32"
+
+
+def _figures(trial: Trial, pairs: Sequence[tuple[TrialResult, dict[str, Any]]]) -> list[Figure]:
+    # All that the harness does between its steps is in its side: reading losses, checks, log, progress.
+    ours = [result.phases["measure"] / trial.measured_steps for result, _ in pairs]
+    bare = [said["step_sec"] for _, said in pairs]
+    ratio = summarize([here / there for here, there in zip(ours, bare, strict=True)])
+    apart = max(
+        abs((loss if loss is not None else float("nan")) - other)
+        for result, said in pairs
+        for loss, other in zip(result.warmup.loss + result.steps.loss, said["loss"], strict=True)
+    )
+    size = f"{trial.max_seq_len} x {trial.micro_batch_size}, {trial.profile}"
+    return [
+        Figure(
+            name=f"a step through bench ({size})",
+            value=spread(summarize(ours), "s"),
+            ratio=f"{spread(ratio, 'x')} of a bare loop",
+            goal="1.05 x",
+        ),
+        Figure(name="the same step in a bare loop", value=spread(summarize(bare), "s")),
+        Figure(name="largest difference between their losses", value=f"{apart:.2g} n={len(pairs[0][1]['loss'])}"),
+    ]
+
+
+if __name__ == "__main__":
+    for figure in main(sys.argv[1:]):
+        print(f"{figure.name}: {figure.value}; ratio {figure.ratio}; goal {figure.goal}")

@@ -1,0 +1,110 @@
+"""What a training trial says of a real GPU: phases by device events, out of memory as a result, environment.json.
+
+On the small model, so that each takes seconds; full sizes are test_full_shape.py's.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.flags import changed
+from bench.phases import PHASES
+from bench.result import End, TrialResult
+from bench.trial import Trial
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = Path("/dev/nvidiactl")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
+]
+
+
+@pytest.fixture
+def measure(tmp_path: Path) -> Callable[..., TrialResult]:
+    def run(trial: Trial, before: str = "pass") -> TrialResult:
+        (tmp_path / "trial.json").write_text(trial.to_text())
+        code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
+        words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        subprocess.run(
+            (sys.executable, "-c", code, *words), env=os.environ | {"PYTHONPATH": paths}, timeout=300, check=False
+        )
+        return TrialResult.read(tmp_path / "out" / "result.json")
+
+    return run
+
+
+@pytest.fixture
+def gpu_trial(make_trial, tiny_model: Path, tiny_data: Path) -> Trial:
+    return make_trial(
+        model=str(tiny_model),
+        data=str(tiny_data),
+        max_seq_len=512,
+        micro_batch_size=8,
+        gradient_accumulation_steps=2,
+        warmup_steps=3,
+        measured_steps=10,
+    )
+
+
+def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
+    result = measure(gpu_trial)
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    found = {item.name: item for item in result.measurements}
+    phases = [found[f"step_{phase}_sec"] for phase in PHASES]
+    assert all(item.value is not None and item.value > 0 for item in phases)
+    assert {item.context["clock"] for item in phases} == {"device"}
+    assert {item.interval.n for item in phases if item.interval is not None} == {10}
+    # Events lie inside the step as the host clock saw it; what they leave out is the launch before and the wait after.
+    assert result.metrics is not None
+    stamped = sum(item.value for item in phases if item.value is not None)
+    assert 0.5 * result.metrics.step_time_sec.median < stamped < 1.1 * result.metrics.step_time_sec.median
+
+
+def test_a_gpu_that_runs_out_of_memory_says_what_to_try_and_that_fits(measure, gpu_trial, tmp_path):
+    room = 1 << 30
+    limit = (
+        "import bench.session, bench.qlora\n"
+        "place = bench.qlora.place\n"
+        "def limited(stack):\n"
+        "    total = stack.torch.cuda.get_device_properties(0).total_memory\n"
+        f"    stack.torch.cuda.set_per_process_memory_fraction({room} / total)\n"
+        "    return place(stack)\n"
+        "bench.qlora.place = limited"
+    )
+    trial = changed(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
+    for _ in range(12):
+        result = measure(trial, before=limit)
+        if result.status is not End.OUT_OF_MEMORY:
+            break
+        print(result.reason)
+        said, advice = str(result.reason).split("; next to try: ")
+        assert " more were asked for with " in said
+        assert "; peak VRAM " in said
+        trial = changed(trial, advice.split(" (in ")[0].split())
+        (tmp_path / "out" / "result.json").unlink()
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert trial.micro_batch_size < 32
+    assert result.metrics is not None
+    assert result.metrics.peak_vram_bytes is not None
+    assert result.metrics.peak_vram_bytes <= room
+
+
+def test_environment_json_names_the_gpu_and_its_limits(measure, gpu_trial, tmp_path):
+    result = measure(gpu_trial)
+    document = json.loads((tmp_path / "out" / "environment.json").read_text())
+    gpu = document["gpus"][0]
+    print(json.dumps({"gpu": gpu, "cuda": document["cuda"], "variables": document["variables"]}, indent=1))
+    assert gpu["uuid"].startswith(("GPU-", "MIG-"))
+    assert gpu["driver"] == result.fingerprint["gpu_driver"]
+    assert gpu["clock_max_sm_mhz"] > 0
+    assert gpu["memory_total_mib"] > 0
+    assert document["cuda"] == result.fingerprint["cuda"]
+    assert document["packages"]["torch"]
