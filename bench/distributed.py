@@ -147,9 +147,11 @@ class Told:
         record = self.record
         if "phase_sec" in line:
             record.phases[line["phase"]] = line["phase_sec"]
+            self._mark("")
         elif "phase" in line:
             record.phase = line["phase"]
             record.show()
+            self._mark(record.phase)
         if "step" in line:
             self._step(**line["step"])
         if "all_reduce" in line:
@@ -164,6 +166,10 @@ class Told:
                 record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
         if "log" in line:
             record.log(line["log"])
+
+    def _mark(self, phase: str) -> None:
+        if self.record.on_phase is not None:  # telemetry beside this trial: it learns of ranks' phases from here alone
+            self.record.on_phase(phase)
 
     def _step(self, kind: str, block: int, table: list[list[float]]) -> None:
         """A table has a row for each rank: seconds, loss, samples, tokens, useful tokens, seconds of communication."""

@@ -122,6 +122,8 @@ def test_a_ring_carries_most_of_the_data_twice():
 def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, tmp_path):
     record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(), Clock())
     told = Told(record)
+    marked: list[str] = []
+    record.on_phase = marked.append
     told.take({"phase": "measure"})
     table = [[0.5, 2.0, 8, 512, 400, float("nan")], [0.7, 4.0, 8, 512, 300, float("nan")]]
     told.take({"step": {"kind": "on", "block": 0, "table": table}})
@@ -130,6 +132,8 @@ def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_tr
     assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
     assert (steps.tokens, steps.useful_tokens) == ([512], [350])
     assert told.slowest("off") == [[0.7]]
+    told.take({"phase": "measure", "phase_sec": 2.5})
+    assert (record.phases, marked) == ({"measure": 2.5}, ["measure", ""])
 
 
 def test_a_silent_rank_is_named_and_the_waiting_one_is_not(monkeypatch, ranks):
