@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import data, ends, environment, preflight, qlora, scaling, stack, torchrun
+from bench.buckets import BucketClock
 from bench.inputs import InputError, read_data
 from bench.record import peak_rss_bytes
 from bench.trial import Trial
@@ -330,53 +331,6 @@ class Rank:
             yield
         finally:
             self.lines(phase=name, phase_sec=time.monotonic() - start)
-
-
-class BucketClock:
-    """A DDP communication hook that does what DDP does, a mean over ranks, and notes when each bucket was under way.
-
-    A bucket's span begins when its gradients are ready and ends when their mean is there: device events on CUDA, the
-    wall elsewhere. `buckets` are the bytes of one step's buckets.
-    """
-
-    def __init__(self, torch: Any, world_size: int, *, on_cuda: bool) -> None:
-        self._torch, self._world_size, self._on_cuda = torch, world_size, on_cuda
-        self._marks: list[tuple[Any, Any]] = []
-        self._origin: Any = None
-        self.buckets: list[int] = []
-
-        def hook(_state: Any, bucket: Any) -> Any:
-            start = self._mark()
-            buffer = bucket.buffer().div_(world_size)
-            self.buckets.append(buffer.numel() * buffer.element_size())
-
-            def reduced(future: Any) -> Any:
-                self._marks.append((start, self._mark()))
-                return future.value()[0]
-
-            return torch.distributed.all_reduce(buffer, async_op=True).get_future().then(reduced)
-
-        hook.__annotations__ = {}  # DDP refuses annotations other than its own classes
-        self.hook = hook
-
-    def begin(self) -> None:
-        """A step begins: forget the last one's."""
-        self._marks, self.buckets = [], []
-        self._origin = self._mark()
-
-    def spans(self) -> list[tuple[float, float]]:
-        """Seconds from the step's beginning, for each bucket; the step must be over."""
-        if not self._on_cuda:
-            return [(start - self._origin, end - self._origin) for start, end in self._marks]
-        since = self._origin.elapsed_time
-        return [(since(start) / 1000.0, since(end) / 1000.0) for start, end in self._marks]
-
-    def _mark(self) -> Any:
-        if not self._on_cuda:
-            return time.perf_counter()
-        event = self._torch.cuda.Event(enable_timing=True)
-        event.record()  # on the current stream: in `reduced` that is one which waits for the all-reduce
-        return event
 
 
 def choose_gpu(local_rank: int) -> None:
