@@ -1,7 +1,7 @@
 """The reference recipe with nothing around it: what the stack itself reaches. Prints one JSON line; see harness_cost.
 
 Written from the recipe's description and importing nothing of bench, so that it cannot share a mistake with it. One
-clock around all measured steps, no synchronisation within.
+clock around all measured steps, no synchronisation within; each step's own time is stamped by the device.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,12 @@ def main() -> None:
     adamw = PagedAdamW8bit if device.type == "cuda" else AdamW8bit
     optimizer = adamw(trained, lr=arguments.learning_rate, weight_decay=0.0)
 
-    losses, began = [], 0.0
+    losses, stamps, began = [], [], 0.0
     for step, batch in enumerate(padded(arguments, arguments.warmup + arguments.steps)):
         if step == arguments.warmup:
             _wait(device)
             began = time.perf_counter()
+            stamps.append(_stamp(device))
         inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = model(**inputs).loss
@@ -89,9 +91,28 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
+        if step >= arguments.warmup:
+            stamps.append(_stamp(device))
     _wait(device)
     seconds = time.perf_counter() - began
-    print(json.dumps({"step_sec": seconds / arguments.steps, "loss": [float(loss) for loss in losses]}), flush=True)
+    said = {
+        "mean_step_sec": seconds / arguments.steps,
+        "step_sec": [_between(*pair) for pair in pairwise(stamps)],
+        "loss": [float(loss) for loss in losses],
+    }
+    print(json.dumps(said), flush=True)
+
+
+def _stamp(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(before: Any, after: Any) -> float:
+    return after - before if isinstance(before, float) else before.elapsed_time(after) / 1e3
 
 
 def _wait(device: torch.device) -> None:
