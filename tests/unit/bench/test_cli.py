@@ -15,7 +15,19 @@ from bench.result import End, Interval, Metrics, Progress, TrialResult
 from bench.trial import Trial, suite
 
 ROOT = Path(__file__).resolve().parents[3]
-STANDARD = ("cli.py", "corpus.py", "ends.py", "environment.py", "inputs.py", "result.py", "run.py", "schema.py")
+STANDARD = (
+    "cli.py",
+    "corpus.py",
+    "ends.py",
+    "environment.py",
+    "flags.py",
+    "inputs.py",
+    "memory.py",
+    "phases.py",
+    "result.py",
+    "run.py",
+    "schema.py",
+)
 
 
 def test_list_prints_every_trial_with_its_reason(capsys):
