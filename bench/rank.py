@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bench import data, ends, environment, preflight, qlora, scaling, stack, torchrun
 from bench.buckets import BucketClock
@@ -159,7 +159,10 @@ class Rank:
             self._peaks()
             if self.world_size > 1:
                 self._all_reduce()
-        self.modules.torch.distributed.destroy_process_group()
+        # gloo's threads end with the process (see main): taking its groups apart was seen to abort a rank whose peer had
+        # just left, "terminate called without an active exception", with everything measured and nothing said.
+        if self.backend != "gloo":
+            self.modules.torch.distributed.destroy_process_group()
 
     # Getting there ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +348,7 @@ def peak_vram_bytes() -> int | None:
     return int(torch.cuda.max_memory_allocated()) if torch is not None and torch.cuda.is_initialized() else None
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> NoReturn:
     """Run one rank; what it fails with goes to its error file, for the parent to name."""
     torchrun.die_with(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
     folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])
@@ -361,10 +364,16 @@ def main(argv: list[str]) -> int:
         said = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), "vram_bytes": peak_vram_bytes()}
         traceback.print_exc()
         (folder / f"error-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
-        sys.stderr.flush()
-        os._exit(1)  # a communicator whose peer is gone can wait minutes in its destructor
-    return 0
+        leave(1)
+    leave(0)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without destructors: a communicator whose peer is gone can wait minutes in its own, or abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
