@@ -159,8 +159,8 @@ class Rank:
             self._peaks()
             if self.world_size > 1:
                 self._all_reduce()
-        # gloo's threads end with the process (see main): taking its groups apart was seen to abort a rank whose peer had
-        # just left, "terminate called without an active exception", with everything measured and nothing said.
+        # gloo's threads end with the process (see `leave`): taking its groups apart was seen to abort a rank whose peer
+        # had just left, "terminate called without an active exception", with everything measured and nothing said.
         if self.backend != "gloo":
             self.modules.torch.distributed.destroy_process_group()
 
