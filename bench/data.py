@@ -1,9 +1,13 @@
-"""Text to batches: the tokenizer's chat template, then padded rows or packed blocks, in an order set by the seed.
+"""Text to batches: the tokenizer's chat template, then rows in the trial's layout, in an order set by the seed.
 
 `pad` is the published loop: one sample a row, cut at max_seq_len, filled up with padding that carries no loss.
+`bucket` is the same with samples of about one length side by side, filled up only as far as the longest needs.
 `pack` is plain packing: samples end to end with an end-of-sequence token between them, cut into full blocks.
 Attention crosses the samples of a block there, and positions run on: right for measuring what padding costs, not the
 last word for training.
+`varlen` packs what `pad` would pad: the same samples, whole, in one row of micro_batch_size x max_seq_len positions a
+micro-batch. Positions restart with each sample, attention never leaves it, and its first token is no one's target, so loss
+and gradients are those of the samples by themselves.
 
 Only as much is tokenized as the trial's steps need, before the first step; where the data is shorter than that, it is
 gone through again in the same order.
@@ -11,7 +15,6 @@ gone through again in the same order.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -19,37 +22,31 @@ from itertools import islice
 from typing import Any
 
 from bench.inputs import Conversation, InputError
+from bench.packing import Row, apart, blocks, bucketed
 from bench.stack import Stack
 from bench.trial import Trial
 
 IGNORED = -100  # the label that PyTorch's cross-entropy leaves out
 TOKENIZED_AT_ONCE = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One row of a batch before padding. `samples` is 1 when padded; when packed, the parts of samples in it, added up.
-
-    Parts, because a long sample fills several blocks: counting it where it ends would make some steps worth nothing.
-    """
-
-    ids: list[int]
-    samples: float
+BUCKET_TOKENS = 64  # lengths of bucketed batches are multiples: few shapes keep the allocator from starting anew
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One micro-batch: three int64 tensors of shape (micro_batch_size, max_seq_len), and what it holds.
+    """One micro-batch: int64 tensors of shape (micro_batch_size, length), and what it holds.
 
-    `tokens` counts every position, `useful_tokens` leaves the padding out.
+    `tokens` counts every position, `useful_tokens` leaves the padding out. The layout `varlen` has one row, no mask but
+    `position_ids`, and `edges`: where its samples begin and end, int32, from 0 to the row's length.
     """
 
     input_ids: Any
-    attention_mask: Any
     labels: Any
     samples: float
     tokens: int
     useful_tokens: int
+    attention_mask: Any = None
+    position_ids: Any = None
+    edges: Any = None
 
 
 def load_tokenizer(stack: Stack, folder: str) -> Any:
@@ -66,21 +63,29 @@ def make_rows(trial: Trial, conversations: list[Conversation], tokenizer: Any) -
     ordered = (conversations[index] for index in order)
     needed = rows_needed(trial)
     samples = _tokenized(trial, ordered, tokenizer)
-    if trial.layout == "pad":
-        return _take((Row(ids=ids[: trial.max_seq_len], samples=1) for ids in samples), needed)
-    blocks = _packed(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
-    if len(blocks) < trial.micro_batch_size:
+    if trial.layout == "varlen":
+        return apart(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
+    if trial.layout in ("pad", "bucket"):
+        rows = _take((Row(ids=ids[: trial.max_seq_len], samples=1) for ids in samples), needed)
+        return bucketed(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
+    packed = blocks(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
+    if len(packed) < trial.micro_batch_size:
         raise InputError(
-            f"{trial.data}: fills {len(blocks)} blocks of {trial.max_seq_len} tokens, fewer than a batch of "
+            f"{trial.data}: fills {len(packed)} blocks of {trial.max_seq_len} tokens, fewer than a batch of "
             f"{trial.micro_batch_size} (micro_batch_size); bring more data, or make blocks or batch smaller"
         )
-    return blocks
+    return packed
 
 
 def rows_needed(trial: Trial) -> int:
     """Rows in all steps of a trial, warm-up included."""
-    per_step = trial.micro_batch_size * trial.gradient_accumulation_steps
+    per_step = rows_per_batch(trial) * trial.gradient_accumulation_steps
     return (trial.warmup_steps + trial.measured_steps) * per_step
+
+
+def rows_per_batch(trial: Trial) -> int:
+    """Rows in a micro-batch: samples that are kept apart share one."""
+    return 1 if trial.layout == "varlen" else trial.micro_batch_size
 
 
 def make_batches(
@@ -90,9 +95,9 @@ def make_batches(
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     loader = stack.torch.utils.data.DataLoader(
         _Cycle(rows, rows_needed(trial)),
-        batch_size=trial.micro_batch_size,
+        batch_size=rows_per_batch(trial),
         num_workers=trial.data_workers,
-        collate_fn=_Collate(trial.max_seq_len, padding),
+        collate_fn=_collate(trial, padding),
         worker_init_fn=_leave_signals_to_the_parent,
         pin_memory=pin_memory,
     )
@@ -118,13 +123,14 @@ class _Cycle:
 class _Collate:
     """Rows to (tensors by name, (samples, tokens, useful tokens)); runs in the loader's processes."""
 
-    def __init__(self, max_seq_len: int, padding: int) -> None:
-        self.max_seq_len, self.padding = max_seq_len, padding
+    def __init__(self, max_seq_len: int, padding: int, multiple: int = 0) -> None:
+        self.max_seq_len, self.padding, self.multiple = max_seq_len, padding, multiple or max_seq_len
 
     def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
         import torch
 
-        shape = (len(rows), self.max_seq_len)
+        longest = max(len(row.ids) for row in rows)
+        shape = (len(rows), min(self.max_seq_len, -(-longest // self.multiple) * self.multiple))
         input_ids = torch.full(shape, self.padding, dtype=torch.int64)
         attention_mask = torch.zeros(shape, dtype=torch.int64)
         labels = torch.full(shape, IGNORED, dtype=torch.int64)
@@ -135,6 +141,37 @@ class _Collate:
             labels[place, : len(ids)] = ids
         counts = sum(row.samples for row in rows), input_ids.numel(), sum(len(row.ids) for row in rows)
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}, counts
+
+
+def _collate(trial: Trial, padding: int) -> Any:
+    if trial.layout == "varlen":
+        return _Apart(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
+    return _Collate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
+
+
+class _Apart:
+    """One row of whole samples to (tensors by name, counts). What is left of it is filled up with samples of padding."""
+
+    def __init__(self, longest: int, positions: int, padding: int) -> None:
+        self.longest, self.positions, self.padding = longest, positions, padding
+
+    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
+        import torch
+
+        (row,) = rows
+        useful = len(row.ids)
+        fills = [self.longest] * ((self.positions - useful) // self.longest)
+        rest = self.positions - useful - sum(fills)
+        lengths = torch.tensor([*row.lengths, *fills, *([rest] if rest else [])], dtype=torch.int64)
+        edges = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        input_ids = torch.full((1, self.positions), self.padding, dtype=torch.int64)
+        input_ids[0, :useful] = torch.tensor(row.ids, dtype=torch.int64)
+        labels = torch.full((1, self.positions), IGNORED, dtype=torch.int64)
+        labels[0, :useful] = input_ids[0, :useful]
+        labels[0, edges[:-1]] = IGNORED  # else a sample's last token would be asked for the next one's first
+        positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
+        tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}
+        return tensors | {"edges": edges.to(torch.int32)}, (row.samples, self.positions, useful)
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:
@@ -161,30 +198,6 @@ def _rendered(trial: Trial, conversation: Conversation, tokenizer: Any) -> str:
         raise InputError(
             f"{trial.data}: line {conversation.line}: the model's chat template refuses it: {error}"
         ) from None
-
-
-def _packed(samples: Iterator[list[int]], block: int, needed: int, end: int) -> list[Row]:
-    rows: list[Row] = []
-    ids: list[int] = []
-    shares: list[float] = []  # for each of `ids`, the part of its sample that it is
-    seen: list[list[int]] = []
-    source = iter(samples)
-    while len(rows) < needed:
-        sample = next(source, None)
-        if sample is None:
-            if rows:
-                break  # one pass is done; its last, unfilled block is left out
-            source = iter(seen)  # all the data does not fill one block: go round until it does
-            continue
-        if not rows:
-            seen.append(sample)
-        whole = sample if sample[-1:] == [end] else [*sample, end]
-        ids += whole
-        shares += [1 / len(whole)] * len(whole)
-        while len(ids) >= block and len(rows) < needed:
-            rows.append(Row(ids=ids[:block], samples=math.fsum(shares[:block])))
-            ids, shares = ids[block:], shares[block:]
-    return rows
 
 
 def _take(source: Iterator[Any], count: int) -> list[Any]:

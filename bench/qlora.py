@@ -1,25 +1,14 @@
-"""QLoRA itself: a base model in NF4, adapters on it, an optimizer, and the training step that is measured.
+"""QLoRA itself: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
 
-A trial's `recipe` names how these are put together; `build` does it. The same step trains for real. Weights are read
-from safetensors alone and no code is taken from a model folder.
-
-`reference` is the published loop, exactly, as what every other recipe is compared with:
-
-1. the base in NF4 with double quantization, bf16 compute (`load_base`);
-2. `prepare_model_for_kbit_training`: norms, embeddings and the output layer raised to float32, gradient checkpointing;
-3. LoRA of rank 16, alpha 32, on the attention projections; only the adapters are trained;
-4. every sample padded to max_seq_len, whatever the batch's longest is (`bench.data`, layout `pad`);
-5. forward under bf16 autocast with the model's own loss, backward, gradients clipped at norm 1;
-6. bitsandbytes' `paged_adamw_8bit` at a constant 2e-4, no weight decay.
-
-A 16-bit base leaves step 2's casts out: they would raise the whole base to float32, which is not what is compared.
+A trial's `recipe` names how these are put together; `bench.recipes` does it. The same step trains for real. Weights are
+read from safetensors alone and no code is taken from a model folder.
 
 Not covered: more than one device, evaluation, checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +18,8 @@ from bench.phases import PhaseClock
 from bench.stack import Stack
 from bench.trial import Trial
 
+# What a model of transformers takes. Where positions restart and no mask is given, it keeps samples apart by itself.
+MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
 MAX_GRADIENT_NORM = 1.0  # the default of the Trainer that the published numbers were measured with
 
 
@@ -85,38 +76,14 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
     return model
 
 
-def add_adapters(stack: Stack, trial: Trial, model: Any) -> Any:
-    """LoRA on the trial's layers, everything else frozen, gradient checkpointing as the trial says."""
-    # Non-reentrant is what PyTorch recommends, and the default differs between versions.
-    checkpointing = {"use_reentrant": False}
-    if trial.base_precision == "nf4":
-        model = stack.peft.prepare_model_for_kbit_training(
-            model,
-            use_gradient_checkpointing=trial.gradient_checkpointing,
-            gradient_checkpointing_kwargs=checkpointing,
-        )
-    elif trial.gradient_checkpointing:
-        model.enable_input_require_grads()
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
-    stack.transformers.set_seed(trial.seed)  # before the adapters exist: their first values are drawn from it
-    adapters = stack.peft.LoraConfig(
-        r=trial.lora_rank,
-        lora_alpha=trial.lora_alpha,
-        lora_dropout=trial.lora_dropout,
-        target_modules=list(trial.lora_targets),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    model = stack.peft.get_peft_model(model, adapters)
-    model.train()
-    return model
-
-
 def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
     """The optimizer over the adapters, and what it truly is: paging needs CUDA's unified memory."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if trial.optimizer == "adamw_torch":
-        return stack.torch.optim.AdamW(parameters, lr=trial.learning_rate, weight_decay=0.0), "torch AdamW, 32 bit"
+        optimizer = stack.torch.optim.AdamW(
+            parameters, lr=trial.learning_rate, weight_decay=0.0, fused=placement.is_cuda
+        )
+        return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
     if placement.is_cuda:
         optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
         return optimizer, "bitsandbytes AdamW, 8 bit, paged"
@@ -128,16 +95,29 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
 class TrainingStep:
     """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
 
-    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is.
+    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is, `recipe` what was
+    built, `notes` what else was used. `inputs` are the fields of a batch that the model takes, where a batch has them.
     """
 
+    recipe = ""
+    notes: tuple[str, ...] = ()
+
     def __init__(
-        self, stack: Stack, model: Any, optimizer: Any, placement: Placement, optimizer_name: str = ""
+        self,
+        stack: Stack,
+        model: Any,
+        optimizer: Any,
+        placement: Placement,
+        optimizer_name: str = "",
+        *,
+        autocast: bool = True,
+        inputs: tuple[str, ...] = MODEL_INPUTS,
     ) -> None:
         self.model, self.optimizer, self.optimizer_name = model, optimizer, optimizer_name
         self.clock = PhaseClock(stack.torch, is_cuda=placement.is_cuda)
         self._torch, self._placement = stack.torch, placement
-        self._in_bf16 = placement.compute_dtype == stack.torch.bfloat16
+        self._in_bf16 = autocast and placement.compute_dtype == stack.torch.bfloat16
+        self._inputs = inputs
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
@@ -146,8 +126,9 @@ class TrainingStep:
         clock.begin()
         for batch in batches:
             inputs = {
-                name: getattr(batch, name).to(placement.device, non_blocking=True)
-                for name in ("input_ids", "attention_mask", "labels")
+                name: tensor.to(placement.device, non_blocking=True)
+                for name in self._inputs
+                if (tensor := getattr(batch, name)) is not None
             }
             clock.end("data")
             with self._torch.autocast(placement.device.type, self._torch.bfloat16, enabled=self._in_bf16):
@@ -166,18 +147,3 @@ class TrainingStep:
         """Until the device has done everything asked of it; on the CPU it has."""
         if self._placement.is_cuda:
             self._torch.cuda.synchronize()
-
-
-def _reference(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    model = add_adapters(stack, trial, base)
-    optimizer, name = make_optimizer(stack, trial, model, placement)
-    return TrainingStep(stack, model, optimizer, placement, name)
-
-
-# One function for each name in bench.trial.RECIPES: from the loaded base to a step that trains.
-_RECIPES: dict[str, Callable[[Stack, Trial, Placement, Any], TrainingStep]] = {"reference": _reference}
-
-
-def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    """The training step of this recipe over `base`, a model as `load_base` returns it."""
-    return _RECIPES[recipe](stack, trial, placement, base)

@@ -28,7 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench import data, ends, environment, preflight, qlora, scaling, stack, torchrun
+from bench import data, ends, environment, preflight, qlora, recipes, scaling, stack, torchrun
 from bench.buckets import BucketClock
 from bench.inputs import InputError, read_data
 from bench.record import peak_rss_bytes
@@ -193,7 +193,7 @@ class Rank:
         if self.placement.is_cuda:
             torch.cuda.synchronize()
         self.lines(load_time_sec=time.monotonic() - start)
-        step = qlora.build(trial.recipe, self.modules, trial, self.placement, base)
+        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
         model = step.model
         torch.manual_seed(trial.seed + self.rank)  # the adapters began alike; dropout need not be
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -201,6 +201,7 @@ class Rank:
         count = sum(parameter.numel() for parameter in self.trained)
         self.lines(
             fingerprint={
+                "recipe": step.recipe,
                 "optimizer": step.optimizer_name,
                 "trained_parameters": count,
                 "gradient_bytes": self.gradient_bytes,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
-from bench import data, mfu, qlora, stack
+from bench import data, mfu, qlora, recipes, stack
 from bench.ends import Stops
 from bench.inputs import Inputs
 from bench.phases import PHASES
@@ -65,13 +65,15 @@ def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stop
         modules.torch.cuda.synchronize()
     record.load_time_sec = time.monotonic() - start
     stops.check()
-    step = qlora.build(trial.recipe, modules, trial, placement, base)
+    step = recipes.build(trial.recipe, modules, trial, placement, base)
+    record.fingerprint["recipe"] = step.recipe
+    record.fingerprint["recipe_notes"] = ", ".join(step.notes) or None
     record.fingerprint["optimizer"] = step.optimizer_name
-    trained, _ = step.model.get_nb_trainable_parameters()
+    trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
     record.fingerprint["trained_parameters"] = trained
     record.log(
         f"loaded {record.fingerprint['model_parameters']:,} parameters as {trial.base_precision} in "
-        f"{record.load_time_sec:.2f} s; training {trained:,} with {step.optimizer_name}"
+        f"{record.load_time_sec:.2f} s; recipe {step.recipe}; training {trained:,} with {step.optimizer_name}"
     )
     return step
 

@@ -23,8 +23,8 @@ from bench import schema
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
-LAYOUTS = ("pad", "pack")
-RECIPES = ("reference",)
+LAYOUTS = ("pad", "bucket", "pack", "varlen")
+RECIPES = ("reference", "stock", "fast")
 PROFILES = ("gpu", "tiny")
 KINDS = ("training", "hardware", "loading", "inference", "distributed")
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -39,7 +39,9 @@ class Trial:
     """One configuration. Paths are read on the host that runs it; lengths are in tokens, times in seconds.
 
     `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
-    distributed trial. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
+    distributed trial. `layout` says how samples become rows: see `bench.data`. With `gradient_checkpointing`, one layer in
+    `checkpoint_every` is computed again in backward, from an input that `offload_checkpoints` moves to the host's memory
+    meanwhile; other than 1 and false are the recipe fast's alone. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
     `micro_batch_size` is the largest batch it goes up to.
     """
 
@@ -63,6 +65,8 @@ class Trial:
     optimizer: str = "paged_adamw_8bit"
     learning_rate: float = 2e-4
     gradient_checkpointing: bool = True
+    checkpoint_every: int = 1
+    offload_checkpoints: bool = False
     data_workers: int = 0
     world_size: int = 1
     new_tokens: int = 64
@@ -89,6 +93,8 @@ class Trial:
         _within(self.lora_rank, 1, 1024, "lora_rank")
         _within(self.lora_alpha, 1, 4096, "lora_alpha")
         _within(self.data_workers, 0, 64, "data_workers")
+        _within(self.checkpoint_every, 1, 1024, "checkpoint_every")
+        _check_checkpoints(self)
         _within(self.world_size, 1, 1024, "world_size")
         _expect(self.world_size == 1 or self.kind == "distributed", "world_size", "1 unless kind is distributed")
         _within(self.new_tokens, 1, 65_536, "new_tokens")
@@ -336,6 +342,13 @@ def _check_types(trial: Trial) -> None:
         else:
             texts = isinstance(value, tuple) and all(type(item) is str for item in value)
             _expect(texts, field.name, f"a list of texts, found {schema.kind(value)}")
+
+
+def _check_checkpoints(trial: Trial) -> None:
+    for key, changed in (("checkpoint_every", trial.checkpoint_every > 1), ("offload_checkpoints", trial.offload_checkpoints)):
+        if changed:
+            _expect(trial.recipe == "fast", key, f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here")
+            _expect(trial.gradient_checkpointing, key, "its default without gradient_checkpointing")
 
 
 def _expect(holds: bool, key: str, expected: str) -> None:

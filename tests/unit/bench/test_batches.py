@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from bench.data import IGNORED, Conversation, Row, _Collate, _Cycle, make_rows, rows_needed
+from bench.data import IGNORED, Conversation, _Collate, _Cycle, make_rows, rows_needed
+from bench.packing import Row
 from bench.inputs import InputError
 
 END = 1

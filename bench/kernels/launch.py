@@ -1,0 +1,43 @@
+"""Triton where it is installed and tensors lie on a GPU; nothing of it is needed to import a room on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+else:
+
+    def jit(function: Any = None, **_options: Any) -> Any:
+        """Leaves a kernel as the function it is: without Triton nobody launches it."""
+        return function if function is not None else jit
+
+    class _Absent:
+        constexpr = int
+
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(f"triton is not installed, and {name} was asked of it")
+
+    triton = tl = _Absent()
+
+
+def compiled(tensor: Any) -> bool:
+    """Whether the Triton kernel is to be used for this tensor: on a GPU, or in Triton's interpreter, for tests."""
+    return bool(tensor.is_cuda) or (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`; Triton's tiles have such sides."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def parts(total: int, size: int) -> int:
+    """How many pieces of `size` cover `total`."""
+    return -(-total // size)

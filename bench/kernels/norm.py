@@ -1,0 +1,99 @@
+"""RMSNorm (Zhang & Sennrich 2019), the residual sum before it included.
+
+    forward    total = x + y;  rstd = 1 / sqrt(mean(total^2) + eps);  normed = total * rstd * weight
+    backward   x_hat = total * rstd;  g = weight * d_normed
+               d_total = rstd * (g - x_hat * mean(g * x_hat)) + d_passing
+
+x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing is the gradient of the residual stream that
+goes around the norm. One row to a program, so each tensor is read and written once: with y 4 x 2TH bytes forward, without
+2 x 2TH, and 4 x 2TH backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bench.kernels.launch import compiled, jit, power_of_two, tl
+
+
+def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
+    """(normed, rstd, total); total is x itself where there is no y."""
+    if not compiled(x):
+        return rms_norm_reference(x, weight, eps, y)
+    tokens, width = x.shape
+    normed = torch.empty_like(x)
+    total = x if y is None else torch.empty_like(x)
+    rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    _forward[(tokens,)](
+        x, x if y is None else y, weight, total, normed, rstd, width, eps,
+        ADDS=y is not None, WIDE=power_of_two(width), num_warps=_warps(width),
+    )  # fmt: skip
+    return normed, rstd, total
+
+
+def rms_norm_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
+    """d_total, written over `d_normed`."""
+    if not compiled(total):
+        d_normed.copy_(rms_norm_backward_reference(d_normed, total, rstd, weight, d_passing))
+        return d_normed
+    tokens, width = total.shape
+    _backward[(tokens,)](
+        d_normed, total, rstd, weight, d_normed if d_passing is None else d_passing, width,
+        ADDS=d_passing is not None, WIDE=power_of_two(width), num_warps=_warps(width),
+    )  # fmt: skip
+    return d_normed
+
+
+def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
+    """As `rms_norm`. The sum is rounded before it is normed: what is normed is what the residual stream holds."""
+    total = x if y is None else (x.float() + y.float()).to(x.dtype)
+    wide = total.float()
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    return (wide * rstd[:, None] * weight.float()).to(x.dtype), rstd, total
+
+
+def rms_norm_backward_reference(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
+    x_hat = total.float() * rstd[:, None]
+    g = weight.float() * d_normed.float()
+    d_total = rstd[:, None] * (g - x_hat * (g * x_hat).mean(-1, keepdim=True))
+    return (d_total if d_passing is None else d_total + d_passing.float()).to(total.dtype)
+
+
+def _warps(width: int) -> int:
+    return max(1, min(16, power_of_two(width) // 512))
+
+
+@jit
+def _forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, WIDE: tl.constexpr):  # noqa: N803
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDE)
+    there = column < width
+    place = row * width + column
+    value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+    if ADDS:
+        value += tl.load(y + place, mask=there, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + place, rounded, mask=there)
+        value = rounded.to(tl.float32)
+    inverse = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
+    tl.store(rstd + row, inverse)
+    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    tl.store(normed + place, (value * inverse * scale).to(normed.dtype.element_ty), mask=there)
+
+
+@jit
+def _backward(d_normed, total, rstd, weight, d_passing, width, ADDS: tl.constexpr, WIDE: tl.constexpr):  # noqa: N803
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDE)
+    there = column < width
+    place = row * width + column
+    inverse = tl.load(rstd + row)
+    x_hat = tl.load(total + place, mask=there, other=0.0).to(tl.float32) * inverse
+    g = tl.load(d_normed + place, mask=there, other=0.0).to(tl.float32)
+    g *= tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    gradient = inverse * (g - x_hat * (tl.sum(g * x_hat, axis=0) / width))
+    if ADDS:
+        gradient += tl.load(d_passing + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(d_normed + place, gradient.to(d_normed.dtype.element_ty), mask=there)

@@ -1,0 +1,29 @@
+"""Recipes: the ways from a loaded base to a step that trains. All train the same adapters of the same model.
+
+`reference` is the published loop, `stock` the best of the usual libraries, `fast` ours. A recipe is a function
+`build(stack, trial, placement, base) -> TrainingStep`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bench.qlora import Placement, TrainingStep
+from bench.stack import Stack
+from bench.trial import Trial
+
+
+def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    """The training step of this recipe over `base`, a model as `bench.qlora.load_base` returns it.
+
+    Where `fast` is not for this model or device, `stock` is built, and the step's `recipe` says so and why.
+    """
+    fallen = ""
+    if recipe == "fast":
+        why = importlib.import_module("bench.recipes.fast").why_not(stack, trial, placement, base)
+        if why is not None:
+            recipe, fallen = "stock", f" (fast is not for this: {why})"
+    step: TrainingStep = importlib.import_module(f"bench.recipes.{recipe}").build(stack, trial, placement, base)
+    step.recipe = recipe + fallen
+    return step

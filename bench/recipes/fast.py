@@ -1,0 +1,200 @@
+"""`fast`: the reference's arithmetic with nothing done twice, widened or written out that need not be.
+
+What it leaves out of the published loop, and what it does instead:
+
+- No float32 residual stream: norms, embeddings and head stay in bf16 as they are in the model's files; sums inside a kernel
+  are float32.
+- NF4 to bf16 in one pass (`bench.kernels.nf4`), q, k, v and gate, up as one product each with the adapters' product inside
+  (`bench.recipes.products`).
+- Forward and backward written out (`bench.recipes.layer`): what is kept and what is made again is chosen, not found.
+- Cross entropy in chunks over the frozen head, its gradient made on the way (`bench.kernels.loss`).
+- Samples packed end to end attend to themselves alone (`bench.kernels.attention`).
+
+The model stays a peft model with peft's parameters: what trains is what `save_pretrained` writes, and plain peft loads it.
+What this recipe cannot do it says before it starts: `why_not` names the first reason, and `stock` takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from bench.kernels import nf4
+from bench.kernels.attention import Samples
+from bench.kernels.launch import HAS_TRITON
+from bench.kernels.loss import IGNORED, head_loss
+from bench.kernels.norm import rms_norm, rms_norm_backward
+from bench.kernels.rope import Heads
+from bench.qlora import Placement, TrainingStep, make_optimizer
+from bench.recipes import adapters
+from bench.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
+from bench.recipes.products import Adapter, Product
+from bench.recipes.shelf import Shelf
+from bench.stack import Stack
+from bench.trial import Trial
+
+ARCHITECTURES = ("llama", "mistral")
+LEAST_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
+WIDEST_HEAD = 256  # of FlashAttention 2
+JOINED = {
+    "joined": ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    "out": ("self_attn", ("o_proj",)),
+    "gate_up": ("mlp", ("gate_proj", "up_proj")),
+    "down": ("mlp", ("down_proj",)),
+}
+
+
+def why_not(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
+    """The first reason why this model on this device is not for this recipe; None where it is."""
+    config = base.config
+    if config.model_type not in ARCHITECTURES:
+        return f"architecture {config.model_type}, not {' or '.join(ARCHITECTURES)}"
+    if trial.base_precision != "nf4":
+        return f"a base in {trial.base_precision}, not NF4"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}, not silu"
+    for name, module in base.named_modules():
+        if name.endswith("_proj") and getattr(module, "bias", None) is not None:
+            return f"a bias on {name}"
+    heads = _heads(config)
+    if heads.query % heads.key:
+        return f"{heads.query} query heads, which are no multiple of {heads.key} key heads"
+    if heads.width % 8 or heads.width > WIDEST_HEAD:
+        return f"heads {heads.width} wide, not a multiple of 8 up to {WIDEST_HEAD}"
+    if placement.is_cuda:
+        capability = stack.torch.cuda.get_device_capability(placement.device)
+        if capability < LEAST_CAPABILITY:
+            return f"a GPU of compute capability {capability[0]}.{capability[1]}; its kernels need 8.0 (A100, A10) or newer"
+        if not HAS_TRITON:
+            return "triton is not installed"
+    try:
+        for _, linear in _linears(base.model.layers[0]):
+            nf4.from_bitsandbytes(linear.weight)
+    except nf4.NotDoubleNf4 as error:
+        return str(error)
+    return None
+
+
+def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    """The step over `base`, for which `why_not` found no reason."""
+    peft_model = adapters.add(stack, trial, base)
+    model = FastModel(peft_model, base, trial)
+    optimizer, name = make_optimizer(stack, trial, model, placement)
+    return TrainingStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
+
+
+class FastModel(torch.nn.Module):
+    """A peft model whose training step is computed here. `peft_model` is what to save.
+
+    Calling it gives an object with the `loss`: the mean over the micro-batch's targets, as the model's own.
+    """
+
+    INPUTS = ("input_ids", "labels", "position_ids", "edges")
+
+    def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
+        super().__init__()
+        self.peft_model = peft_model
+        self._base = (base,)  # in a tuple, so that its parameters are not counted a second time
+        self._longest = trial.max_seq_len
+        self._window = getattr(base.config, "sliding_window", None)
+        self._layers = tuple(_layers(base, trial))
+
+    def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
+        """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), B is 1 and holds n samples end to end, whose
+        positions are `position_ids`; without, each row is one sample from position 0, and what pads it comes last."""
+        (base,) = self._base
+        decoder, (batch, length) = base.model, input_ids.shape
+        device = input_ids.device
+        longest = min(length, self._longest)
+        if edges is None:
+            edges = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+            position_ids, longest = torch.arange(length, device=device).repeat(batch), length
+        with torch.no_grad():
+            x = decoder.embed_tokens(input_ids.view(-1))
+            cos, sin = decoder.rotary_emb(x.new_empty(0, dtype=torch.float32), position_ids.view(1, -1))
+            half = cos.shape[-1] // 2
+            targets = torch.full_like(labels, IGNORED)
+            targets[:, :-1] = labels[:, 1:]
+        tokens = Tokens(
+            cos=cos[0, :, :half].contiguous(),
+            sin=sin[0, :, :half].contiguous(),
+            samples=Samples(edges=edges, longest=longest, window=self._window),
+            seed=self._next_seed(),
+        )
+        for layer in self._layers:
+            x = run_layer(x, layer, tokens, *layer.parameters)
+        loss = _Loss.apply(x, decoder.norm.weight, _eps(decoder.norm), base.lm_head.weight, targets.view(-1))
+        return SimpleNamespace(loss=loss)
+
+    def _next_seed(self) -> int:
+        """Of one micro-batch's dropout; a fresh one each, drawn on the host so that nobody waits for the device."""
+        return int(torch.randint(0, 2**31 - 1 - len(self._layers) * PRODUCTS, ()))
+
+
+class _Loss(torch.autograd.Function):
+    """The last norm, the head and the loss; its backward has been computed by the time forward returns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
+        normed, rstd, _ = rms_norm(x, norm, eps)
+        loss, d_normed = head_loss(normed, head, targets)
+        ctx.d_x = rms_norm_backward(d_normed, x, rstd, norm)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Any) -> Any:
+        d_x, ctx.d_x = ctx.d_x, None
+        return d_x.mul_(d_loss), None, None, None, None
+
+
+def _heads(config: Any) -> Heads:
+    query = int(config.num_attention_heads)
+    key = int(getattr(config, "num_key_value_heads", None) or query)
+    return Heads(query=query, key=key, width=int(getattr(config, "head_dim", None) or config.hidden_size // query))
+
+
+def _eps(norm: Any) -> float:
+    return float(norm.variance_epsilon)
+
+
+def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
+    heads, shelf = _heads(base.config), Shelf() if trial.offload_checkpoints else None
+    for index, layer in enumerate(base.model.layers):
+        products = {name: _product(getattr(layer, part), names) for name, (part, names) in JOINED.items()}
+        yield Layer(
+            index=index,
+            heads=heads,
+            eps=_eps(layer.input_layernorm),
+            norm_in=layer.input_layernorm.weight,
+            norm_mid=layer.post_attention_layernorm.weight,
+            recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
+            shelf=shelf,
+            **products,
+        )
+
+
+def _linears(layer: Any) -> Iterator[tuple[str, Any]]:
+    """The seven linear layers by name, without the adapters around them."""
+    for part, names in JOINED.values():
+        for name in names:
+            linear = getattr(getattr(layer, part), name)
+            yield name, getattr(linear, "base_layer", linear)
+
+
+def _product(part: Any, names: tuple[str, ...]) -> Product:
+    """One product of these linear layers, plain or with a LoRA adapter around them."""
+    layers = [getattr(part, name) for name in names]
+    weights = tuple(nf4.from_bitsandbytes(getattr(layer, "base_layer", layer).weight) for layer in layers)
+    edges = [sum(weight.shape[0] for weight in weights[:place]) for place in range(len(weights) + 1)]
+    found, scaling, dropout = [], 1.0, 0.0
+    for layer, (first, last) in zip(layers, pairwise(edges), strict=True):
+        if hasattr(layer, "lora_A"):
+            (name,) = layer.active_adapters
+            scaling, dropout = float(layer.scaling[name]), float(getattr(layer.lora_dropout[name], "p", 0.0))
+            a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
+            found.append(Adapter(a=a, b=b, columns=slice(first, last)))
+    return Product(weights=weights, adapters=tuple(found), scaling=scaling, dropout=dropout)

@@ -1,0 +1,177 @@
+"""Every Triton kernel against its plain PyTorch reference, on fresh random inputs, at shapes that fit no tile.
+
+    python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_kernels.py
+
+Without a GPU, TRITON_INTERPRET=1 runs the same kernels in Triton's interpreter, slowly, where triton is installed.
+"""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from bench.kernels import lora, loss, nf4, norm, rope, swiglu  # noqa: E402 - after the skips
+from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
+from bench.kernels.lora import Dropout  # noqa: E402
+
+DRIVER = Path("/dev/nvidiactl")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not (INTERPRETED or DRIVER.exists()), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
+]
+TYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]  # the interpreter's numpy has no bf16
+LIMIT = {torch.float32: 2e-6, torch.bfloat16: 4e-3}  # relative; bf16 rounds to 8 bits at the end, once
+
+
+def random(*shape: int, dtype: Any) -> Any:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def error(found: Any, expected: Any) -> float:
+    """||found - expected|| / ||expected||; no number is an infinite error."""
+    found, expected = found.double(), expected.double()
+    assert found.shape == expected.shape
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30)) if found.isfinite().all() else float("inf")
+
+
+def quantized(rows: int, width: int) -> nf4.Nf4:
+    """A weight in this format with every index and every scale at random: the largest choice of inputs there is."""
+    numbers = rows * width
+    blocks = -(-numbers // nf4.BLOCK)
+    return nf4.Nf4(
+        shape=(rows, width),
+        packed=torch.randint(0, 256, ((numbers + 1) // 2,), dtype=torch.uint8, device=DEVICE),
+        levels=torch.linspace(-1, 1, 16, device=DEVICE) ** 3,
+        scales=torch.randint(0, 256, (blocks,), dtype=torch.uint8, device=DEVICE),
+        scale_levels=torch.randn(256, device=DEVICE),
+        scale_scales=torch.rand(-(-blocks // nf4.SCALE_BLOCK), device=DEVICE),
+        offset=torch.randn(1, device=DEVICE),
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(64, 64), (48, 200), (7, 64 * 300), (130, 514)])
+def test_nf4_comes_back_bit_by_bit(shape, dtype):
+    weight = quantized(*shape)
+    out = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
+    nf4.dequantize(weight, out)
+    assert torch.equal(out, nf4.dequantize_reference(weight).to(dtype))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="bitsandbytes' own kernel is compared with on a GPU")
+@pytest.mark.parametrize("shape", [(4096, 4096), (1024, 4096), (96, 320)])
+def test_nf4_comes_back_as_bitsandbytes_has_it_bit_by_bit(shape):
+    import bitsandbytes
+
+    original = random(*shape, dtype=torch.bfloat16)
+    packed, state = bitsandbytes.functional.quantize_4bit(
+        original, blocksize=64, compress_statistics=True, quant_type="nf4"
+    )
+    weight = nf4.from_bitsandbytes(SimpleNamespace(data=packed, quant_state=state))
+    out = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    nf4.dequantize(weight, out)
+    assert torch.equal(out, bitsandbytes.functional.dequantize_4bit(packed, state))
+    assert error(out, original) < 0.1
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(3, 64), (17, 200), (5, 4096)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_rms_norm_and_its_backward(tokens, width, adds, dtype):
+    x, weight = random(tokens, width, dtype=dtype), random(width, dtype=dtype)
+    y, passing = (random(tokens, width, dtype=dtype) if adds else None for _ in range(2))
+    found = norm.rms_norm(x, weight, 1e-5, y)
+    expected = norm.rms_norm_reference(x, weight, 1e-5, y)
+    assert max(map(error, found, expected)) < LIMIT[dtype]
+    d_normed = random(tokens, width, dtype=dtype)
+    reference = norm.rms_norm_backward_reference(d_normed, expected[2], expected[1], weight, passing)
+    gradient = norm.rms_norm_backward(d_normed, expected[2], expected[1], weight, passing)
+    assert error(gradient, reference) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("heads", [rope.Heads(query=4, key=2, width=16), rope.Heads(query=6, key=3, width=24)])
+def test_rope_in_place_and_back(heads, dtype):
+    tokens = 11
+    joined = random(tokens, heads.joined, dtype=dtype)
+    cos, sin = random(tokens, heads.width // 2, dtype=torch.float32), random(tokens, heads.width // 2, dtype=torch.float32)
+    turned = joined.clone()
+    rope.rotate_(turned, cos, sin, heads)
+    for number, (found, before) in enumerate(zip(heads.split(turned), heads.split(joined), strict=True)):
+        expected = rope.rotate_reference(before, cos, sin) if number < 2 else before
+        assert error(found, expected) < LIMIT[dtype]
+    parts = [part.contiguous() for part in heads.split(joined)]
+    back = rope.unrotate(*parts, cos, sin, heads)
+    for number, (found, part) in enumerate(zip(heads.split(back), parts, strict=True)):
+        expected = rope.rotate_reference(part, cos, -sin) if number < 2 else part
+        assert error(found, expected) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "inner"), [(3, 64), (9, 1500)])
+def test_swiglu_and_its_backward_in_place(tokens, inner, dtype):
+    joined, d_act = random(tokens, 2 * inner, dtype=dtype), random(tokens, inner, dtype=dtype)
+    act, gradient = swiglu.swiglu_reference(joined), swiglu.swiglu_backward_reference(joined, d_act)
+    assert error(swiglu.swiglu(joined), act) < LIMIT[dtype]
+    swiglu.swiglu_backward_(joined, d_act)
+    assert error(joined, gradient) < LIMIT[dtype]
+    assert error(d_act, act) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("p", [0.0, 0.05, 0.6])
+@pytest.mark.parametrize(("rank", "targets", "tokens", "width"), [(1, 3, 40, 72), (16, 2, 130, 200), (100, 2, 70, 130), (256, 1, 33, 64)])
+def test_lora_products_and_their_gradients_at_every_rank(rank, targets, tokens, width, p, dtype):
+    x, a = random(tokens, width, dtype=dtype), random(targets * rank, width, dtype=dtype)
+    d_u, d_x = random(tokens, targets * rank, dtype=dtype), random(tokens, width, dtype=dtype)
+    dropout = Dropout(p=p, seed=2_000_000_011)
+    assert error(lora.down(x, a, rank, dropout), lora.down_reference(x, a, rank, dropout)) < LIMIT[dtype]
+    expected = lora.weight_gradient_reference(d_u, x, rank, dropout)
+    assert error(lora.weight_gradient(d_u, x, rank, dropout), expected) < LIMIT[dtype]
+    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, rank, dropout)).to(dtype)
+    lora.add_input_gradient_(d_x, d_u, a, rank, dropout)
+    assert error(d_x, sum_) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "words"), [(5, 40), (3, 5000), (2, 32_768)])
+def test_cross_entropy_turns_logits_into_their_gradient(tokens, words, dtype):
+    logits = 4 * random(tokens, words, dtype=dtype)
+    targets = torch.randint(0, words, (tokens,), device=DEVICE)
+    targets[0] = loss.IGNORED
+    share = torch.tensor(1 / (tokens - 1), device=DEVICE)
+    gradient, losses = loss.cross_entropy_reference(logits, targets, share)
+    found = torch.full((tokens,), float("nan"), device=DEVICE)
+    loss.cross_entropy_(logits, targets, share, found)
+    assert error(logits, gradient) < LIMIT[dtype]
+    assert error(found, losses) < 1e-5
+
+
+@pytest.mark.skipif(INTERPRETED, reason="FlashAttention runs on a GPU alone")
+@pytest.mark.parametrize("heads", [(8, 2), (4, 4), (6, 3)])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("lengths", [[64, 64], [1, 1, 1], [5, 130, 1, 77], [300]])
+def test_attention_and_its_gradients_never_cross_samples(lengths, window, width, heads):
+    edges = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
+    samples = Samples(edges=edges, longest=max(lengths), window=window)
+    joined = random(sum(lengths), (heads[0] + 2 * heads[1]) * width, dtype=torch.bfloat16)
+    q, k, v = rope.Heads(query=heads[0], key=heads[1], width=width).split(joined)
+    out, kept = attend(q, k, v, samples)
+    leaves = [part.float().detach().requires_grad_() for part in (q, k, v)]
+    expected = attend_reference(*leaves, samples)
+    assert error(out, expected) < 1e-2
+    d_out = torch.randn_like(out)
+    found = attend_backward(d_out, q, k, v, out, kept, samples)
+    for gradient, reference in zip(found, torch.autograd.grad(expected, leaves, d_out.float()), strict=True):
+        assert error(gradient, reference) < 2e-2
+    again = attend_backward(d_out, q, k, v, out, kept, samples)
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
