@@ -3,18 +3,22 @@
 `DefaultPath` is `model.generate` with its growing cache, as people type it. `FastPath` keeps keys and values at fixed
 addresses and decodes by replaying one captured CUDA graph: the host then starts one graph a token instead of every
 kernel of every layer. The graph is captured by hand because transformers leaves models quantized by bitsandbytes
-uncompiled, and because a capture waits for no compiler. Without capture the same loop runs anywhere; the two paths
-give the same tokens.
+uncompiled, and because a capture waits for no compiler. On a GPU its step multiplies NF4 weights without writing them
+out (`kernels.nf4_linear`), and everywhere it attends without copying keys and values (`kernels.grouped_attention`).
+Without capture the same loop runs anywhere; the two paths give the same tokens, up to rounding.
 
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bench.kernels import grouped_attention, nf4_linear
 from bench.qlora import Placement
 from bench.stack import Stack
 
@@ -137,6 +141,7 @@ class FastPath:
         self._columns = torch.arange(length, device=device)
         self._seen = torch.zeros((), dtype=dtype, device=device)
         self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        self._products: list[Any] = []
         self._graph: Any = None
         if capture:
             self._capture()
@@ -148,10 +153,12 @@ class FastPath:
             marks.mark()
             self._prefill()
             marks.mark()
-            for _ in range(self._new_tokens - 1):
-                if self._graph is None:
-                    self._step()
-                else:
+            if self._graph is None:
+                with self._kernels():
+                    for _ in range(self._new_tokens - 1):
+                        self._step()
+            else:
+                for _ in range(self._new_tokens - 1):
                     self._graph.replay()
             marks.mark()
             _, first, last = marks.seconds()
@@ -173,6 +180,15 @@ class FastPath:
         positions = self._columns[:prompt_tokens]
         self._append(self._prompts, positions, mask=None)
         self._position.fill_(prompt_tokens)
+
+    @contextlib.contextmanager
+    def _kernels(self) -> Iterator[None]:
+        with (
+            grouped_attention.used_in(self._stack, self._decoder),
+            nf4_linear.used_in(self._stack, self._decoder, rows=len(self._prompts)) as products,
+        ):
+            self._products = products  # a captured graph writes into their workspace
+            yield
 
     def _step(self) -> None:
         """One more token. Reads nothing back, so that it can be captured."""
@@ -200,13 +216,14 @@ class FastPath:
             self._prefill()  # allocates the cache where that is left to the first use
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARMUPS_BEFORE_CAPTURE):
-                    self._rewind()
-                    self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            self._rewind()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._step()
+            with self._kernels():
+                with torch.cuda.stream(side):
+                    for _ in range(WARMUPS_BEFORE_CAPTURE):
+                        self._rewind()
+                        self._step()
+                torch.cuda.current_stream().wait_stream(side)
+                self._rewind()
+                with torch.cuda.graph(graph):
+                    self._step()
         self._graph = graph

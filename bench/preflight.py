@@ -30,6 +30,11 @@ def check(stack: Stack, trial: Trial) -> None:
             f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {said}; "
             f"{cure(said, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
         )
+    elif _needs_bitsandbytes(trial) and not stack.bitsandbytes_runs_on_cpu:
+        raise InputError(
+            f"bitsandbytes {stack.bitsandbytes.__version__} computes on CUDA alone, and here is none; "
+            "install 0.46 or newer, or set base_precision=bf16 and optimizer=adamw_torch"
+        )
 
 
 def cure(said: str, cuda: str | None) -> str:
@@ -56,13 +61,16 @@ def _why_not(torch: Any) -> str:
     return "CUDA reports no device"
 
 
-def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
+def _needs_bitsandbytes(trial: Trial) -> bool:
     steps = trial.kind in ("training", "distributed")
-    needs_it = trial.kind != "hardware" and (
+    return trial.kind != "hardware" and (
         trial.base_precision == "nf4" or (steps and trial.optimizer == "paged_adamw_8bit")
     )
+
+
+def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
     library = stack.bitsandbytes.cextension.lib
-    if not needs_it or getattr(type(library), "compiled_with_cuda", False):
+    if not _needs_bitsandbytes(trial) or getattr(type(library), "compiled_with_cuda", False):
         return
     folder = Path(str(stack.bitsandbytes.__file__)).parent
     builds = sorted(match[1] for path in folder.iterdir() if (match := re.search(r"_cuda(\d+)\.so$", path.name)))

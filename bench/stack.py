@@ -36,6 +36,12 @@ class Stack:
     peft: ModuleType
     bitsandbytes: ModuleType
 
+    @property
+    def bitsandbytes_runs_on_cpu(self) -> bool:
+        """Kernels for the processor came with bitsandbytes 0.46; before, its first call asks for a driver."""
+        major, minor = (int(part) for part in self.bitsandbytes.__version__.split(".")[:2])
+        return (major, minor) >= (0, 46)
+
     def dtype_argument(self, dtype: Any) -> dict[str, Any]:
         """`from_pretrained`'s keyword for the weights' type: `torch_dtype` was renamed `dtype` in 4.56."""
         major, minor = (int(part) for part in self.transformers.__version__.split(".")[:2])

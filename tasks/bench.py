@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         "only": "run these trials of the suite alone: ids separated by commas (`python -m bench list` shows them)",
         "suite": "run this suite: quick, full, hardware, loading, inference, distributed or all (default: bench.suite)",
         "spread": "replicate: every trial on every worker; shard: every trial once (default: bench.spread)",
+        "repeats": "run each trial this many times, each in a process of its own (default: bench.repeats)",
+        "strict": "a trial on a shared or throttled GPU is FAILED instead of flagged (default: bench.strict)",
         "resume": "go on with the newest run, or with the run of this id; finished trials are not repeated",
         "dry-run": "print the plan that would run, and touch nothing",
         "plain": "plain lines instead of the live table, also on a terminal",
@@ -48,6 +50,8 @@ def bench(
     only: str | None = None,
     spread: str | None = None,
     suite: str | None = None,
+    repeats: str | None = None,
+    strict: bool = False,
     resume: str | None = None,
     dry_run: bool = False,
     plain: bool = False,
@@ -61,10 +65,13 @@ def bench(
     asked = [name for name, given in (("--quick", quick), ("--full", full), ("--suite", suite is not None)) if given]
     if len(asked) > 1:
         raise UsageError(f"bench: {' and '.join(asked)} exclude each other; give one of them")
-    if resume and (asked or only is not None or spread is not None):
+    if resume and (asked or strict or any(given is not None for given in (only, spread, repeats))):
         raise UsageError(
-            "bench: --resume goes on with a run's own plan; leave out --quick, --full, --suite, --only and --spread"
+            "bench: --resume goes on with a run's own plan; "
+            "leave out --quick, --full, --suite, --only, --spread, --repeats and --strict"
         )
+    if repeats is not None and not (repeats.isdecimal() and 1 <= int(repeats) <= 100):
+        raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {repeats!r}")
     if suite is not None and suite not in SUITES:
         raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {suite!r}")
     if spread not in (None, "replicate", "shard"):
@@ -73,8 +80,12 @@ def bench(
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
         _resume(settings, name, dry_run=dry_run, plain=plain)
         return
+    # The run is planned, and written down, with what counted for it; a resume then needs no option again.
+    chosen: dict[str, Any] = {"spread": spread or settings.bench.spread, "strict": strict or settings.bench.strict}
+    chosen["repeats"] = settings.bench.repeats if repeats is None else int(repeats)
+    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=chosen)})
     suite_name = "quick" if quick else "full" if full else suite or settings.bench.suite
-    run, hosts = _plan(settings, suite_name, only, spread or settings.bench.spread)
+    run, hosts = _plan(settings, suite_name, only)
     if dry_run:
         _print_plan(settings, run)
         return
@@ -107,7 +118,7 @@ def cancel(context: Context, run: str | None = None) -> None:
         print(f"run {record.run_id}: cancelled; `inv bench --resume={record.run_id}` goes on with it")
 
 
-def _plan(settings: Settings, suite_name: str, only: str | None, spread: str) -> tuple[RunRecord, list[Host]]:
+def _plan(settings: Settings, suite_name: str, only: str | None) -> tuple[RunRecord, list[Host]]:
     from remote.host import HostError
     from tasks import plan
     from tasks.workers import inspect, workers
@@ -126,8 +137,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, spread: str) ->
     run = plan.make_run(
         settings,
         suite_name=suite_name,
-        spread=spread,
-        planned=plan.plan_trials(trials, names, spread),
+        planned=plan.plan_trials(trials, names, settings.bench.spread, settings.bench.repeats),
         workers=names,
         inputs=inputs,
         now=datetime.datetime.now(datetime.timezone.utc),
@@ -163,7 +173,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     console = Console()
     console.print(
         f"plan: suite {run.suite}, profile {run.profile}, {len(run.planned)} trials "
-        f"({run.spread}) over {len(run.workers)} workers of kind {run.fleet_kind}",
+        f"({', '.join(_times(run))}) over {len(run.workers)} workers of kind {run.fleet_kind}",
         markup=False,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -174,7 +184,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     for head in heads:
         table.add_column(head, no_wrap=True)
     table.add_column("why")
-    # A replicated trial is one line: the plan holds it once for each worker, with nothing else different.
+    # A trial is one line: the plan holds it once for each worker and repeat, with nothing else different.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial, expected = planned.trial, each[planned.trial_id]
         table.add_row(
@@ -190,6 +200,11 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     total = expected_total_sec(run.planned, len(run.workers), each)
     took = "unknown: not every trial has run here before" if total is None else f"about {duration(total)}"
     console.print(f"expected time: {took}; nothing was touched", markup=False)
+
+
+def _times(run: RunRecord) -> list[str]:
+    repeats = run.settings["bench"]["repeats"]
+    return [run.spread, *([f"{repeats} repeats"] if repeats > 1 else [])]
 
 
 def _refuse_busy_workers(hosts: Sequence[Host]) -> None:
@@ -292,7 +307,7 @@ def _fleet(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hos
         run=run,
         run_folder=folder,
         ledger=ledger,
-        launch=launcher(settings, run.run_id),
+        launch=launcher(settings, run.run_id, strict=run.settings.get("bench", {}).get("strict", False)),
         on_event=(lambda _: None) if view is None else view.handle,
         limits=Limits(
             lost_after_sec=settings.fleet.lost_after_sec,

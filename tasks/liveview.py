@@ -265,7 +265,9 @@ class LiveView:
     def _name(self, trial_id: str) -> str:
         # With --spread replicate an id ends in its worker's name, which the row says already.
         planned = self._planned.get(trial_id)
-        return planned.trial.trial_id if planned is not None else trial_id
+        if planned is None or planned.worker is None:
+            return trial_id
+        return trial_id.replace(f".{planned.worker}", "", 1)
 
     def _line(self, row: Row, said: str, style: str = "", event: FleetEvent | None = None) -> Text:
         trial_id = row.trial_id or (event.trial_id if event is not None else None)

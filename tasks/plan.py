@@ -53,14 +53,24 @@ def steps_of(trial: Trial) -> str:
     return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
 
 
-def plan_trials(trials: Sequence[Trial], workers: Sequence[str], spread: str) -> list[PlannedTrial]:
-    """replicate: every trial once on each worker; shard: every trial once, on whichever worker is idle."""
-    if spread == "shard":
-        return [PlannedTrial(trial_id=trial.trial_id, trial=trial) for trial in trials]
+def plan_trials(trials: Sequence[Trial], workers: Sequence[str], spread: str, repeats: int = 1) -> list[PlannedTrial]:
+    """replicate: every trial on each worker; shard: every trial once, on whichever worker is idle; all `repeats` times.
+
+    Each repeat is a process of its own, and a round of all trials ends before the next begins: what changes slowly
+    (heat, a neighbour) then meets every configuration alike.
+    """
+    places: Sequence[str | None] = [None] if spread == "shard" else workers
     return [
-        PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
+        PlannedTrial(
+            trial_id=".".join(
+                [trial.trial_id, *([] if worker is None else [worker]), *([f"r{turn}"] if repeats > 1 else [])]
+            ),
+            trial=trial,
+            worker=worker,
+        )
+        for turn in range(1, repeats + 1)
         for trial in trials
-        for worker in workers
+        for worker in places
     ]
 
 
@@ -68,7 +78,6 @@ def make_run(
     settings: Settings,
     *,
     suite_name: str,
-    spread: str,
     planned: list[PlannedTrial],
     workers: list[str],
     inputs: Mapping[str, Any],
@@ -80,7 +89,7 @@ def make_run(
         created_at=now.isoformat(timespec="seconds"),
         suite=suite_name,
         profile=settings.bench.profile,
-        spread=spread,
+        spread=settings.bench.spread,
         fleet_kind=settings.fleet.kind,
         workers=workers,
         planned=planned,

@@ -79,6 +79,8 @@ class BenchSection(Section):
     suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "all"] = "quick"
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
+    repeats: int = Field(default=1, ge=1, le=100)
+    strict: bool = Field(default=False, description="true or false")
     only: Texts = Field(default=(), description="a list of trial ids")
     deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
     warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
@@ -228,6 +230,8 @@ def _cast(text: str, info: FieldInfo) -> Any:
     kind, nullable = _kind(info)
     if nullable and text == "":
         return None
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
     if kind in (int, float):
         try:
             return kind(text)

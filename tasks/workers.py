@@ -25,7 +25,7 @@ def workers(settings: Settings) -> list[Host]:
     return [LocalHost(name=name, workdir=str(folder / name)) for name in names]
 
 
-def launcher(settings: Settings, run_id: str) -> Launch:
+def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
     """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
 
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
@@ -35,6 +35,7 @@ def launcher(settings: Settings, run_id: str) -> Launch:
             *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
             *("--trial-id", planned.trial_id, "--worker", host.name),
             *("--run-id", run_id, "--attempt", str(attempt)),
+            *(["--strict"] if strict else []),
         )
 
     return launch

@@ -108,7 +108,13 @@ def test_a_setting_that_cannot_be_is_refused(refused, tiny_data):
 
 
 def machine(
-    *, available: bool, says: str = "", cuda: str | None = "13.0", library: object = None, file: str = ""
+    *,
+    available: bool,
+    says: str = "",
+    cuda: str | None = "13.0",
+    library: object = None,
+    file: str = "",
+    version: str = "0.50.2",
 ) -> Stack:
     def init() -> None:
         raise RuntimeError(says)
@@ -118,7 +124,7 @@ def machine(
         version=SimpleNamespace(cuda=cuda),
         cuda=SimpleNamespace(is_available=lambda: available, init=init),
     )
-    bitsandbytes: Any = SimpleNamespace(__version__="0.50.2", __file__=file, cextension=SimpleNamespace(lib=library))
+    bitsandbytes: Any = SimpleNamespace(__version__=version, __file__=file, cextension=SimpleNamespace(lib=library))
     nothing: Any = SimpleNamespace()
     return Stack(torch=torch, transformers=nothing, peft=nothing, bitsandbytes=bitsandbytes)
 
@@ -160,6 +166,14 @@ def test_a_gpu_that_cuda_cannot_use_is_refused_with_its_words_and_the_cure(gpu_f
 def test_a_gpu_hidden_on_purpose_is_no_trouble(make_trial, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     preflight.check(machine(available=False), make_trial())
+
+
+def test_bitsandbytes_that_knows_cuda_alone_is_refused_on_the_cpu(make_trial, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path / "none")
+    old = machine(available=False, version="0.43.1")
+    with pytest.raises(InputError, match=r"bitsandbytes 0\.43\.1 computes on CUDA alone.*optimizer=adamw_torch"):
+        preflight.check(old, make_trial())
+    preflight.check(old, make_trial(base_precision="bf16", optimizer="adamw_torch"))
 
 
 def test_a_machine_without_a_gpu_is_no_trouble(make_trial, tmp_path, monkeypatch):
