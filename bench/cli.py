@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.flags import changed
 from bench.inputs import InputError, check_model, read_data
-from bench.trial import SCALES, SUITES, Trial, TrialError, choose, suite
+from bench.trial import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,6 +79,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     _input_arguments(inspect)
     inspect.set_defaults(act=_inspect)
+
+    survey = commands.add_parser(
+        "survey",
+        help="this machine's GPU, how long the samples are, and what of a list of trials would fit: one JSON line",
+        description="Predict peak memory and padding of trials without running them. Exit code 2 with one line if not.",
+    )
+    _input_arguments(survey)
+    survey.add_argument("--trials", type=Path, metavar="FILE", help="a JSON list of trials; - reads standard input")
+    survey.set_defaults(act=_survey)
 
     selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
     selfcheck.set_defaults(act=_selfcheck)
@@ -178,6 +187,25 @@ def _inspect(arguments: argparse.Namespace) -> int:
         "data": {"path": data.path, "sha256": data.sha256, "samples": data.samples},
     }
     print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _survey(arguments: argparse.Namespace) -> int:
+    from bench.survey import survey
+
+    trials: tuple[Trial, ...] = ()
+    if arguments.trials is not None:
+        where = str(arguments.trials)
+        text = sys.stdin.read() if where == "-" else _text(arguments.trials)
+        trials = () if text.strip() == "[]" else read_trials(text, where)
+    print(json.dumps(survey(arguments.model, arguments.data, trials), ensure_ascii=False))
     return 0
 
 

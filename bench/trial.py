@@ -67,6 +67,7 @@ class Trial:
     gradient_checkpointing: bool = True
     checkpoint_every: int = 1
     offload_checkpoints: bool = False
+    held_layers: int = 0
     data_workers: int = 0
     world_size: int = 1
     new_tokens: int = 64
@@ -291,6 +292,24 @@ def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
     return SUITES[name](SCALES[profile], model, data)
 
 
+def read_trials(text: str, where: str) -> tuple[Trial, ...]:
+    """The trials of a file that holds one as a JSON object, or several as a list. `where` names it. Raises TrialError."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from None
+    listed = document if isinstance(document, list) else [document]
+    if not listed:
+        raise TrialError(f"{where}: the list is empty; it must hold at least one trial")
+    trials = tuple(Trial.from_json(one, f"{where}: trial {number}") for number, one in enumerate(listed, 1))
+    seen: set[str] = set()
+    for trial in trials:
+        if trial.trial_id in seen:
+            raise TrialError(f"{where}: two trials are called {trial.trial_id}; give each a name of its own")
+        seen.add(trial.trial_id)
+    return trials
+
+
 def choose(trials: tuple[Trial, ...], ids: tuple[str, ...]) -> tuple[Trial, ...]:
     """The trials with these ids, in the order asked for. Raises TrialError for an unknown or an empty choice."""
     by_id = {trial.trial_id: trial for trial in trials}
@@ -345,9 +364,14 @@ def _check_types(trial: Trial) -> None:
 
 
 def _check_checkpoints(trial: Trial) -> None:
-    for key, changed in (("checkpoint_every", trial.checkpoint_every > 1), ("offload_checkpoints", trial.offload_checkpoints)):
+    for key, changed in (
+        ("checkpoint_every", trial.checkpoint_every > 1),
+        ("offload_checkpoints", trial.offload_checkpoints),
+    ):
         if changed:
-            _expect(trial.recipe == "fast", key, f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here")
+            _expect(
+                trial.recipe == "fast", key, f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
+            )
             _expect(trial.gradient_checkpointing, key, "its default without gradient_checkpointing")
 
 

@@ -6,25 +6,18 @@ observe again (the ledger). What it knows of the workers it knows through `tasks
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import signal
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import FrameType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from invoke.context import Context
 from invoke.tasks import task
 
-from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, UsageError
+from tasks import running
+from tasks.errors import Refused, Resumable, UsageError
 
 if TYPE_CHECKING:
     from bench.result import RunRecord
-    from remote.fleet import Fleet
     from remote.host import Host
-    from remote.ledger import Ledger
     from tasks.settings import Settings
 
 
@@ -36,6 +29,7 @@ if TYPE_CHECKING:
         "only": "run these trials of the suite alone: ids separated by commas (`python -m bench list` shows them)",
         "suite": "run this suite: quick, full, hardware, loading, inference, distributed or all (default: bench.suite)",
         "spread": "replicate: every trial on every worker; shard: every trial once (default: bench.spread)",
+        "trials": "run the trials of this JSON file: one as an object, or a list (`inv tune` writes one)",
         "repeats": "run each trial this many times, each in a process of its own (default: bench.repeats)",
         "strict": "a trial on a shared or throttled GPU is FAILED instead of flagged (default: bench.strict)",
         "resume": "go on with the newest run, or with the run of this id; finished trials are not repeated",
@@ -50,6 +44,7 @@ def bench(
     only: str | None = None,
     spread: str | None = None,
     suite: str | None = None,
+    trials: str | None = None,
     repeats: str | None = None,
     strict: bool = False,
     resume: str | None = None,
@@ -62,13 +57,14 @@ def bench(
     from tasks.lock import only_one
 
     settings = house.load(context)
-    asked = [name for name, given in (("--quick", quick), ("--full", full), ("--suite", suite is not None)) if given]
+    choices = (("--quick", quick), ("--full", full), ("--suite", suite is not None), ("--trials", trials is not None))
+    asked = [name for name, given in choices if given]
     if len(asked) > 1:
         raise UsageError(f"bench: {' and '.join(asked)} exclude each other; give one of them")
     if resume and (asked or strict or any(given is not None for given in (only, spread, repeats))):
         raise UsageError(
             "bench: --resume goes on with a run's own plan; "
-            "leave out --quick, --full, --suite, --only, --spread, --repeats and --strict"
+            "leave out --quick, --full, --suite, --trials, --only, --spread, --repeats and --strict"
         )
     if repeats is not None and not (repeats.isdecimal() and 1 <= int(repeats) <= 100):
         raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {repeats!r}")
@@ -85,14 +81,14 @@ def bench(
     chosen["repeats"] = settings.bench.repeats if repeats is None else int(repeats)
     settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=chosen)})
     suite_name = "quick" if quick else "full" if full else suite or settings.bench.suite
-    run, hosts = _plan(settings, suite_name, only)
+    run, hosts = _plan(settings, suite_name, only, trials)
     if dry_run:
         _print_plan(settings, run)
         return
     with only_one(settings.results_folder, f"bench (run {run.run_id})"):
-        _refuse_busy_workers(hosts)
-        run, folder, ledger = _write_plan(settings, run)
-        _work(settings, run, folder, ledger, hosts, plain=plain)
+        running.refuse_busy_workers(hosts)
+        run, folder, ledger = running.write_plan(settings, run)
+        running.work(settings, run, folder, ledger, hosts, plain=plain)
 
 
 @task(help={"run": "the run's id (default: the newest run)"})
@@ -107,18 +103,18 @@ def cancel(context: Context, run: str | None = None) -> None:
     settings = house.load(context)
     folder = find_run(settings.results_folder, run)
     record = read_run(folder)
-    with only_one(settings.results_folder, f"cancel (run {record.run_id})"), _ledger_errors(record.run_id):
+    with only_one(settings.results_folder, f"cancel (run {record.run_id})"), running.ledger_errors(record.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in record.planned])
         if not ledger.open_trials():
             print(f"run {record.run_id}: nothing to cancel, every trial has its end")
             return
-        fleet = _fleet(settings, record, folder, ledger, workers(settings), None)
+        fleet = running.fleet_of(settings, record, folder, ledger, workers(settings), None)
         fleet.stop()
         fleet.run()
         print(f"run {record.run_id}: cancelled; `inv bench --resume={record.run_id}` goes on with it")
 
 
-def _plan(settings: Settings, suite_name: str, only: str | None) -> tuple[RunRecord, list[Host]]:
+def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
     from remote.host import HostError
     from tasks import plan
     from tasks.workers import inspect, workers
@@ -127,21 +123,16 @@ def _plan(settings: Settings, suite_name: str, only: str | None) -> tuple[RunRec
         chosen = settings.bench.only or None
     else:
         chosen = tuple(name.strip() for name in only.split(",") if name.strip())
-    trials = plan.choose_trials(settings, suite_name, chosen)
+    if file is None:
+        trials = plan.choose_trials(settings, suite_name, chosen)
+    else:
+        trials, suite_name = plan.read_trials(settings, file, chosen), "trials"
     hosts = workers(settings)
     try:
         inputs = _agreed(inspect(settings, hosts))
     except HostError as error:
         raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
-    names = [host.name for host in hosts]
-    run = plan.make_run(
-        settings,
-        suite_name=suite_name,
-        planned=plan.plan_trials(trials, names, settings.bench.spread, settings.bench.repeats),
-        workers=names,
-        inputs=inputs,
-        now=datetime.datetime.now(datetime.timezone.utc),
-    )
+    run = running.plan_of(settings, suite_name, trials, hosts, inputs=inputs)
     return run, hosts
 
 
@@ -207,44 +198,6 @@ def _times(run: RunRecord) -> list[str]:
     return [run.spread, *([f"{repeats} repeats"] if repeats > 1 else [])]
 
 
-def _refuse_busy_workers(hosts: Sequence[Host]) -> None:
-    """A run whose operator is gone may still be working; two runs on one worker would measure each other."""
-    from remote.agent import Agent
-    from remote.host import HostError
-    from remote.job import slot_holder, slot_of
-
-    for host in hosts:
-        try:
-            holder = slot_holder(Agent(host), slot_of(host))
-        except HostError as error:
-            raise Resumable(f"{error}; see that the worker is up, then type the same again") from None
-        if holder is not None:
-            job = Path(holder)
-            raise Resumable(
-                f"{host.name} is still busy with {job.name} of run {job.parent.name}; type "
-                f"`inv bench --resume={job.parent.name}` to go on with it, or `inv cancel --run={job.parent.name}`"
-            )
-
-
-def _write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
-    """Put the plan on disk before anything starts."""
-    import dataclasses
-
-    from remote.ledger import LEDGER_FILE, Ledger
-    from tasks.runs import make_folder, point_latest_at
-
-    try:
-        run_id, folder = make_folder(settings.results_folder, run.run_id)
-        run = dataclasses.replace(run, run_id=run_id)
-        run.write(folder)
-        with _ledger_errors(run_id):
-            ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
-        point_latest_at(folder)
-    except OSError as error:
-        raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
-    return run, folder, ledger
-
-
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
     from remote.ledger import LEDGER_FILE, Ledger
     from tasks.lock import only_one
@@ -253,107 +206,13 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
 
     folder = find_run(settings.results_folder, name)
     run = read_run(folder)
-    trial_ids = [planned.trial_id for planned in run.planned]
-    with _ledger_errors(run.run_id):
-        if dry_run:
+    if dry_run:
+        with running.ledger_errors(run.run_id):
             seen = Ledger(folder / LEDGER_FILE)
+            trial_ids = [planned.trial_id for planned in run.planned]
             again = [trial_id for trial_id in trial_ids if seen.needs_work(trial_id)]
-            print(f"run {run.run_id}: {len(trial_ids) - len(again)} of {len(trial_ids)} trials are done")
-            print("would go on with:", ", ".join(again) or "nothing")
-            return
-        with only_one(settings.results_folder, f"bench --resume (run {run.run_id})"):
-            ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
-            for trial_id in trial_ids:
-                if ledger.needs_work(trial_id) and not ledger.is_open(trial_id):
-                    ledger.reopened(trial_id)
-            if ledger.open_trials():
-                _work(settings, run, folder, ledger, workers(settings), plain=plain)
-                return
-            print(f"run {run.run_id}: nothing to resume")
-            _conclude(run, ledger, interrupted=False)
-
-
-def _work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool) -> None:
-    """Run what is open in the ledger, with a live view, and say how it ended."""
-    from tasks.liveview import LiveView
-    from tasks.plan import expected_sec
-
-    still_open = set(ledger.open_trials())
-    view = LiveView(
-        run_id=run.run_id,
-        planned=[planned for planned in run.planned if planned.trial_id in still_open],
-        workers=[host.name for host in hosts],
-        expected_sec=expected_sec(settings.results_folder, run.planned),
-        price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
-        plain=plain,
-    )
-    fleet = _fleet(settings, run, folder, ledger, hosts, view)
-    with _ledger_errors(run.run_id), _terminated_like_ctrl_c(), view:
-        try:
-            fleet.run()
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"run {run.run_id}: left at once; what runs goes on; `inv bench --resume={run.run_id}` goes back to it"
-            ) from None
-    _conclude(run, ledger, interrupted=fleet.was_stopped)
-
-
-def _fleet(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any) -> Fleet:
-    from remote.fleet import Fleet, Limits
-    from tasks.workers import launcher
-
-    return Fleet(
-        hosts=hosts,
-        run=run,
-        run_folder=folder,
-        ledger=ledger,
-        launch=launcher(settings, run.run_id, strict=run.settings.get("bench", {}).get("strict", False)),
-        on_event=(lambda _: None) if view is None else view.handle,
-        limits=Limits(
-            lost_after_sec=settings.fleet.lost_after_sec,
-            give_up_after_sec=settings.fleet.give_up_after_sec,
-            max_attempts=settings.fleet.max_attempts,
-        ),
-    )
-
-
-def _conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
-    from bench.result import End
-
-    ends = Counter(entry.end for entry in ledger.entries.values() if entry.end is not None)
-    total = len(ledger.entries)
-    tally = ", ".join(f"{count} {end.value}" for end, count in ends.most_common())
-    if interrupted:
-        raise Interrupted(f"run {run.run_id}: interrupted: {tally}; `inv bench --resume={run.run_id}` goes on with it")
-    if ends[End.SUCCEEDED] == total:
-        print(f"run {run.run_id}: all {total} trials SUCCEEDED")
+        print(f"run {run.run_id}: {len(trial_ids) - len(again)} of {len(trial_ids)} trials are done")
+        print("would go on with:", ", ".join(again) or "nothing")
         return
-    again = any(end.is_resumable for end in ends)
-    advice = f"; `inv bench --resume={run.run_id}` tries again what was not the trial's own doing" if again else ""
-    raise SomeTrialsFailed(f"run {run.run_id}: {tally} of {total}{advice}")
-
-
-@contextlib.contextmanager
-def _ledger_errors(run_id: str) -> Iterator[None]:
-    from remote.ledger import LedgerError
-
-    try:
-        yield
-    except (LedgerError, OSError) as error:
-        raise Resumable(
-            f"{error}; what runs on the workers goes on: mend it, then type `inv bench --resume={run_id}`"
-        ) from None
-
-
-@contextlib.contextmanager
-def _terminated_like_ctrl_c() -> Iterator[None]:
-    """A SIGTERM ends a run as Ctrl-C does: workers stopped, ledger complete."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with only_one(settings.results_folder, f"bench --resume (run {run.run_id})"):
+        running.go_on(settings, run.run_id, workers(settings), plain=plain)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.result import RESULT_FILE, End, PlannedTrial, ResultError, RunRecord, TrialResult
 from bench.trial import Trial, TrialError, choose, suite
+from bench.trial import read_trials as bench_trials
 from tasks.errors import UsageError
 from tasks.settings import Settings
 
@@ -31,6 +32,27 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
         return trials if only is None else choose(trials, tuple(only))
     except TrialError as error:
         raise UsageError(f"bench: {error}") from None
+
+
+def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
+    """The trials of a file; its path is from the project's folder. Raises UsageError."""
+    path = settings.root / file
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"bench: --trials: {path}: cannot be read: {said}") from None
+    try:
+        trials = bench_trials(text, file)
+        profiles = sorted({trial.profile for trial in trials})
+        if profiles != [settings.bench.profile]:
+            raise UsageError(
+                f"{file}: profile {' and '.join(profiles)}, but bench.profile is {settings.bench.profile}; "
+                "one run has one profile: change the setting or the file"
+            )
+        return trials if only is None else choose(trials, tuple(only))
+    except TrialError as error:
+        raise UsageError(f"bench: --trials: {error}") from None
 
 
 def size_of(trial: Trial) -> str:

@@ -89,6 +89,17 @@ class BenchSection(Section):
     seed: int = Field(default=42, ge=0, le=2**31 - 1)
 
 
+class TuneSection(Section):
+    recipes: Texts = Field(default=("reference", "stock", "fast"), description="a list of reference, stock, fast")
+    keep_percent: int = Field(default=99, ge=90, le=100)
+    memory_gib: float | None = Field(default=None, gt=0, le=1024)
+    waves: int = Field(default=4, ge=1, le=100)
+    finalists: int = Field(default=3, ge=1, le=20)
+    repeats: int = Field(default=2, ge=1, le=20)
+    lora_targets: Literal["attention", "all-linear"] = "attention"
+    lora_rank: int = Field(default=16, ge=1, le=1024)
+
+
 class CostSection(Section):
     price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
     price_source: Text | None = Field(default=None, description="text that says where the price is from")
@@ -106,6 +117,7 @@ class Sections(Section):
     results: ResultsSection = ResultsSection()
     fleet: FleetSection = FleetSection()
     bench: BenchSection = BenchSection()
+    tune: TuneSection = TuneSection()
     cost: CostSection = CostSection()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.result import PlannedTrial
+from bench.trial import Trial
 from remote.command import Command
 from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
 from remote.host import Host, HostUnreachable, check
@@ -60,6 +61,25 @@ def inspect(settings: Settings, hosts: list[Host]) -> dict[str, Mapping[str, Any
 
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return dict(zip([host.name for host in hosts], pool.map(ask, hosts), strict=True))
+
+
+def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any] | str:
+    """What `python -m bench survey` says on this host of its GPU, the data, and these trials; or its complaint.
+
+    Raises HostError.
+    """
+    import json
+
+    command = _bench(
+        settings, host, "survey", "--model", settings.model.path, "--data", settings.data.path, "--trials", "-"
+    )
+    listed = json.dumps([trial.to_json() for trial in trials]).encode()
+    completed = host.run(command, stdin=listed, timeout_sec=_INSPECT_SEC)
+    if completed.exit_code == 0:
+        document: Mapping[str, Any] = json.loads(completed.stdout)
+        return document
+    said = completed.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1] if said else f"exit {completed.exit_code}: {command.render()}"
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:

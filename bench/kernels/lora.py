@@ -142,10 +142,10 @@ def _keeps(row, column, width, seed, limit, target):
 
 @jit(do_not_specialize=["seed", "limit"])
 def _down(
-    x, a, u, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,  # noqa: N803
-    TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+    x, a, u, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
+    TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS  # noqa: N806
+    TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
     target = tl.program_id(0) // TILES
     within = tl.program_id(0) % TILES * RANKS + tl.arange(0, RANKS)
     row = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -170,8 +170,8 @@ def _down(
 @jit(do_not_specialize=["seed", "limit"])
 def _input_gradient(
     d_x, d_u, a, tokens, width, rows, seed, limit, scale,
-    RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr,  # noqa: N803
-    TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+    RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr,
+    TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -202,10 +202,10 @@ def _input_gradient(
 
 @jit(do_not_specialize=["seed", "limit"])
 def _weight_gradient(
-    d_u, x, partial, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,  # noqa: N803
-    SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+    d_u, x, partial, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
+    SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS  # noqa: N806
+    TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
     target = tl.program_id(0) // TILES
     within = tl.program_id(0) % TILES * RANKS + tl.arange(0, RANKS)
     of_a = target * RANK + within

@@ -113,11 +113,11 @@ def _dequantize(
     offset,
     out,
     numbers,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    SCALE_BLOCK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
 ):
-    HALF: tl.constexpr = BLOCK // 2  # noqa: N806
+    HALF: tl.constexpr = BLOCK // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # a row is a block of numbers under one scale
     there = row * BLOCK < numbers
     scale = tl.load(scale_levels + tl.load(scales + row, mask=there, other=0).to(tl.int32))

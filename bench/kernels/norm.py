@@ -66,7 +66,7 @@ def _warps(width: int) -> int:
 
 
 @jit
-def _forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, WIDE: tl.constexpr):  # noqa: N803
+def _forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     there = column < width
@@ -84,7 +84,7 @@ def _forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, 
 
 
 @jit
-def _backward(d_normed, total, rstd, weight, d_passing, width, ADDS: tl.constexpr, WIDE: tl.constexpr):  # noqa: N803
+def _backward(d_normed, total, rstd, weight, d_passing, width, ADDS: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     there = column < width

@@ -75,7 +75,14 @@ def rotate_reference(part: Any, cos: Any, sin: Any) -> Any:
 
 @jit
 def _turn(
-    source, target, head, column, cosine, sine, there, HALF: tl.constexpr  # noqa: N803
+    source,
+    target,
+    head,
+    column,
+    cosine,
+    sine,
+    there,
+    HALF: tl.constexpr,
 ):
     place = head[:, None] * (2 * HALF) + column[None, :]
     a = tl.load(source + place, mask=there, other=0.0).to(tl.float32)
@@ -88,7 +95,7 @@ def _turn(
 @jit
 def _rotate(
     joined, cos, sin, heads, stride,
-    HALF: tl.constexpr, WIDE: tl.constexpr, HEADS: tl.constexpr,  # noqa: N803
+    HALF: tl.constexpr, WIDE: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS), tl.arange(0, WIDE)
@@ -102,7 +109,7 @@ def _rotate(
 @jit
 def _unrotate(
     dq, dk, dv, cos, sin, joined, queries, keys,
-    HALF: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,  # noqa: N803
+    HALF: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)

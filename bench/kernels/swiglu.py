@@ -52,7 +52,7 @@ def swiglu_backward_reference(joined: Any, d_act: Any) -> Any:
 
 
 @jit
-def _forward(joined, act, inner, COLUMNS: tl.constexpr):  # noqa: N803
+def _forward(joined, act, inner, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = column < inner
@@ -63,7 +63,7 @@ def _forward(joined, act, inner, COLUMNS: tl.constexpr):  # noqa: N803
 
 
 @jit
-def _backward(joined, d_act, inner, COLUMNS: tl.constexpr):  # noqa: N803
+def _backward(joined, d_act, inner, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = column < inner

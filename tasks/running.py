@@ -1,0 +1,186 @@
+"""Running a plan over the fleet, to each trial's one end: what `inv bench` and `inv tune` share.
+
+The plan is on disk before anything starts; from then on its ledger says what is left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, UsageError
+
+if TYPE_CHECKING:
+    from bench.result import RunRecord
+    from bench.trial import Trial
+    from remote.fleet import Fleet
+    from remote.host import Host
+    from remote.ledger import Ledger
+    from tasks.settings import Settings
+
+
+def plan_of(
+    settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
+) -> RunRecord:
+    """The run of these trials over these hosts, spread and repeated as the settings say. Touches nothing."""
+    from tasks import plan
+
+    names = [host.name for host in hosts]
+    return plan.make_run(
+        settings,
+        suite_name=suite_name,
+        planned=plan.plan_trials(trials, names, settings.bench.spread, settings.bench.repeats),
+        workers=names,
+        inputs=inputs,
+        now=datetime.datetime.now(datetime.timezone.utc),
+    )
+
+
+def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
+    """Take up a run where it was left: what needs work is opened again, what is finished is not repeated."""
+    from remote.ledger import LEDGER_FILE, Ledger
+    from tasks.runs import find_run, read_run
+
+    folder = find_run(settings.results_folder, run_id)
+    run = read_run(folder)
+    trial_ids = [planned.trial_id for planned in run.planned]
+    with ledger_errors(run.run_id):
+        ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
+        for trial_id in trial_ids:
+            if ledger.needs_work(trial_id) and not ledger.is_open(trial_id):
+                ledger.reopened(trial_id)
+        if ledger.open_trials():
+            work(settings, run, folder, ledger, hosts, plain=plain)
+            return
+        print(f"run {run.run_id}: nothing to resume")
+        conclude(run, ledger, interrupted=False)
+
+
+def refuse_busy_workers(hosts: Sequence[Host]) -> None:
+    """A run whose operator is gone may still be working; two runs on one worker would measure each other."""
+    from remote.agent import Agent
+    from remote.host import HostError
+    from remote.job import slot_holder, slot_of
+
+    for host in hosts:
+        try:
+            holder = slot_holder(Agent(host), slot_of(host))
+        except HostError as error:
+            raise Resumable(f"{error}; see that the worker is up, then type the same again") from None
+        if holder is not None:
+            job = Path(holder)
+            raise Resumable(
+                f"{host.name} is still busy with {job.name} of run {job.parent.name}; type "
+                f"`inv bench --resume={job.parent.name}` to go on with it, or `inv cancel --run={job.parent.name}`"
+            )
+
+
+def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
+    """Put the plan on disk before anything starts."""
+    import dataclasses
+
+    from remote.ledger import LEDGER_FILE, Ledger
+    from tasks.runs import make_folder, point_latest_at
+
+    try:
+        run_id, folder = make_folder(settings.results_folder, run.run_id)
+        run = dataclasses.replace(run, run_id=run_id)
+        run.write(folder)
+        with ledger_errors(run_id):
+            ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
+        point_latest_at(folder)
+    except OSError as error:
+        raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
+    return run, folder, ledger
+
+
+def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool) -> None:
+    """Run what is open in the ledger, with a live view, and say how it ended."""
+    from tasks.liveview import LiveView
+    from tasks.plan import expected_sec
+
+    still_open = set(ledger.open_trials())
+    view = LiveView(
+        run_id=run.run_id,
+        planned=[planned for planned in run.planned if planned.trial_id in still_open],
+        workers=[host.name for host in hosts],
+        expected_sec=expected_sec(settings.results_folder, run.planned),
+        price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
+        plain=plain,
+    )
+    fleet = fleet_of(settings, run, folder, ledger, hosts, view)
+    with ledger_errors(run.run_id), _terminated_like_ctrl_c(), view:
+        try:
+            fleet.run()
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"run {run.run_id}: left at once; what runs goes on; `inv bench --resume={run.run_id}` goes back to it"
+            ) from None
+    conclude(run, ledger, interrupted=fleet.was_stopped)
+
+
+def fleet_of(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any) -> Fleet:
+    from remote.fleet import Fleet, Limits
+    from tasks.workers import launcher
+
+    return Fleet(
+        hosts=hosts,
+        run=run,
+        run_folder=folder,
+        ledger=ledger,
+        launch=launcher(settings, run.run_id, strict=run.settings.get("bench", {}).get("strict", False)),
+        on_event=(lambda _: None) if view is None else view.handle,
+        limits=Limits(
+            lost_after_sec=settings.fleet.lost_after_sec,
+            give_up_after_sec=settings.fleet.give_up_after_sec,
+            max_attempts=settings.fleet.max_attempts,
+        ),
+    )
+
+
+def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
+    from bench.result import End
+
+    ends = Counter(entry.end for entry in ledger.entries.values() if entry.end is not None)
+    total = len(ledger.entries)
+    tally = ", ".join(f"{count} {end.value}" for end, count in ends.most_common())
+    if interrupted:
+        raise Interrupted(f"run {run.run_id}: interrupted: {tally}; `inv bench --resume={run.run_id}` goes on with it")
+    if ends[End.SUCCEEDED] == total:
+        print(f"run {run.run_id}: all {total} trials SUCCEEDED")
+        return
+    again = any(end.is_resumable for end in ends)
+    advice = f"; `inv bench --resume={run.run_id}` tries again what was not the trial's own doing" if again else ""
+    raise SomeTrialsFailed(f"run {run.run_id}: {tally} of {total}{advice}")
+
+
+@contextlib.contextmanager
+def ledger_errors(run_id: str) -> Iterator[None]:
+    from remote.ledger import LedgerError
+
+    try:
+        yield
+    except (LedgerError, OSError) as error:
+        raise Resumable(
+            f"{error}; what runs on the workers goes on: mend it, then type `inv bench --resume={run_id}`"
+        ) from None
+
+
+@contextlib.contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """A SIGTERM ends a run as Ctrl-C does: workers stopped, ledger complete."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

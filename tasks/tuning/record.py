@@ -1,0 +1,154 @@
+"""A search on disk: `results/tune/<id>/`, from which it goes on after whatever stopped it.
+
+tune.json      the ground it stands on, its candidates with what was predicted, and the runs it has started
+journal.log    what each candidate reached, Optuna's own journal
+answer.json    the front of speed against memory; written last
+best.json      the fastest as a trial, for `inv bench --trials`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.trial import Trial, TrialError
+from tasks.errors import UsageError
+from tasks.tuning.space import Candidate, MemoryLimit, Observation
+
+FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
+ANSWER_FILE, BEST_FILE = "answer.json", "best.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class TuneRecord:
+    """One search. `gpu` is None on CPUs; `limit_bytes` None without a limit; `waves` and `final` are run ids."""
+
+    tune_id: str
+    gpu: str | None
+    model_sha256: str
+    data_sha256: str
+    longest: int
+    limit_bytes: int | None
+    settings: Mapping[str, Any]
+    candidates: Sequence[Candidate]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    waves: list[str] = field(default_factory=list)
+    final: str | None = None
+    folder: Path | None = None
+
+    @property
+    def journal(self) -> Path:
+        return self._home / JOURNAL_FILE
+
+    def memory(self, observed: Sequence[Observation] = ()) -> MemoryLimit:
+        """Which candidates fit, as far as is known."""
+        return MemoryLimit(self.limit_bytes, observed)
+
+    def add_run(self, run_id: str, *, is_final: bool) -> None:
+        """Write down that this run was started. Raises OSError."""
+        if is_final:
+            self.final = run_id
+        else:
+            self.waves.append(run_id)
+        self.write()
+
+    def write(self) -> None:
+        """Raises OSError."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "candidates": [
+                {
+                    "choice": dict(one.choice),
+                    "trial": one.trial.to_json(),
+                    "peak_bytes": one.peak_bytes,
+                    "useful_share": one.useful_share,
+                    "score": one.score,
+                }
+                for one in self.candidates
+            ],
+        }
+        _write(self._home / RECORD_FILE, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    def write_answer(self, document: Mapping[str, Any], best: str) -> None:
+        """Raises OSError."""
+        _write(self._home / BEST_FILE, best)
+        _write(self._home / ANSWER_FILE, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    @property
+    def _home(self) -> Path:
+        if self.folder is None:
+            raise ValueError("this search has no folder yet")
+        return self.folder
+
+
+_PLAIN = (
+    *("tune_id", "gpu", "model_sha256", "data_sha256", "longest", "limit_bytes"),
+    *("settings", "inputs", "waves", "final"),
+)
+
+
+def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
+    """Give the search its folder. Raises UsageError."""
+    try:
+        for number in range(1, 1000):
+            name = record.tune_id if number == 1 else f"{record.tune_id}-{number}"
+            folder = results_folder / FOLDER / name
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            record.tune_id, record.folder = name, folder
+            record.write()
+            return record
+    except OSError as error:
+        raise UsageError(f"results.folder: {results_folder}: cannot be written: {error.strerror}") from None
+    raise UsageError(f"results.folder: {results_folder / FOLDER} holds a thousand searches of one second; clear it")
+
+
+def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
+    """The search with this id, or the newest. Raises UsageError, naming those there are."""
+    known = sorted((path.parent.name for path in results_folder.glob(f"{FOLDER}/*/{RECORD_FILE}")), reverse=True)
+    if not known:
+        raise UsageError(f"{results_folder / FOLDER}: there is no search yet; type `inv tune` to begin one")
+    name = tune_id or known[0]
+    if name not in known:
+        raise UsageError(f"search {name!r} is not there; there are {', '.join(known[:5])}")
+    return _read(results_folder / FOLDER / name)
+
+
+def _read(folder: Path) -> TuneRecord:
+    path = folder / RECORD_FILE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {document['schema_version']}")
+        candidates = [
+            Candidate(
+                choice=one["choice"],
+                trial=Trial.from_json(one["trial"], f"{path}: candidates"),
+                peak_bytes=one["peak_bytes"],
+                useful_share=one["useful_share"],
+                score=one["score"],
+            )
+            for one in document["candidates"]
+        ]
+        plain = {name: document[name] for name in _PLAIN}
+    except (OSError, ValueError, KeyError, TypeError, TrialError) as error:
+        raise UsageError(f"{path}: cannot be used: {error}; begin a new search with `inv tune`") from None
+    return TuneRecord(folder=folder, candidates=candidates, **plain)
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,179 @@
+"""Every configuration a search may choose from, as trials; and what a measured peak teaches about the predicted ones.
+
+What is varied computes the same thing: recipe, layout, micro batch, which layers are computed again. Adapters, data and
+the length samples are cut at are the user's and stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bench.trial import ATTENTION_PROJECTIONS as ATTENTION
+from bench.trial import SCALES, Trial
+
+if TYPE_CHECKING:
+    from tasks.settings import Settings
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+LARGEST_MICRO_BATCH = {"gpu": 64, "tiny": 8}
+LAYOUTS = ("pad", "bucket", "varlen")
+ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+LENGTH_MULTIPLE = {"gpu": 64, "tiny": 8}
+# By name: how much of the forward pass backward computes again. Fields of a Trial.
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {"gradient_checkpointing": False},
+    "every-4": {"gradient_checkpointing": True, "checkpoint_every": 4},
+    "every-2": {"gradient_checkpointing": True, "checkpoint_every": 2},
+    "all": {"gradient_checkpointing": True},
+    "offload": {"gradient_checkpointing": True, "offload_checkpoints": True},
+}
+OF_EVERY_RECIPE = ("none", "all")
+CHOICES = ("recipe", "layout", "micro_batch_size", "recompute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One configuration. `peak_bytes` is predicted, None where nothing can be; `score` orders what is tried first."""
+
+    choice: Mapping[str, Any]
+    trial: Trial
+    peak_bytes: int | None = None
+    useful_share: float = 1.0
+    score: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return self.trial.trial_id
+
+    def full(self, settings: Settings) -> Trial:
+        """The trial with as many steps as a suite's."""
+        scale = SCALES[self.trial.profile]
+        bench = settings.bench
+        return replace(
+            self.trial,
+            reason="a finalist of the search",
+            warmup_steps=scale.warmup_steps if bench.warmup_steps is None else bench.warmup_steps,
+            measured_steps=scale.measured_steps if bench.measured_steps is None else bench.measured_steps,
+        )
+
+
+def max_seq_len(percentiles: Mapping[str, int], keep_percent: int, profile: str, positions: int) -> int:
+    """The shortest row that holds `keep_percent` of the samples whole, as a multiple that kernels like."""
+    multiple = LENGTH_MULTIPLE[profile]
+    scaled = percentiles[str(keep_percent)] / SCALES[profile].seq_divisor
+    return max(multiple, min(positions, math.ceil(scaled / multiple) * multiple))
+
+
+def candidates(
+    *,
+    model: str,
+    data: str,
+    profile: str,
+    recipes: Sequence[str],
+    longest: int,
+    lora: Mapping[str, Any],
+    steps: tuple[int, int],
+    seed: int,
+    samples: int,
+) -> list[Candidate]:
+    """All configurations for `samples` samples cut at `longest` tokens, with `steps` (warm-up, measured) each."""
+    scale = SCALES[profile]
+    return [
+        Candidate(
+            choice=choice,
+            trial=Trial(
+                name="-".join(str(value) for value in choice.values()),
+                reason="a candidate of the search",
+                suite="tune",
+                profile=profile,
+                model=model,
+                data=data,
+                max_seq_len=longest,
+                optimizer="paged_adamw_8bit" if choice["recipe"] == "reference" else "adamw_torch",
+                learning_rate=scale.learning_rate,
+                warmup_steps=steps[0],
+                measured_steps=steps[1],
+                seed=seed,
+                deadline_sec=scale.deadline_sec,
+                recipe=choice["recipe"],
+                layout=choice["layout"],
+                micro_batch_size=choice["micro_batch_size"],
+                **RECOMPUTE[choice["recompute"]],
+                **lora,
+            ),
+        )
+        for choice in _choices(recipes)
+        if choice["micro_batch_size"] <= min(samples, LARGEST_MICRO_BATCH[profile])
+    ]
+
+
+def _choices(recipes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for recipe in recipes:
+        for layout in LAYOUTS:
+            for micro_batch_size in MICRO_BATCHES:
+                for recompute in RECOMPUTE if recipe == "fast" else OF_EVERY_RECIPE:
+                    yield dict(zip(CHOICES, (recipe, layout, micro_batch_size, recompute), strict=True))
+
+
+def with_predictions(found: Sequence[Candidate], predicted: Sequence[Mapping[str, Any]]) -> list[Candidate]:
+    """Candidates with what a survey predicts for each, in their order."""
+    return [
+        replace(
+            one,
+            peak_bytes=said["peak_bytes"],
+            useful_share=said["useful_share"],
+            score=said["score"],
+        )
+        for one, said in zip(found, predicted, strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What a trial taught about memory: its measured peak, or None where it ran out of it."""
+
+    candidate: Candidate
+    peak_bytes: int | None
+
+
+class MemoryLimit:
+    """Which candidates fit, by prediction, corrected by what was observed.
+
+    A recipe's predictions are multiplied by the median of measured over predicted. A trial that ran out of memory
+    needed more than the limit, whatever was predicted: the factor of its recipe is raised until the prediction says so.
+    """
+
+    MARGIN = 1.03
+
+    def __init__(self, limit_bytes: int | None, observed: Sequence[Observation] = ()) -> None:
+        self.limit_bytes = limit_bytes
+        self.factors: dict[str, float] = {}
+        for recipe in {str(one.candidate.choice["recipe"]) for one in observed}:
+            self.factors[recipe] = self._factor([one for one in observed if one.candidate.choice["recipe"] == recipe])
+
+    def corrected(self, candidate: Candidate) -> int | None:
+        """The predicted peak in bytes."""
+        if candidate.peak_bytes is None:
+            return None
+        return round(candidate.peak_bytes * self.factors.get(str(candidate.choice["recipe"]), 1.0))
+
+    def fits(self, candidate: Candidate) -> bool:
+        """True where nothing speaks against it: without a limit or a prediction everything is tried."""
+        predicted = self.corrected(candidate)
+        return self.limit_bytes is None or predicted is None or predicted * self.MARGIN <= self.limit_bytes
+
+    def _factor(self, observed: Sequence[Observation]) -> float:
+        measured = [
+            one.peak_bytes / one.candidate.peak_bytes
+            for one in observed
+            if one.peak_bytes is not None and one.candidate.peak_bytes
+        ]
+        factor = statistics.median(measured) if measured else 1.0
+        for one in observed:
+            if one.peak_bytes is None and one.candidate.peak_bytes and self.limit_bytes is not None:
+                factor = max(factor, self.limit_bytes / one.candidate.peak_bytes)
+        return factor
