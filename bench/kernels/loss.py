@@ -62,7 +62,7 @@ def cross_entropy_reference(logits: Any, targets: Any, share: Any) -> tuple[Any,
 
 
 @jit
-def _cross_entropy(logits, targets, share, losses, words, IGNORED: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+def _cross_entropy(logits, targets, share, losses, words, IGNORED: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * words
     target = tl.load(targets + row)
