@@ -42,18 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         "--suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
     run.add_argument("--trial", type=Path, metavar="FILE", help="the trial, as `show` prints one")
-    run.add_argument("--trial-name", metavar="NAME", help="instead of --trial: one of a suite's trials, see `list`")
-    run.add_argument("--suite", choices=sorted(SUITES), help="with --trial-name; default: full")
-    run.add_argument("--profile", choices=sorted(SCALES), help="with --trial-name; default: gpu, the published sizes")
-    run.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
-    run.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
-    run.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        metavar="KEY=VALUE",
-        help="with --trial-name: a field of the trial to change, e.g. max_seq_len=256; may be repeated",
-    )
+    _flag_arguments(run)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
     run.add_argument("--trial-id", metavar="ID", help="the id in the result; the trial's own name if not given")
     run.add_argument("--worker", metavar="W", help="label for the result: which worker this is")
@@ -61,6 +50,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--attempt", type=int, default=1, metavar="N", help="label for the result: 1 for the first try")
     run.add_argument("--strict", action="store_true", help="a result with a flag (shared or throttled GPU) is FAILED")
     run.set_defaults(act=_run)
+
+    profile = commands.add_parser(
+        "profile",
+        help="where a training step's time goes on this machine, by kind of kernel",
+        description="Run a training trial's steps and record a few: milliseconds by kind of kernel, and the longest ones. "
+        "The trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
+    )
+    _flag_arguments(profile)
+    profile.add_argument("--json", type=Path, metavar="FILE", help="the same as JSON, into this file")
+    profile.set_defaults(act=_profile, trial=None)
 
     lists = commands.add_parser("list", help="the trials of a suite: id, configuration, reason")
     _suite_arguments(lists)
@@ -99,6 +98,24 @@ def _parser() -> argparse.ArgumentParser:
     _input_arguments(demo)
     demo.set_defaults(act=_demo)
     return parser
+
+
+def _flag_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a trial of a suite and change it."""
+    parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: one of a suite's trials, see `list`")
+    parser.add_argument("--suite", choices=sorted(SUITES), help="with --trial-name; default: full")
+    parser.add_argument(
+        "--profile", choices=sorted(SCALES), help="with --trial-name; default: gpu, the published sizes"
+    )
+    parser.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
+    parser.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        metavar="KEY=VALUE",
+        help="with --trial-name: a field of the trial to change, e.g. max_seq_len=256; may be repeated",
+    )
 
 
 def _suite_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +164,19 @@ def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:
     trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
     (trial,) = choose(trials, (arguments.trial_name,))
     return changed(trial, arguments.settings or ())
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    trial = _trial_by_flags(arguments)
+    if trial is None or trial.kind != "training":
+        raise TrialError("profile: only a training trial has steps; name one with --trial-name")
+    from bench.profile import profile, table
+
+    found = profile(trial)
+    print(table(found, trial))
+    if arguments.json:
+        arguments.json.write_text(found.to_json(), encoding="utf-8")
+    return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -1,13 +1,12 @@
 """Text to batches: the tokenizer's chat template, then rows in the trial's layout, in an order set by the seed.
 
 `pad` is the published loop: one sample a row, cut at max_seq_len, filled up with padding that carries no loss.
-`bucket` is the same with samples of about one length side by side, filled up only as far as the longest needs.
-`pack` is plain packing: samples end to end with an end-of-sequence token between them, cut into full blocks.
-Attention crosses the samples of a block there, and positions run on: right for measuring what padding costs, not the
-last word for training.
-`varlen` packs what `pad` would pad: the same samples, whole, in one row of micro_batch_size x max_seq_len positions a
-micro-batch. Positions restart with each sample, attention never leaves it, and its first token is no one's target, so loss
-and gradients are those of the samples by themselves.
+`bucket` is the same with samples of about one length side by side, filled up only as far as the longest needs. `pack`
+is plain packing: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention
+crosses the samples of a block there, and positions run on: right for measuring what padding costs, not the last word
+for training. `varlen` packs what `pad` would pad: the same samples, whole, in one row of micro_batch_size x
+max_seq_len positions a micro-batch. Positions restart with each sample, attention never leaves it, and its first token
+is no one's target, so loss and gradients are those of the samples by themselves.
 
 Only as much is tokenized as the trial's steps need, before the first step; where the data is shorter than that, it is
 gone through again in the same order.
@@ -150,7 +149,7 @@ def _collate(trial: Trial, padding: int) -> Any:
 
 
 class _Apart:
-    """One row of whole samples to (tensors by name, counts). What is left of it is filled up with samples of padding."""
+    """One row of whole samples to (tensors by name, counts); what is left of it becomes samples of padding."""
 
     def __init__(self, longest: int, positions: int, padding: int) -> None:
         self.longest, self.positions, self.padding = longest, positions, padding

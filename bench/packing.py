@@ -28,7 +28,7 @@ class Row:
 
 
 def blocks(samples: Iterable[list[int]], block: int, needed: int, end: int) -> list[Row]:
-    """Full blocks of `block` tokens, samples end to end in them with the token `end` between, cut where a block ends."""
+    """Full blocks of `block` tokens, samples end to end with the token `end` between, cut where a block ends."""
     rows: list[Row] = []
     ids: list[int] = []
     shares: list[float] = []  # for each of `ids`, the part of its sample that it is
@@ -55,8 +55,8 @@ def blocks(samples: Iterable[list[int]], block: int, needed: int, end: int) -> l
 def apart(samples: Iterable[list[int]], longest: int, positions: int, needed: int) -> list[Row]:
     """Rows of up to `positions` tokens, holding whole samples, each cut at `longest` as when it is padded.
 
-    A sample that does not fit waits for the next row, which begins with the one that has waited longest. The data's last
-    row is left out unless it is the only one.
+    A sample that does not fit waits for the next row, which begins with the one that has waited longest. The data's
+    last row is left out unless it is the only one.
     """
     if longest > positions:
         raise ValueError(f"a sample of {longest} tokens does not fit a row of {positions}")

@@ -95,8 +95,9 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
 class TrainingStep:
     """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
 
-    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is, `recipe` what was
-    built, `notes` what else was used. `inputs` are the fields of a batch that the model takes, where a batch has them.
+    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is, `recipe` what
+    was built, `notes` what else was used. `inputs` are the fields of a batch that the model takes, where a batch has
+    them.
     """
 
     recipe = ""

@@ -39,10 +39,11 @@ class Trial:
     """One configuration. Paths are read on the host that runs it; lengths are in tokens, times in seconds.
 
     `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
-    distributed trial. `layout` says how samples become rows: see `bench.data`. With `gradient_checkpointing`, one layer in
-    `checkpoint_every` is computed again in backward, from an input that `offload_checkpoints` moves to the host's memory
-    meanwhile; other than 1 and false are the recipe fast's alone. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
-    `micro_batch_size` is the largest batch it goes up to.
+    distributed trial. `layout` says how samples become rows: see `bench.data`. With `gradient_checkpointing`, one
+    layer in `checkpoint_every` is computed again in backward, from an input that `offload_checkpoints` keeps in the
+    host's memory meanwhile; the first `held_layers` keep their weights in 16 bit beside NF4. These three are the recipe
+    fast's alone. `max_seq_len` and `new_tokens` are
+    prompt and answer lengths of an inference trial, whose `micro_batch_size` is the largest batch it goes up to.
     """
 
     name: str
@@ -95,7 +96,8 @@ class Trial:
         _within(self.lora_alpha, 1, 4096, "lora_alpha")
         _within(self.data_workers, 0, 64, "data_workers")
         _within(self.checkpoint_every, 1, 1024, "checkpoint_every")
-        _check_checkpoints(self)
+        _within(self.held_layers, 0, 1024, "held_layers")
+        _check_choices_of_fast(self)
         _within(self.world_size, 1, 1024, "world_size")
         _expect(self.world_size == 1 or self.kind == "distributed", "world_size", "1 unless kind is distributed")
         _within(self.new_tokens, 1, 65_536, "new_tokens")
@@ -262,6 +264,29 @@ def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     )
 
 
+def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """What the reference, the usual libraries and our own kernels make of one configuration, padded and packed."""
+    make = _maker("recipes", scale, model, data)
+    kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    everywhere = {"lora_targets": (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")}
+    fast = kept | {"recipe": "fast"}
+    lean = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
+    return (
+        make("reference", 512, 8, reason="the published loop: what the others are compared with"),
+        make(
+            "stock", 512, 8, reason="the usual libraries at their best: Liger, compiled layers", recipe="stock", **kept
+        ),
+        make("fast", 512, 8, reason="our kernels, activations kept", **fast),
+        make("fast-lean", 512, 8, reason="our kernels, every layer recomputed from the host's memory", **lean),
+        make("fast-1024", 1024, 4, reason="our kernels at the baseline's length", **fast),
+        make("reference-varlen", 512, 8, reason="packed, each sample by itself: what padding costs", layout="varlen"),
+        make("fast-bucket", 512, 8, reason="batches of about one length instead of packing", layout="bucket", **fast),
+        make("fast-varlen", 512, 8, reason="our kernels on packed samples, each by itself", layout="varlen", **fast),
+        make("reference-all-linear", 512, 8, reason="adapters on every linear layer", **everywhere),
+        make("fast-all-linear", 512, 8, reason="adapters on every linear layer, our kernels", **fast, **everywhere),
+    )
+
+
 def everything(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     """Every suite, ceilings first; the quick two are the full suite's first and the baseline."""
     return (
@@ -281,6 +306,7 @@ SUITES: dict[str, Callable[[Scale, str, str], tuple[Trial, ...]]] = {
     "loading": loading,
     "inference": inference,
     "distributed": distributed,
+    "recipes": recipes,
     "all": everything,
 }
 
@@ -293,7 +319,7 @@ def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
 
 
 def read_trials(text: str, where: str) -> tuple[Trial, ...]:
-    """The trials of a file that holds one as a JSON object, or several as a list. `where` names it. Raises TrialError."""
+    """The trials of a file: one as a JSON object, or several as a list. `where` names it. Raises TrialError."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -363,16 +389,12 @@ def _check_types(trial: Trial) -> None:
             _expect(texts, field.name, f"a list of texts, found {schema.kind(value)}")
 
 
-def _check_checkpoints(trial: Trial) -> None:
-    for key, changed in (
-        ("checkpoint_every", trial.checkpoint_every > 1),
-        ("offload_checkpoints", trial.offload_checkpoints),
-    ):
-        if changed:
-            _expect(
-                trial.recipe == "fast", key, f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
-            )
-            _expect(trial.gradient_checkpointing, key, "its default without gradient_checkpointing")
+def _check_choices_of_fast(trial: Trial) -> None:
+    """What the recipe fast alone can do."""
+    plain = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
+    _expect(trial.recipe == "fast" or trial.checkpoint_every == 1, "checkpoint_every", plain)
+    _expect(trial.recipe == "fast" or not trial.offload_checkpoints, "offload_checkpoints", plain)
+    _expect(trial.recipe == "fast" or trial.held_layers == 0, "held_layers", plain)
 
 
 def _expect(holds: bool, key: str, expected: str) -> None:

@@ -2,34 +2,42 @@
 
     out = softmax(q k^T / sqrt(D) + mask) v,   mask: same sample, key not after query, not farther back than the window
 
-q: (T, Hq, D), k and v: (T, Hk, D), Hk a divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). On a GPU this
-is FlashAttention 2 (Dao 2023) as PyTorch carries it, through the operators under scaled_dot_product_attention: they take
-samples of unequal length, views into the joined product and fewer key heads than query heads, which the public function
-does not all at once. Elsewhere it is the formula, and autograd.
+q: (T, Hq, D), k and v: (T, Hk, D), Hk a divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). On a
+GPU these are the kernels that PyTorch carries, through the operators under scaled_dot_product_attention: they take
+views into the joined product and fewer key heads than query heads, and FlashAttention 2 (Dao 2023) takes samples of
+unequal length. Where all are equally long, cuDNN's is used on Hopper and later. Elsewhere it is the formula, and autograd.
 
-Bytes moved: 2T (Hq + 2 Hk) D in and 2T Hq D out, the scores never leave the chip. FLOP: 4 Hq D for each pair of a query and
-a key that it sees.
+Bytes moved: 2T (Hq + 2 Hk) D in and 2T Hq D out, the scores never leave the chip. FLOP: 4 Hq D for each pair of a
+query and a key that it sees.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
+
+
+CUDNN_WIDEST_HEAD = 128
+HOPPER = 9  # from this compute capability on cuDNN's kernel is the faster one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Where the samples of a micro-batch begin and end: `edges` int32 of shape (n + 1,) on the device, from 0 to T.
 
-    `longest` bounds their lengths, in tokens; it need not be reached. `window` is how many tokens a query sees, itself
-    included; None for all before it.
+    `longest` bounds their lengths, in tokens; it need not be reached. `rows` is n where all have the same length, else
+    0. `window` is how many tokens a query sees, itself included; None for all before it.
     """
 
     edges: Any
     longest: int
     window: int | None = None
+    rows: int = 0
 
     @property
     def left(self) -> int | None:
@@ -41,9 +49,15 @@ def attend(q: Any, k: Any, v: Any, samples: Samples) -> tuple[Any, tuple[Any, ..
     """(out of shape (T, Hq, D), what backward needs besides)."""
     if not q.is_cuda:
         return attend_reference(q, k, v, samples), ()
+    if _for_cudnn(q, samples):
+        parts = (_by_rows(part, samples) for part in (q, k, v))
+        out, *kept = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *parts, None, True, 0.0, True, False, scale=_scale(q)
+        )
+        return out.transpose(1, 2).reshape(q.shape), tuple(kept)
     edges, longest = samples.edges, samples.longest
     out, log_sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
-        q, k, v, edges, edges, longest, longest, 0.0, True, False, **_options(q, samples)
+        q, k, v, edges, edges, longest, longest, 0.0, True, False, scale=_scale(q), **_window(samples)
     )
     return out, (log_sums, state, unused)
 
@@ -54,31 +68,61 @@ def attend_backward(
     """dq, dk, dv of the shapes of q, k, v."""
     if not q.is_cuda:
         return attend_backward_reference(d_out, q, k, v, samples)
-    edges, longest = samples.edges, samples.longest
-    log_sums, state, unused = kept
-    # The kernel's own order of additions is otherwise left to chance.
-    before = torch.are_deterministic_algorithms_enabled()
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    with _deterministic():
+        if _for_cudnn(q, samples):
+            log_sums, edges_q, edges_k, longest_q, longest_k, seed, offset, _ = kept
+            d_out, q, k, v, out = (_by_rows(part, samples) for part in (d_out, q, k, v, out))
+            found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                d_out, q, k, v, out, log_sums, seed, offset, None, edges_q, edges_k, longest_q, longest_k, 0.0, True,
+                scale=_scale(q),
+            )  # fmt: skip
+            dq, dk, dv = (part.transpose(1, 2).flatten(0, 1) for part in found)
+        else:
+            edges, longest, (log_sums, state, unused) = samples.edges, samples.longest, kept
+            dq, dk, dv = torch.ops.aten._flash_attention_backward(
+                d_out, q, k, v, out, log_sums, edges, edges, longest, longest, 0.0, True, state, unused,
+                scale=_scale(q), **_window(samples),
+            )  # fmt: skip
+    return dq, dk, dv
+
+
+def _for_cudnn(q: Any, samples: Samples) -> bool:
+    if samples.rows == 0 or samples.left is not None or q.shape[-1] > CUDNN_WIDEST_HEAD:
+        return False
+    return bool(torch.cuda.get_device_capability(q.device)[0] >= HOPPER)
+
+
+def _by_rows(part: Any, samples: Samples) -> Any:
+    """(T, heads, D) as (rows, heads, T / rows, D), a view."""
+    return part.unflatten(0, (samples.rows, -1)).transpose(1, 2)
+
+
+def _scale(q: Any) -> float:
+    return float(q.shape[-1] ** -0.5)
+
+
+def _window(samples: Samples) -> dict[str, int]:
+    return {} if samples.left is None else {"window_size_left": samples.left, "window_size_right": 0}
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """The kernels' own order of additions is otherwise left to chance. Fresh memory is not to be filled for that."""
+    before, fills = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch._C._set_deterministic_algorithms(True, warn_only=False)
     try:
-        gradients: tuple[Any, Any, Any] = torch.ops.aten._flash_attention_backward(
-            d_out, q, k, v, out, log_sums, edges, edges, longest, longest, 0.0, True, state, unused,
-            **_options(q, samples),
-        )  # fmt: skip
+        yield
     finally:
-        torch._C._set_deterministic_algorithms(before)
-    return gradients
-
-
-def _options(q: Any, samples: Samples) -> dict[str, Any]:
-    window = {} if samples.left is None else {"window_size_left": samples.left, "window_size_right": 0}
-    return {"scale": q.shape[-1] ** -0.5, **window}
+        torch._C._set_deterministic_algorithms(before, warn_only=False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 def attend_reference(q: Any, k: Any, v: Any, samples: Samples) -> Any:
     """The formula, a sample at a time."""
     edges, repeats = samples.edges.tolist(), q.shape[1] // k.shape[1]
     parts = []
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         queries = q[first:last].transpose(0, 1).float()
         keys, values = (each[first:last].transpose(0, 1).repeat_interleave(repeats, 0).float() for each in (k, v))
         ahead = torch.arange(last - first, device=q.device)
@@ -91,7 +135,7 @@ def attend_reference(q: Any, k: Any, v: Any, samples: Samples) -> Any:
 
 def attend_backward_reference(d_out: Any, q: Any, k: Any, v: Any, samples: Samples) -> tuple[Any, Any, Any]:
     with torch.enable_grad():
-        leaves = tuple(each.detach().requires_grad_() for each in (q, k, v))
-        out = attend_reference(*leaves, samples)
-        gradients: tuple[Any, Any, Any] = torch.autograd.grad(out, leaves, d_out)
+        queries, keys, values = (each.detach().requires_grad_() for each in (q, k, v))
+        out = attend_reference(queries, keys, values, samples)
+        gradients: tuple[Any, Any, Any] = torch.autograd.grad(out, (queries, keys, values), d_out)
     return gradients

@@ -6,6 +6,8 @@ import importlib.util
 import os
 from typing import Any
 
+__all__ = ["HAS_TRITON", "compiled", "jit", "parts", "power_of_two", "tl", "triton"]
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 if HAS_TRITON:

@@ -2,11 +2,11 @@
 
 With n adapters on the same input x, each with its own A_j (R, K) and its own dropout mask:
 
-    forward    u_j = drop_j(x) A_j^T                     (T, R)
-    backward   d_x += sum over j of drop_j(d_u_j A_j)    in place
-               d_A_j = d_u_j^T drop_j(x)                 (R, K) float32
+    forward    u_j = s drop_j(x) A_j^T                     (T, R)
+    backward   d_x += sum over j of s drop_j(d_u_j A_j)    in place
+               d_A_j = s d_u_j^T drop_j(x)                 (R, K) float32
 
-drop_j keeps each number with probability 1 - p and divides what it keeps by 1 - p. Which are kept is a hash of the
+s is the adapters' scaling. drop_j keeps each number with probability 1 - p and divides what it keeps by 1 - p. Which are kept is a hash of the
 number's place and a seed, the same in forward and backward, so no mask is stored: three masks of q, k and v would be
 100 MB a layer at 4096 tokens in bytes. The library keeps the dropped inputs themselves.
 
@@ -24,16 +24,19 @@ import torch
 from bench.kernels.launch import compiled, jit, parts, power_of_two, tl
 
 WORD = 1 << 32
-GOLDEN, MIX_1, MIX_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B  # Knuth's, and Wellons' "lowbias32" constants
-SALT = 0x2545F491  # sets one adapter's masks apart from the next one's; three times it is still a 32-bit number
+GOLDEN, MIX_1 = 0x9E3779B9, 0x7FEB352D  # Knuth's, and the first of Wellons' "lowbias32"
+# The last multiplication of the hash, its low bits not needed, is each adapter's own: one product more instead of a hash.
+OF_TARGET = (0x31848BAB, 0x2C1B3C6D, 0x297A2D39)
 TOKENS_DOWN, TOKENS_UP, TOKENS_GRADIENT, COLUMNS, RANKS = 32, 64, 64, 128, 64
 SPLIT_TOKENS = 512  # tokens that one program of the weights' gradient sums up
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropout:
-    """Probability `p` of losing a number, and the seed of the masks; one layer's input has one seed."""
+class Side:
+    """The adapters of one input: their rank, scaling, dropout probability, and the seed of this input's masks."""
 
+    rank: int
+    scaling: float
     p: float
     seed: int
 
@@ -42,45 +45,50 @@ class Dropout:
         """A number is lost where its 32-bit hash lies below this."""
         return round(self.p * WORD)
 
+    @property
+    def scale(self) -> float:
+        """What a sum over kept numbers is multiplied with."""
+        return self.scaling / (1.0 - self.p)
 
-def down(x: Any, a: Any, rank: int, dropout: Dropout) -> Any:
+
+def down(x: Any, a: Any, side: Side) -> Any:
     """u, of x's dtype."""
     if not compiled(x):
-        return down_reference(x, a, rank, dropout)
+        return down_reference(x, a, side)
     tokens, width = x.shape
     u = torch.empty((tokens, a.shape[0]), dtype=x.dtype, device=x.device)
-    tall, programs = _rank_tiles(a.shape[0], rank)
-    _down[(programs, parts(tokens, TOKENS_DOWN))](
-        x, a, u, tokens, width, a.shape[0], dropout.seed, dropout.limit, 1.0 / (1.0 - dropout.p), RANK=rank,
-        DROPS=dropout.p > 0, TOKENS=TOKENS_DOWN, RANKS=tall, COLUMNS=COLUMNS, num_warps=4, num_stages=3,
+    tall, programs = _rank_tiles(a.shape[0], side.rank)
+    _lora_down[(programs, parts(tokens, TOKENS_DOWN))](
+        x, a, u, tokens, width, a.shape[0], side.seed, side.limit, side.scale, RANK=side.rank,
+        DROPS=side.p > 0, TOKENS=TOKENS_DOWN, RANKS=tall, COLUMNS=COLUMNS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return u
 
 
-def add_input_gradient_(d_x: Any, d_u: Any, a: Any, rank: int, dropout: Dropout) -> None:
+def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: Side) -> None:
     """Add the adapters' part to `d_x`."""
     if not compiled(d_x):
-        d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, rank, dropout))
+        d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, side))
         return
     tokens, width = d_x.shape
-    tall, _ = _rank_tiles(a.shape[0], rank)
-    _input_gradient[(parts(width, COLUMNS), parts(tokens, TOKENS_UP))](
-        d_x, d_u, a, tokens, width, a.shape[0], dropout.seed, dropout.limit, 1.0 / (1.0 - dropout.p), RANK=rank,
-        TARGETS=a.shape[0] // rank, DROPS=dropout.p > 0, TOKENS=TOKENS_UP, RANKS=tall, COLUMNS=COLUMNS, num_warps=8,
+    tall, _ = _rank_tiles(a.shape[0], side.rank)
+    _lora_input_gradient[(parts(width, COLUMNS), parts(tokens, TOKENS_UP))](
+        d_x, d_u, a, tokens, width, a.shape[0], side.seed, side.limit, side.scale, RANK=side.rank,
+        TARGETS=a.shape[0] // side.rank, DROPS=side.p > 0, TOKENS=TOKENS_UP, RANKS=tall, COLUMNS=COLUMNS, num_warps=8,
     )  # fmt: skip
 
 
-def weight_gradient(d_u: Any, x: Any, rank: int, dropout: Dropout) -> Any:
+def weight_gradient(d_u: Any, x: Any, side: Side) -> Any:
     """d_A of all adapters, float32 of shape (n R, K)."""
     if not compiled(x):
-        return weight_gradient_reference(d_u, x, rank, dropout)
+        return weight_gradient_reference(d_u, x, side)
     tokens, width = x.shape
     rows, splits = d_u.shape[1], parts(tokens, SPLIT_TOKENS)
     partial = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
-    tall, programs = _rank_tiles(rows, rank)
-    _weight_gradient[(programs, parts(width, COLUMNS), splits)](
-        d_u, x, partial, tokens, width, rows, dropout.seed, dropout.limit, 1.0 / (1.0 - dropout.p), RANK=rank,
-        DROPS=dropout.p > 0, SPLIT=SPLIT_TOKENS, TOKENS=TOKENS_GRADIENT, RANKS=tall, COLUMNS=COLUMNS, num_warps=4,
+    tall, programs = _rank_tiles(rows, side.rank)
+    _lora_weight_gradient[(programs, parts(width, COLUMNS), splits)](
+        d_u, x, partial, tokens, width, rows, side.seed, side.limit, side.scale, RANK=side.rank,
+        DROPS=side.p > 0, SPLIT=SPLIT_TOKENS, TOKENS=TOKENS_GRADIENT, RANKS=tall, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return partial.sum(0)
 
@@ -94,54 +102,57 @@ def _rank_tiles(rows: int, rank: int) -> tuple[int, int]:
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
-def kept_reference(tokens: int, width: int, target: int, dropout: Dropout, device: Any) -> Any:
+def kept_reference(tokens: int, width: int, target: int, side: Side, device: Any) -> Any:
     """Which numbers of (T, K) adapter `target` keeps, bool."""
     word = torch.arange(tokens * width, dtype=torch.int64, device=device)
-    word = (word * GOLDEN + (dropout.seed + target * SALT)) % WORD
+    word = (word * GOLDEN + side.seed) % WORD
     word = ((word ^ (word >> 16)) * MIX_1) % WORD
-    word = ((word ^ (word >> 15)) * MIX_2) % WORD
-    return ((word ^ (word >> 16)) >= dropout.limit).view(tokens, width)
+    word = ((word ^ (word >> 15)) * OF_TARGET[target]) % WORD
+    return (word >= side.limit).view(tokens, width)
 
 
-def dropped_reference(x: Any, target: int, dropout: Dropout) -> Any:
-    """drop_j(x) in float32."""
-    wide = x.float()
-    if dropout.p == 0:
-        return wide
-    return wide * kept_reference(*x.shape, target, dropout, x.device) / (1.0 - dropout.p)
+def dropped_reference(x: Any, target: int, side: Side) -> Any:
+    """s drop_j(x) in float32."""
+    wide = x.float() * side.scale
+    return wide * kept_reference(x.shape[0], x.shape[1], target, side, x.device) if side.p > 0 else wide
 
 
-def down_reference(x: Any, a: Any, rank: int, dropout: Dropout) -> Any:
-    of_targets = [dropped_reference(x, j, dropout) @ each.float().T for j, each in enumerate(a.split(rank))]
+def down_reference(x: Any, a: Any, side: Side) -> Any:
+    of_targets = [dropped_reference(x, j, side) @ each.float().T for j, each in enumerate(a.split(side.rank))]
     return torch.cat(of_targets, dim=-1).to(x.dtype)
 
 
-def input_gradient_reference(d_u: Any, a: Any, rank: int, dropout: Dropout) -> Any:
+def input_gradient_reference(d_u: Any, a: Any, side: Side) -> Any:
     """float32 of shape (T, K)."""
-    pairs = zip(d_u.float().split(rank, dim=-1), a.float().split(rank), strict=True)
-    return sum(dropped_reference(each @ of_target, j, dropout) for j, (each, of_target) in enumerate(pairs))
+    pairs = zip(d_u.float().split(side.rank, dim=-1), a.float().split(side.rank), strict=True)
+    return sum(dropped_reference(each @ of_target, j, side) for j, (each, of_target) in enumerate(pairs))
 
 
-def weight_gradient_reference(d_u: Any, x: Any, rank: int, dropout: Dropout) -> Any:
-    of_targets = d_u.float().split(rank, dim=-1)
-    return torch.cat([each.T @ dropped_reference(x, j, dropout) for j, each in enumerate(of_targets)])
+def weight_gradient_reference(d_u: Any, x: Any, side: Side) -> Any:
+    of_targets = d_u.float().split(side.rank, dim=-1)
+    return torch.cat([each.T @ dropped_reference(x, j, side) for j, each in enumerate(of_targets)])
 
 
 # On the GPU -----------------------------------------------------------------------------------------------------------
 
 
 @jit
-def _keeps(row, column, width, seed, limit, target):
-    """As `kept_reference`; 32-bit arithmetic wraps as its remainders do."""
-    word = (row[:, None] * width + column[None, :]).to(tl.uint32) * 0x9E3779B9
-    word += seed.to(tl.uint32) + target * 0x2545F491
+def _hashes(row, column, width, seed):
+    """All of `kept_reference`'s hash but its last product; 32-bit arithmetic wraps as the remainders there do."""
+    word = (row[:, None] * width + column[None, :]).to(tl.uint32) * 0x9E3779B9 + seed.to(tl.uint32)
     word = (word ^ (word >> 16)) * 0x7FEB352D
-    word = (word ^ (word >> 15)) * 0x846CA68B
-    return (word ^ (word >> 16)) >= limit.to(tl.uint32)
+    return word ^ (word >> 15)
+
+
+@jit
+def _keeps(word, limit, target):
+    """Which numbers adapter `target` keeps."""
+    last = tl.where(target == 0, 0x31848BAB, tl.where(target == 1, 0x2C1B3C6D, 0x297A2D39))
+    return word * last.to(tl.uint32) >= limit.to(tl.uint32)
 
 
 @jit(do_not_specialize=["seed", "limit"])
-def _down(
+def _lora_down(
     x, a, u, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
     TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +169,7 @@ def _down(
             x + row[:, None] * width + column[None, :], mask=(row < tokens)[:, None] & inside[None, :], other=0.0
         )
         if DROPS:
-            tile = tl.where(_keeps(row, column, width, seed, limit, target), tile, 0.0).to(x.dtype.element_ty)
+            tile = tl.where(_keeps(_hashes(row, column, width, seed), limit, target), tile, 0.0).to(x.dtype.element_ty)
         side = tl.load(
             a + of_a[None, :] * width + column[:, None], mask=(within < RANK)[None, :] & inside[:, None], other=0.0
         )
@@ -168,7 +179,7 @@ def _down(
 
 
 @jit(do_not_specialize=["seed", "limit"])
-def _input_gradient(
+def _lora_input_gradient(
     d_x, d_u, a, tokens, width, rows, seed, limit, scale,
     RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr,
     TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -178,6 +189,8 @@ def _input_gradient(
     place = row[:, None] * width + column[None, :]
     there = (row < tokens)[:, None] & (column < width)[None, :]
     total = tl.load(d_x + place, mask=there, other=0.0).to(tl.float32)
+    if DROPS:
+        word = _hashes(row, column, width, seed)
     for target in tl.static_range(TARGETS):
         part = tl.zeros((TOKENS, COLUMNS), dtype=tl.float32)
         for first in tl.static_range(0, RANK, RANKS):
@@ -195,13 +208,13 @@ def _input_gradient(
             )
             part = tl.dot(left, right, part, input_precision="ieee")
         if DROPS:
-            part = tl.where(_keeps(row, column, width, seed, limit, target), part, 0.0)
+            part = tl.where(_keeps(word, limit, target), part, 0.0)
         total += part * scale
     tl.store(d_x + place, total.to(d_x.dtype.element_ty), mask=there)
 
 
 @jit(do_not_specialize=["seed", "limit"])
-def _weight_gradient(
+def _lora_weight_gradient(
     d_u, x, partial, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
     SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -224,7 +237,7 @@ def _weight_gradient(
             other=0.0,
         )
         if DROPS:
-            tile = tl.where(_keeps(row, column, width, seed, limit, target), tile, 0.0).to(x.dtype.element_ty)
+            tile = tl.where(_keeps(_hashes(row, column, width, seed), limit, target), tile, 0.0).to(x.dtype.element_ty)
         total = tl.dot(left, tile, total, input_precision="ieee")
     there = (within < RANK)[:, None] & (column < width)[None, :]
     place = partial + (tl.program_id(2).to(tl.int64) * rows + of_a[:, None]) * width + column[None, :]

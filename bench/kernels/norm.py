@@ -4,9 +4,9 @@
     backward   x_hat = total * rstd;  g = weight * d_normed
                d_total = rstd * (g - x_hat * mean(g * x_hat)) + d_passing
 
-x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing is the gradient of the residual stream that
-goes around the norm. One row to a program, so each tensor is read and written once: with y 4 x 2TH bytes forward, without
-2 x 2TH, and 4 x 2TH backward.
+x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing is the gradient of the residual stream
+that goes around the norm. One row to a program, so each tensor is read and written once: with y 4 x 2TH bytes forward,
+without 2 x 2TH, and 4 x 2TH backward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, 
     normed = torch.empty_like(x)
     total = x if y is None else torch.empty_like(x)
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    _forward[(tokens,)](
+    _rms_norm_forward[(tokens,)](
         x, x if y is None else y, weight, total, normed, rstd, width, eps,
         ADDS=y is not None, WIDE=power_of_two(width), num_warps=_warps(width),
     )  # fmt: skip
@@ -39,7 +39,7 @@ def rms_norm_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passi
         d_normed.copy_(rms_norm_backward_reference(d_normed, total, rstd, weight, d_passing))
         return d_normed
     tokens, width = total.shape
-    _backward[(tokens,)](
+    _rms_norm_backward[(tokens,)](
         d_normed, total, rstd, weight, d_normed if d_passing is None else d_passing, width,
         ADDS=d_passing is not None, WIDE=power_of_two(width), num_warps=_warps(width),
     )  # fmt: skip
@@ -66,7 +66,7 @@ def _warps(width: int) -> int:
 
 
 @jit
-def _forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, WIDE: tl.constexpr):
+def _rms_norm_forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     there = column < width
@@ -84,7 +84,7 @@ def _forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, 
 
 
 @jit
-def _backward(d_normed, total, rstd, weight, d_passing, width, ADDS: tl.constexpr, WIDE: tl.constexpr):
+def _rms_norm_backward(d_normed, total, rstd, weight, d_passing, width, ADDS: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     there = column < width

@@ -5,8 +5,8 @@ A head's numbers are taken as pairs (i, i + D/2), each turned by an angle that d
     forward    a' = a cos - b sin;  b' = b cos + a sin       on the query and key heads, in place; values stay
     backward   the same with -sin, which is the transpose; it also puts dq, dk and dv back side by side
 
-joined: (T, (Hq + 2 Hk) D), a row of query heads, key heads, value heads; cos, sin: (T, D/2) float32. Bytes moved: forward
-2 x 2T (Hq + Hk) D, backward 2 x 2T (Hq + 2 Hk) D.
+joined: (T, (Hq + 2 Hk) D), a row of query heads, key heads, value heads; cos, sin: (T, D/2) float32. Bytes moved:
+forward 2 x 2T (Hq + Hk) D, backward 2 x 2T (Hq + 2 Hk) D.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Heads:
 
     def split(self, joined: Any) -> tuple[Any, Any, Any]:
         """Views (T, heads, D) of queries, keys and values."""
-        tokens, edges = joined.shape[0], (self.query * self.width, self.key * self.width, self.key * self.width)
-        return tuple(part.view(tokens, -1, self.width) for part in joined.split(edges, dim=-1))  # type: ignore[return-value]
+        edges = (self.query * self.width, self.key * self.width, self.key * self.width)
+        q, k, v = (part.view(len(joined), -1, self.width) for part in joined.split(edges, dim=-1))
+        return q, k, v
 
 
 def rotate_(joined: Any, cos: Any, sin: Any, heads: Heads) -> None:
@@ -43,7 +44,7 @@ def rotate_(joined: Any, cos: Any, sin: Any, heads: Heads) -> None:
         for part in heads.split(joined)[:2]:
             part.copy_(rotate_reference(part, cos, sin))
         return
-    _rotate[(joined.shape[0],)](
+    _rope_rotate[(joined.shape[0],)](
         joined, cos, sin, heads.query + heads.key, joined.stride(0), HALF=heads.width // 2,
         WIDE=power_of_two(heads.width // 2), HEADS=power_of_two(heads.query + heads.key), num_warps=4,
     )  # fmt: skip
@@ -58,7 +59,7 @@ def unrotate(dq: Any, dk: Any, dv: Any, cos: Any, sin: Any, heads: Heads) -> Any
             part.copy_(rotate_reference(gradient, cos, -sin))
         heads.split(joined)[2].copy_(dv)
         return joined
-    _unrotate[(tokens,)](
+    _rope_unrotate[(tokens,)](
         dq.contiguous(), dk.contiguous(), dv.contiguous(), cos, sin, joined, heads.query, heads.key,
         HALF=heads.width // 2, WIDE=power_of_two(heads.width // 2),
         QUERIES=power_of_two(heads.query), KEYS=power_of_two(heads.key), num_warps=4,
@@ -74,16 +75,7 @@ def rotate_reference(part: Any, cos: Any, sin: Any) -> Any:
 
 
 @jit
-def _turn(
-    source,
-    target,
-    head,
-    column,
-    cosine,
-    sine,
-    there,
-    HALF: tl.constexpr,
-):
+def _rope_turn(source, target, head, column, cosine, sine, there, HALF: tl.constexpr):
     place = head[:, None] * (2 * HALF) + column[None, :]
     a = tl.load(source + place, mask=there, other=0.0).to(tl.float32)
     b = tl.load(source + place + HALF, mask=there, other=0.0).to(tl.float32)
@@ -93,7 +85,7 @@ def _turn(
 
 
 @jit
-def _rotate(
+def _rope_rotate(
     joined, cos, sin, heads, stride,
     HALF: tl.constexpr, WIDE: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -103,11 +95,11 @@ def _rotate(
     sine = tl.load(sin + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
     there = (head < heads)[:, None] & (column < HALF)[None, :]
     row = joined + token * stride
-    _turn(row, row, head, column, cosine, sine, there, HALF)
+    _rope_turn(row, row, head, column, cosine, sine, there, HALF)
 
 
 @jit
-def _unrotate(
+def _rope_unrotate(
     dq, dk, dv, cos, sin, joined, queries, keys,
     HALF: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -119,10 +111,10 @@ def _unrotate(
     row = joined + token * (queries + 2 * keys) * (2 * HALF)
     query, key = tl.arange(0, QUERIES), tl.arange(0, KEYS)
     wide = token * (2 * HALF)
-    _turn(dq + wide * queries, row, query, column, cosine, sine, (query < queries)[:, None] & inside, HALF)
+    _rope_turn(dq + wide * queries, row, query, column, cosine, sine, (query < queries)[:, None] & inside, HALF)
     of_keys = (key < keys)[:, None] & inside
     row += queries * (2 * HALF)
-    _turn(dk + wide * keys, row, key, column, cosine, sine, of_keys, HALF)
+    _rope_turn(dk + wide * keys, row, key, column, cosine, sine, of_keys, HALF)
     row += keys * (2 * HALF)
     place = key[:, None] * (2 * HALF) + column[None, :]
     source = dv + wide * keys

@@ -2,16 +2,16 @@
 
 What it leaves out of the published loop, and what it does instead:
 
-- No float32 residual stream: norms, embeddings and head stay in bf16 as they are in the model's files; sums inside a kernel
-  are float32.
-- NF4 to bf16 in one pass (`bench.kernels.nf4`), q, k, v and gate, up as one product each with the adapters' product inside
-  (`bench.recipes.products`).
+- No float32 residual stream: norms, embeddings and head stay in bf16 as they are in the model's files; sums inside a
+  kernel are float32.
+- NF4 to bf16 in one pass (`bench.kernels.nf4`), q, k, v and gate, up as one product each with the adapters' product
+  inside (`bench.recipes.products`).
 - Forward and backward written out (`bench.recipes.layer`): what is kept and what is made again is chosen, not found.
 - Cross entropy in chunks over the frozen head, its gradient made on the way (`bench.kernels.loss`).
 - Samples packed end to end attend to themselves alone (`bench.kernels.attention`).
 
-The model stays a peft model with peft's parameters: what trains is what `save_pretrained` writes, and plain peft loads it.
-What this recipe cannot do it says before it starts: `why_not` names the first reason, and `stock` takes over.
+The model stays a peft model with peft's parameters: what trains is what `save_pretrained` writes, and plain peft loads
+it. What this recipe cannot do it says before it starts: `why_not` names the first reason, and `stock` takes over.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from bench.kernels.rope import Heads
 from bench.qlora import Placement, TrainingStep, make_optimizer
 from bench.recipes import adapters
 from bench.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
-from bench.recipes.products import Adapter, Product
+from bench.recipes.products import Adapter, Product, dequantized, refresh
 from bench.recipes.shelf import Shelf
 from bench.stack import Stack
 from bench.trial import Trial
 
 ARCHITECTURES = ("llama", "mistral")
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
+LEAST_TORCH = (2, 10)
 WIDEST_HEAD = 256  # of FlashAttention 2
 JOINED = {
     "joined": ("self_attn", ("q_proj", "k_proj", "v_proj")),
@@ -50,11 +51,13 @@ JOINED = {
 
 def why_not(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
     """The first reason why this model on this device is not for this recipe; None where it is."""
+    return _not_this_model(base) or _not_this_device(stack, placement) or _not_this_base(trial, base)
+
+
+def _not_this_model(base: Any) -> str | None:
     config = base.config
     if config.model_type not in ARCHITECTURES:
         return f"architecture {config.model_type}, not {' or '.join(ARCHITECTURES)}"
-    if trial.base_precision != "nf4":
-        return f"a base in {trial.base_precision}, not NF4"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}, not silu"
     for name, module in base.named_modules():
@@ -65,12 +68,24 @@ def why_not(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str 
         return f"{heads.query} query heads, which are no multiple of {heads.key} key heads"
     if heads.width % 8 or heads.width > WIDEST_HEAD:
         return f"heads {heads.width} wide, not a multiple of 8 up to {WIDEST_HEAD}"
-    if placement.is_cuda:
-        capability = stack.torch.cuda.get_device_capability(placement.device)
-        if capability < LEAST_CAPABILITY:
-            return f"a GPU of compute capability {capability[0]}.{capability[1]}; its kernels need 8.0 (A100, A10) or newer"
-        if not HAS_TRITON:
-            return "triton is not installed"
+    return None
+
+
+def _not_this_device(stack: Stack, placement: Placement) -> str | None:
+    if not placement.is_cuda:
+        return None
+    found = stack.torch.cuda.get_device_capability(placement.device)
+    if found < LEAST_CAPABILITY:
+        return f"a GPU of compute capability {found[0]}.{found[1]}; the kernels need 8.0 (A100, A10) or newer"
+    version = tuple(int(part) for part in stack.torch.__version__.split("+")[0].split(".")[:2])
+    if version < LEAST_TORCH:
+        return f"torch {stack.torch.__version__}; its operators are used as 2.10 has them"
+    return None if HAS_TRITON else "triton is not installed"
+
+
+def _not_this_base(trial: Trial, base: Any) -> str | None:
+    if trial.base_precision != "nf4":
+        return f"a base in {trial.base_precision}, not NF4"
     try:
         for _, linear in _linears(base.model.layers[0]):
             nf4.from_bitsandbytes(linear.weight)
@@ -109,20 +124,23 @@ class FastModel(torch.nn.Module):
         (base,) = self._base
         decoder, (batch, length) = base.model, input_ids.shape
         device = input_ids.device
-        longest = min(length, self._longest)
+        rows = batch if edges is None else 0
         if edges is None:
             edges = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
-            position_ids, longest = torch.arange(length, device=device).repeat(batch), length
+            position_ids = torch.arange(length, device=device).repeat(batch)
         with torch.no_grad():
             x = decoder.embed_tokens(input_ids.view(-1))
             cos, sin = decoder.rotary_emb(x.new_empty(0, dtype=torch.float32), position_ids.view(1, -1))
             half = cos.shape[-1] // 2
             targets = torch.full_like(labels, IGNORED)
             targets[:, :-1] = labels[:, 1:]
+            refresh(product for layer in self._layers for product in layer.products)
         tokens = Tokens(
             cos=cos[0, :, :half].contiguous(),
             sin=sin[0, :, :half].contiguous(),
-            samples=Samples(edges=edges, longest=longest, window=self._window),
+            samples=Samples(
+                edges=edges, longest=length if rows else min(length, self._longest), window=self._window, rows=rows
+            ),
             seed=self._next_seed(),
         )
         for layer in self._layers:
@@ -164,7 +182,7 @@ def _eps(norm: Any) -> float:
 def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
     heads, shelf = _heads(base.config), Shelf() if trial.offload_checkpoints else None
     for index, layer in enumerate(base.model.layers):
-        products = {name: _product(getattr(layer, part), names) for name, (part, names) in JOINED.items()}
+        hold = index < trial.held_layers
         yield Layer(
             index=index,
             heads=heads,
@@ -173,7 +191,7 @@ def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
             norm_mid=layer.post_attention_layernorm.weight,
             recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
             shelf=shelf,
-            **products,
+            **{name: _product(layer, place, base.dtype, hold=hold) for name, place in JOINED.items()},
         )
 
 
@@ -185,16 +203,38 @@ def _linears(layer: Any) -> Iterator[tuple[str, Any]]:
             yield name, getattr(linear, "base_layer", linear)
 
 
-def _product(part: Any, names: tuple[str, ...]) -> Product:
-    """One product of these linear layers, plain or with a LoRA adapter around them."""
-    layers = [getattr(part, name) for name in names]
-    weights = tuple(nf4.from_bitsandbytes(getattr(layer, "base_layer", layer).weight) for layer in layers)
-    edges = [sum(weight.shape[0] for weight in weights[:place]) for place in range(len(weights) + 1)]
-    found, scaling, dropout = [], 1.0, 0.0
-    for layer, (first, last) in zip(layers, pairwise(edges), strict=True):
-        if hasattr(layer, "lora_A"):
-            (name,) = layer.active_adapters
-            scaling, dropout = float(layer.scaling[name]), float(getattr(layer.lora_dropout[name], "p", 0.0))
-            a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-            found.append(Adapter(a=a, b=b, columns=slice(first, last)))
-    return Product(weights=weights, adapters=tuple(found), scaling=scaling, dropout=dropout)
+def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool) -> Product:
+    """One product of these linear layers, plain or with LoRA adapters around them."""
+    part, names = place
+    linears = [getattr(getattr(layer, part), name) for name in names]
+    weights = tuple(nf4.from_bitsandbytes(getattr(linear, "base_layer", linear).weight) for linear in linears)
+    held = dequantized(weights, dtype, weights[0].packed.device) if hold else None
+    edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
+    adapters = [
+        _adapter(linear, slice(first, last), dtype)
+        for linear, (first, last) in zip(linears, pairwise(edges), strict=True)
+        if hasattr(linear, "lora_A")
+    ]
+    if not adapters:
+        return Product(weights=weights, held=held)
+    (adapted,) = {_settings(linear) for linear in linears if hasattr(linear, "lora_A")}
+    return Product(
+        weights=weights,
+        adapters=tuple(adapters),
+        scaling=adapted[0],
+        dropout=adapted[1],
+        work_a=torch.cat([adapter.a.detach() for adapter in adapters]).to(dtype),
+        held=held,
+    )
+
+
+def _adapter(linear: Any, columns: slice, dtype: Any) -> Adapter:
+    (name,) = linear.active_adapters
+    a, b = linear.lora_A[name].weight, linear.lora_B[name].weight
+    return Adapter(a=a, b=b, columns=columns, work_b=b.detach().to(dtype, copy=True))
+
+
+def _settings(linear: Any) -> tuple[float, float]:
+    """The adapter's scaling and its dropout's probability."""
+    (name,) = linear.active_adapters
+    return float(linear.scaling[name]), float(getattr(linear.lora_dropout[name], "p", 0.0))

@@ -3,14 +3,14 @@
     normed = rms_norm(x);  q, k, v = rotate(product(normed));  h = x + product(attend(q, k, v))
     normed = rms_norm(h);  gate, up = product(normed);         y = h + product(silu(gate) * up)
 
-Written out, because then it is decided here and not by a framework what is kept for backward and what is made again. Kept:
-x, h, the joined q k v, the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token, 94 KB in bf16
-at 7B. Made again in backward: the normed inputs (for the adapters' gradients alone) and silu(gate) * up, all by reading what
-is kept anyway. With `recompute` only x is kept, and the layer runs forward once more, its last product left out: no gradient
-asks for its value.
+Written out, because then it is decided here and not by a framework what is kept for backward and what is made again.
+Kept: x, h, the joined q k v, the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token,
+94 KB in bf16 at 7B. Made again in backward: the normed inputs (for the adapters' gradients alone) and silu(gate) * up,
+all by reading what is kept anyway. With `recompute` only x is kept, and the layer runs forward once more, its last
+product left out: no gradient asks for its value.
 
-The base is frozen, so backward computes no weight gradient but the adapters'; for the first layer, below which nothing is
-trained, not even the one of x.
+The base is frozen, so backward computes no weight gradient but the adapters'; for the first layer, below which nothing
+is trained, not even the one of x.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Layer:
         """(d_x or None, the gradients of `parameters`). `kept` is used up: its gate_up is overwritten."""
         seeds = self.seeds(tokens)
         d_act, d_u = self.down.input_gradient(d_y, seeds[3])
-        swiglu_backward_(kept.gate_up, d_act)  # now its gradient; and d_act is the activation itself
+        # From here on gate_up is its own gradient, and d_act the activation itself where an adapter asks for it.
+        swiglu_backward_(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
         d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
         del d_act
         d_normed, d_u = self.gate_up.input_gradient(kept.gate_up, seeds[2])

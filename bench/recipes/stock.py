@@ -1,8 +1,8 @@
-"""`stock`: the best that well-kept libraries give, put together with care: transformers, peft, bitsandbytes, Liger, compile.
+"""`stock`: well-kept libraries put together with care: transformers, peft, bitsandbytes, Liger, torch.compile.
 
-Against the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the residual stream in
-bf16; Liger's fused kernels where they are installed; decoder layers compiled on a GPU. Everything else is the same, and so are
-the parameters that are trained.
+Against the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the residual
+stream in bf16; Liger's fused kernels where they are installed; decoder layers compiled on a GPU. Everything else is
+the same, and so are the parameters that are trained.
 
 On a CPU neither applies: Liger's kernels are Triton's, and compiling a small model takes longer than training it.
 """

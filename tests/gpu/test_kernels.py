@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from bench.kernels import lora, loss, nf4, norm, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
-from bench.kernels.lora import Dropout  # noqa: E402
+from bench.kernels.lora import Side  # noqa: E402
 
 DRIVER = Path("/dev/nvidiactl")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -39,7 +39,9 @@ def error(found: Any, expected: Any) -> float:
     """||found - expected|| / ||expected||; no number is an infinite error."""
     found, expected = found.double(), expected.double()
     assert found.shape == expected.shape
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-30)) if found.isfinite().all() else float("inf")
+    if not found.isfinite().all():
+        return float("inf")
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def quantized(rows: int, width: int) -> nf4.Nf4:
@@ -58,7 +60,7 @@ def quantized(rows: int, width: int) -> nf4.Nf4:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(64, 64), (48, 200), (7, 64 * 300), (130, 514)])
+@pytest.mark.parametrize("shape", [(64, 64), (48, 200), (7, 64 * 300), (130, 516)])
 def test_nf4_comes_back_bit_by_bit(shape, dtype):
     weight = quantized(*shape)
     out = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
@@ -102,7 +104,7 @@ def test_rms_norm_and_its_backward(tokens, width, adds, dtype):
 def test_rope_in_place_and_back(heads, dtype):
     tokens = 11
     joined = random(tokens, heads.joined, dtype=dtype)
-    cos, sin = random(tokens, heads.width // 2, dtype=torch.float32), random(tokens, heads.width // 2, dtype=torch.float32)
+    cos, sin = (random(tokens, heads.width // 2, dtype=torch.float32) for _ in range(2))
     turned = joined.clone()
     rope.rotate_(turned, cos, sin, heads)
     for number, (found, before) in enumerate(zip(heads.split(turned), heads.split(joined), strict=True)):
@@ -121,23 +123,30 @@ def test_swiglu_and_its_backward_in_place(tokens, inner, dtype):
     joined, d_act = random(tokens, 2 * inner, dtype=dtype), random(tokens, inner, dtype=dtype)
     act, gradient = swiglu.swiglu_reference(joined), swiglu.swiglu_backward_reference(joined, d_act)
     assert error(swiglu.swiglu(joined), act) < LIMIT[dtype]
-    swiglu.swiglu_backward_(joined, d_act)
+    before = joined.clone(), d_act.clone()
+    swiglu.swiglu_backward_(joined, d_act, keep_act=False)
+    assert error(joined, gradient) < LIMIT[dtype]
+    assert torch.equal(d_act, before[1])
+    joined = before[0]
+    swiglu.swiglu_backward_(joined, d_act, keep_act=True)
     assert error(joined, gradient) < LIMIT[dtype]
     assert error(d_act, act) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("p", [0.0, 0.05, 0.6])
-@pytest.mark.parametrize(("rank", "targets", "tokens", "width"), [(1, 3, 40, 72), (16, 2, 130, 200), (100, 2, 70, 130), (256, 1, 33, 64)])
+@pytest.mark.parametrize(
+    ("rank", "targets", "tokens", "width"), [(1, 3, 40, 72), (16, 2, 130, 200), (100, 2, 70, 130), (256, 1, 33, 64)]
+)
 def test_lora_products_and_their_gradients_at_every_rank(rank, targets, tokens, width, p, dtype):
     x, a = random(tokens, width, dtype=dtype), random(targets * rank, width, dtype=dtype)
     d_u, d_x = random(tokens, targets * rank, dtype=dtype), random(tokens, width, dtype=dtype)
-    dropout = Dropout(p=p, seed=2_000_000_011)
-    assert error(lora.down(x, a, rank, dropout), lora.down_reference(x, a, rank, dropout)) < LIMIT[dtype]
-    expected = lora.weight_gradient_reference(d_u, x, rank, dropout)
-    assert error(lora.weight_gradient(d_u, x, rank, dropout), expected) < LIMIT[dtype]
-    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, rank, dropout)).to(dtype)
-    lora.add_input_gradient_(d_x, d_u, a, rank, dropout)
+    side = Side(rank=rank, scaling=2.0, p=p, seed=2_000_000_011)
+    assert error(lora.down(x, a, side), lora.down_reference(x, a, side)) < LIMIT[dtype]
+    expected = lora.weight_gradient_reference(d_u, x, side)
+    assert error(lora.weight_gradient(d_u, x, side), expected) < LIMIT[dtype]
+    sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, side)).to(dtype)
+    lora.add_input_gradient_(d_x, d_u, a, side)
     assert error(d_x, sum_) < LIMIT[dtype]
 
 
@@ -159,10 +168,12 @@ def test_cross_entropy_turns_logits_into_their_gradient(tokens, words, dtype):
 @pytest.mark.parametrize("heads", [(8, 2), (4, 4), (6, 3)])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("lengths", [[64, 64], [1, 1, 1], [5, 130, 1, 77], [300]])
-def test_attention_and_its_gradients_never_cross_samples(lengths, window, width, heads):
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("lengths", [[64, 64], [3, 3, 3], [5, 130, 1, 77], [300]])
+def test_attention_and_its_gradients_never_cross_samples(lengths, rows, window, width, heads):
     edges = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
-    samples = Samples(edges=edges, longest=max(lengths), window=window)
+    equal = len(lengths) if rows and len(set(lengths)) == 1 else 0
+    samples = Samples(edges=edges, longest=max(lengths), window=window, rows=equal)
     joined = random(sum(lengths), (heads[0] + 2 * heads[1]) * width, dtype=torch.bfloat16)
     q, k, v = rope.Heads(query=heads[0], key=heads[1], width=width).split(joined)
     out, kept = attend(q, k, v, samples)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from bench.data import IGNORED, Conversation, _Collate, _Cycle, make_rows, rows_needed
-from bench.packing import Row
 from bench.inputs import InputError
+from bench.packing import Row
 
 END = 1
 

@@ -1,0 +1,336 @@
+"""The recipes side by side, in one process on one GPU: step times, useful tokens, peak memory, and what they are in
+ratio.
+
+    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--json FILE]
+
+DIR is a model folder; speed depends on shapes alone, so `tests/gpu/test_full_shape.py` can make one. Every case is
+loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after the
+others, so that a machine that changes shows. Cases of the fast recipe run under a limit of 21.5 GiB, what a 24 GB card
+leaves for training.
+
+Tokens are drawn at random. Lengths of the ragged cases are log-normal, cut at 512, 194 on average: instruction data's
+shape. Without a GPU the same cases run on the demo's small model at an eighth of the length: a rehearsal whose ratios
+mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bench import data, demo, flops, hardware, qlora, recipes, stack
+from bench.packing import Row, apart, bucketed
+from bench.result import summarize
+from bench.session import Session
+from bench.trial import Trial
+from tests.benchmarks import Figure, spread
+
+LIMIT_BYTES = int(21.5 * 2**30)
+WARMUP, MEASURED = 5, 12
+HELD_LAYERS = 12  # what 21.5 GiB have room for beside the activations of 512 x 8
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MEAN_TOKENS, SPREAD, SHORTEST = 194.0, 0.75, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration. `against` names the case it is a ratio to; `goal` what was promised, in speed and in memory."""
+
+    name: str
+    group: str
+    recipe: str
+    against: str = ""
+    goal: str = "-"
+    max_seq_len: int = 512
+    micro_batch_size: int = 8
+    ragged: bool = False
+    limited: bool = False
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def cases() -> tuple[Case, ...]:
+    plain = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    kept = {"recipe": "fast", "limited": True, "changes": plain}
+    again = {"gradient_checkpointing": True, "optimizer": "adamw_torch"}
+    wide = {"lora_targets": ALL_LINEAR}
+    packed = {"layout": "varlen"}
+    return (
+        Case(name="dense reference", group="dense", recipe="reference"),
+        Case(name="dense stock", group="dense", recipe="stock", against="dense reference", changes=plain),
+        Case(name="dense stock lean", group="stock", recipe="stock", against="dense reference", changes=again),
+        Case(name="dense fast", group="dense", against="dense reference", goal=">= 2.6x", **kept),
+        Case(
+            name="dense fast held",
+            group="dense",
+            recipe="fast",
+            against="dense reference",
+            goal=">= 2.6x",
+            limited=True,
+            changes={**plain, "held_layers": HELD_LAYERS},
+        ),
+        Case(
+            name="dense fast lean",
+            group="dense",
+            recipe="fast",
+            against="dense reference",
+            goal=">= 1.6x at <= 0.6x memory",
+            limited=True,
+            changes={**again, "offload_checkpoints": True},
+        ),
+        Case(name="dense reference again", group="dense", recipe="reference", against="dense reference"),
+        Case(name="long reference", group="long", recipe="reference", max_seq_len=1024, micro_batch_size=4),
+        Case(
+            name="long fast",
+            group="long",
+            against="long reference",
+            goal=">= 2.6x",
+            max_seq_len=1024,
+            micro_batch_size=4,
+            **kept,
+        ),
+        Case(name="all-linear reference", group="wide", recipe="reference", changes=wide),
+        Case(
+            name="all-linear fast",
+            group="wide",
+            recipe="fast",
+            against="all-linear reference",
+            goal=">= 3.0x",
+            limited=True,
+            changes={**plain, **wide},
+        ),
+        Case(name="ragged reference padded", group="packed", recipe="reference", ragged=True),
+        Case(
+            name="ragged reference bucketed",
+            group="packed",
+            recipe="reference",
+            against="ragged reference padded",
+            ragged=True,
+            changes={"layout": "bucket"},
+        ),
+        Case(
+            name="ragged reference packed",
+            group="packed",
+            recipe="reference",
+            against="ragged reference padded",
+            ragged=True,
+            changes=packed,
+        ),
+        Case(
+            name="ragged fast packed",
+            group="packed",
+            recipe="fast",
+            against="ragged reference padded",
+            goal=">= 7.5x",
+            ragged=True,
+            limited=True,
+            changes={**plain, **packed},
+        ),
+        Case(
+            name="ragged fast packed 11",
+            group="packed",
+            recipe="fast",
+            against="ragged reference padded",
+            goal=">= 7.5x",
+            micro_batch_size=11,
+            ragged=True,
+            limited=True,
+            changes={**plain, **packed},
+        ),
+    )
+
+
+def main(argv: Sequence[str] = ()) -> list[Figure]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
+    parser.add_argument("--model", help="default: the demo's small model, made for this")
+    parser.add_argument("--cases", default="dense,long,wide,packed", help="groups of cases, or names")
+    parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
+    parser.add_argument("--steps", type=int, default=MEASURED)
+    arguments = parser.parse_args(argv)
+    modules = stack.load()
+    placement = qlora.place(modules)
+    wanted = arguments.cases.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model
+        if model is None:
+            model = str(Path(folder) / "models" / "demo--tiny")
+            demo.make(Path(model), Path(folder) / "data.jsonl")
+        bench = Bench(modules=modules, placement=placement, model=model, steps=arguments.steps)
+        found = {}
+        for case in cases():
+            if case.group in wanted or case.name in wanted:
+                found[case.name] = bench.measure(case)
+                print(f"{case.name}: {json.dumps(found[case.name]['line'])}", flush=True)
+        ceiling = bench.ceiling()
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": found}, indent=1))
+    return [_figure(case, found, ceiling) for case in cases() if case.name in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """One GPU, one model folder."""
+
+    modules: stack.Stack
+    placement: qlora.Placement
+    model: str
+    steps: int
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """Step times in seconds, tokens, peak bytes; an out of memory is an answer too."""
+        torch = self.modules.torch
+        trial = self._trial(case)
+        self._limit(case.limited)
+        try:
+            times, counts, peak, loss, note = self._train(trial, case)
+        except torch.OutOfMemoryError as error:
+            return {"line": {"out_of_memory": str(error)[:200]}, "times": [], "note": ""}
+        finally:
+            self._free()
+        interval = summarize(times)
+        useful = sum(count[1] for count in counts) / len(counts)
+        return {
+            "line": {
+                "step_sec": round(interval.median, 5),
+                "peak_gib": None if peak is None else round(peak / 2**30, 2),
+                "useful_tokens": round(useful),
+                "loss": loss,
+                "note": note,
+            },
+            "times": times,
+            "interval": dataclasses.asdict(interval),
+            "peak_bytes": peak,
+            "useful_tokens_per_step": useful,
+            "tokens_per_step": sum(count[0] for count in counts) / len(counts),
+            "flop_per_token": self._flop(trial),
+            "trial": trial.to_json(),
+        }
+
+    def _train(self, trial: Trial, case: Case) -> tuple[list[float], list[tuple[int, int]], int | None, float, str]:
+        torch = self.modules.torch
+        base = qlora.load_base(self.modules, trial, self.placement)
+        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
+        rows = self._rows(trial, case)
+        tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=0)
+        batches = data.make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)
+        times, counts, loss = [], [], 0.0
+        for number, batch in enumerate(islice(batches, WARMUP + self.steps)):
+            step.wait()
+            if self.placement.is_cuda and number == 1:
+                torch.cuda.reset_peak_memory_stats()  # loading's own peak is not the training's
+            start = time.perf_counter()
+            total = step(iter([batch]), 1)
+            step.wait()
+            if number >= WARMUP:
+                times.append(time.perf_counter() - start)
+                counts.append((batch.tokens, batch.useful_tokens))
+            loss = float(total)
+        peak = torch.cuda.max_memory_allocated() if self.placement.is_cuda else None
+        return times, counts, peak, loss, f"{step.recipe}; {', '.join(step.notes)}"
+
+    def _trial(self, case: Case) -> Trial:
+        scale = 1 if self.placement.is_cuda else 8
+        return Trial(
+            name=case.name,
+            reason="a benchmark",
+            suite="benchmark",
+            profile="gpu" if scale == 1 else "tiny",
+            model=self.model,
+            data="none",
+            recipe=case.recipe,
+            max_seq_len=case.max_seq_len // scale,
+            micro_batch_size=case.micro_batch_size,
+            warmup_steps=WARMUP,
+            measured_steps=self.steps,
+            **case.changes,
+        )
+
+    def _rows(self, trial: Trial, case: Case) -> list[Row]:
+        chooser = random.Random(7)
+        config = json.loads((Path(self.model) / "config.json").read_text())
+
+        def tokens(length: int) -> list[int]:
+            return chooser.choices(range(1, config["vocab_size"]), k=length)
+
+        count = trial.micro_batch_size * (WARMUP + self.steps)
+        if not case.ragged:
+            return [Row(ids=tokens(trial.max_seq_len), samples=1) for _ in range(count)]
+        samples = [tokens(length) for length in lengths(6 * count, trial.max_seq_len)]
+        if trial.layout == "varlen":
+            return apart(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, WARMUP + self.steps)
+        rows = [Row(ids=sample, samples=1) for sample in samples[:count]]
+        return bucketed(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
+
+    def _flop(self, trial: Trial) -> int:
+        config = json.loads((Path(self.model) / "config.json").read_text())
+        return flops.per_token(
+            config,
+            sequence=trial.max_seq_len,
+            rank=trial.lora_rank,
+            targets=trial.lora_targets,
+            checkpointing=trial.gradient_checkpointing,
+        ).model
+
+    def ceiling(self) -> float | None:
+        """The bf16 matrix product of this GPU, TFLOP/s, hot from the cases before it."""
+        if not self.placement.is_cuda:
+            return None
+        self._limit(False)
+        return hardware.bf16_matmul_tflops(Session(modules=self.modules, placement=self.placement)).median
+
+    def _limit(self, limited: bool) -> None:
+        if self.placement.is_cuda:
+            whole = self.modules.torch.cuda.get_device_properties(0).total_memory
+            self.modules.torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / whole if limited else 1.0)
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.placement.is_cuda:
+            self.modules.torch._dynamo.reset()
+            self.modules.torch.cuda.empty_cache()
+
+
+def lengths(count: int, longest: int) -> list[int]:
+    """Log-normal sample lengths, cut, whose mean is MEAN_TOKENS at 512; proportionally shorter below."""
+    chooser = random.Random(11)
+    share, median = longest / 512, 157.0
+    drawn = (share * median * chooser.lognormvariate(0.0, SPREAD) for _ in range(count))
+    return [max(min(SHORTEST, longest), min(longest, round(length))) for length in drawn]
+
+
+def _figure(case: Case, found: dict[str, Any], ceiling: float | None) -> Figure:
+    one = found[case.name]
+    if not one["times"]:
+        return Figure(name=case.name, value="out of memory", goal=case.goal)
+    interval = summarize(one["times"])
+    rate = one["useful_tokens_per_step"] / interval.median
+    value = f"{spread(interval, 's')}, {rate:,.0f} useful tokens/s"
+    if one["peak_bytes"] is not None:
+        value += f", peak {one['peak_bytes'] / 2**30:.2f} GiB"
+    if ceiling:
+        share = flops.mfu_percent(one["flop_per_token"], one["tokens_per_step"] / interval.median, ceiling)
+        value += f", {share:.1f} % of {ceiling:.0f} TFLOP/s"
+    other = found.get(case.against)
+    ratio = "-"
+    if other and other["times"]:
+        ratio = f"{rate / (other['useful_tokens_per_step'] / summarize(other['times']).median):.2f}x"
+        if one["peak_bytes"] and other["peak_bytes"]:
+            ratio += f", memory {one['peak_bytes'] / other['peak_bytes']:.2f}x"
+    return Figure(name=case.name, value=value, ratio=ratio, goal=case.goal)
+
+
+if __name__ == "__main__":
+    import sys
+
+    for figure in main(sys.argv[1:]):
+        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
