@@ -1,0 +1,71 @@
+"""The memory that a trial is predicted to need: what must hold whatever the fitted numbers are."""
+
+import pytest
+
+from bench import footprint
+
+MISTRAL = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32768,
+}
+GIB = 2**30
+KEPT = {"gradient_checkpointing": False}
+
+
+def peak(make_trial, **changes) -> int:
+    return footprint.peak_bytes(MISTRAL, make_trial(**({"max_seq_len": 512, "micro_batch_size": 8} | changes)))
+
+
+@pytest.mark.parametrize("recipe", footprint.RECIPES)
+@pytest.mark.parametrize("changes", [{}, KEPT])
+def test_more_positions_need_more(make_trial, recipe, changes):
+    sizes = [peak(make_trial, recipe=recipe, micro_batch_size=batch, **changes) for batch in (1, 2, 4, 8, 16)]
+    assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("recipe", footprint.RECIPES)
+def test_positions_count_wherever_they_are(make_trial, recipe):
+    assert peak(make_trial, recipe=recipe, max_seq_len=1024, micro_batch_size=4) == peak(make_trial, recipe=recipe)
+
+
+@pytest.mark.parametrize("recipe", footprint.RECIPES)
+def test_keeping_activations_needs_more_than_computing_them_again(make_trial, recipe):
+    assert peak(make_trial, recipe=recipe, **KEPT) > peak(make_trial, recipe=recipe)
+
+
+def test_fewer_layers_computed_again_need_more_and_the_hosts_memory_less(make_trial):
+    every = [peak(make_trial, recipe="fast", checkpoint_every=number) for number in (1, 2, 4, 8)]
+    assert every == sorted(set(every))
+    assert peak(make_trial, recipe="fast", offload_checkpoints=True) < every[0]
+
+
+def test_the_recipes_stand_in_the_order_that_was_measured(make_trial):
+    reference, stock, fast = (peak(make_trial, recipe=recipe, **KEPT) for recipe in ("reference", "stock", "fast"))
+    assert reference > stock > fast
+
+
+def test_the_base_alone_is_what_its_formats_say(make_trial):
+    blocks = 6_979_321_856  # weights in the linear layers of all 32 blocks
+    nf4 = footprint.weight_bytes(MISTRAL, make_trial(recipe="fast"))
+    assert nf4 == pytest.approx(blocks * (0.5 + 1 / 64 + 4 / 16384) + 2 * 2 * 4096 * 32768)
+    held = footprint.weight_bytes(MISTRAL, make_trial(recipe="fast", held_layers=32))
+    assert held - nf4 == pytest.approx(2 * blocks)
+    assert footprint.weight_bytes(MISTRAL, make_trial(base_precision="bf16")) == pytest.approx(2 * 7_247_757_312)
+
+
+def test_adapters_cost_what_their_optimizer_keeps(make_trial):
+    small, large = make_trial(lora_rank=8, lora_alpha=16), make_trial(lora_rank=16)
+    assert footprint.trained_bytes(MISTRAL, large) == 2 * footprint.trained_bytes(MISTRAL, small)
+    plain = footprint.trained_bytes(MISTRAL, make_trial(optimizer="adamw_torch"))
+    assert plain / footprint.trained_bytes(MISTRAL, large) == pytest.approx(16 / 10)
+
+
+def test_every_recipe_has_its_numbers():
+    from bench.trial import RECIPES
+
+    assert set(footprint.RECIPES) == set(RECIPES)
