@@ -1,17 +1,18 @@
 """How much GPU memory a training trial needs at its peak, from a model's config.json and the trial: pure arithmetic.
 
-    peak = weights + trained + T (layers x kept + once + head) + workspace
+    peak = weights + trained + T layers kept + the largest phase;    a phase = a constant + T x what passes through it
 
-`weights` are the base's; `trained` the adapters with gradients and optimizer state; T the token positions of a
-micro-batch. `kept` is what each layer leaves for its backward, `once` what one layer needs while it is computed
-(again), `head` what logits and loss need. They differ by recipe and are written as bytes per unit of the model's widths.
+`weights` are the base's; `trained` the adapters and their optimizer's state (gradients come when activations have
+gone); T the token positions of a micro-batch; `kept` is what a layer leaves for its backward, or its input where it is
+computed again. A phase is a moment when most is alive at once: the loss over all logits, or the last layer's backward.
+`kept` follows from what each recipe keeps, and is written as bytes per unit of the model's widths; phases were fitted.
 
-The widths follow from what each recipe keeps; how many bytes of each was fitted to peaks measured on one GPU with
-Mistral-7B's shape (`tests/benchmarks/memory_grid.py`, whose table is in docs/performance.md). What is predicted is what
-the allocator hands out (`torch.cuda.max_memory_allocated`); the driver's context and what fragments come on top, about
-`OVERHEAD_BYTES`.
+Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`), whose
+errors are in docs/performance.md. What is predicted is what the allocator hands out
+(`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
 
-Not covered: CPUs, inference, loading (whose peak is below training's), host memory.
+Not covered: CPUs, inference, loading (whose peak is below training's), host memory. Least certain: the reference
+without checkpointing on all linear layers, of which the grid has no point.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from typing import Any
 from bench import flops
 from bench.trial import Trial
 
-OVERHEAD_BYTES = 600 << 20  # CUDA context, cuBLAS and Triton modules, and what the allocator cannot hand out
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a code, its block's scale in 8 bits, and that scale's in 32
 OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # of state per trained parameter
-MARGIN = 1.03  # a configuration counts as fitting when it does with this much more
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Bytes per token for each unit of a width; `heads` are query, key and value together."""
+    """Bytes per token for each unit of a width; `heads` are query, key and value together, `rows` comes once."""
 
+    rows: float = 0.0
     hidden: float = 0.0
     inner: float = 0.0
     heads: float = 0.0
@@ -40,7 +41,8 @@ class Widths:
 
     def of(self, model: Mapping[str, int]) -> float:
         return (
-            self.hidden * model["hidden"]
+            self.rows
+            + self.hidden * model["hidden"]
             + self.inner * model["inner"]
             + self.heads * model["heads"]
             + self.vocabulary * model["vocabulary"]
@@ -48,66 +50,96 @@ class Widths:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A moment of a step: `copies` of the largest layer's weight in 16 bit, `mib` besides, `passing` for each token."""
+
+    passing: Widths
+    copies: float = 0.0
+    mib: float = 0.0
+    head_copies: float = 0.0  # of the output layer in 16 bit
+    in_layer: bool = True  # beside what a layer that is computed again has made by then
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What one recipe keeps. `tables` is bytes per parameter of embeddings and head, `weight_copies` how many times the
-    largest product's weight lies there in 16 bit while it is used; `checkpoint` is what is kept of a layer that will be
-    computed again."""
+    """What one recipe keeps, and its phases: with layers kept, and with every layer computed again.
+
+    `tables` is bytes per parameter of embeddings and head; `kept_of_rank` bytes per token for each unit of LoRA rank on
+    each target; `passing_of_target` bytes per token and hidden unit for each target beyond four.
+    """
 
     kept: Widths
     checkpoint: Widths
-    once: Widths
-    head: Widths
+    while_kept: tuple[Phase, ...]
+    while_again: tuple[Phase, ...]
     tables: float
-    weight_copies: float
+    kept_of_rank: float = 0.0
+    passing_of_target: float = 0.0
 
 
+# The loss over fp32 logits: the logits twice in fp32 and twice in 16 bit, and the head's own copy under autocast.
+_REFERENCE_LOSS = Phase(passing=Widths(vocabulary=12.0, hidden=4.12), head_copies=1.0, mib=73.0, in_layer=False)
 RECIPES: dict[str, Recipe] = {
     # The residual stream and all norms in fp32, casts to bf16 beside it, dropout and its masks for each adapter.
     "reference": Recipe(
-        kept=Widths(hidden=38.0, inner=14.0, heads=8.0),
+        kept=Widths(hidden=19.1, inner=12.0, heads=6.0),
         checkpoint=Widths(hidden=4.0),
-        once=Widths(hidden=38.0, inner=14.0, heads=8.0),
-        head=Widths(vocabulary=10.0, hidden=8.0),
+        while_kept=(_REFERENCE_LOSS,),
+        while_again=(_REFERENCE_LOSS, Phase(passing=Widths(hidden=44.3), copies=1.0, mib=25.0)),
         tables=4.0,
-        weight_copies=1.0,
+        passing_of_target=2.6,
     ),
     "stock": Recipe(
-        kept=Widths(hidden=12.0, inner=6.0, heads=4.0),
+        kept=Widths(hidden=10.0, inner=7.0, heads=4.0),
         checkpoint=Widths(hidden=2.0),
-        once=Widths(hidden=12.0, inner=6.0, heads=4.0),
-        head=Widths(hidden=4.0),
+        while_kept=(Phase(passing=Widths(hidden=0.2), copies=1.0, mib=99.0),),
+        while_again=(Phase(passing=Widths(hidden=14.4), copies=1.0, mib=40.0),),
         tables=2.0,
-        weight_copies=1.0,
     ),
-    # x and h, q k v and the attention's output, gate and up: bench/recipes/layer.py.
+    # x, h and the attention's output, q k v, gate and up: bench/recipes/layer.py. While a product runs its weight lies
+    # there in 16 bit: gate and up together, or down beside the gradient of its input.
     "fast": Recipe(
-        kept=Widths(hidden=4.0, inner=4.0, heads=4.0),
+        kept=Widths(hidden=6.0, inner=4.0, heads=2.0, rows=136.0),
         checkpoint=Widths(hidden=2.0),
-        once=Widths(hidden=8.0, inner=4.0, heads=2.0),
-        head=Widths(hidden=4.0),
+        while_kept=(
+            Phase(passing=Widths(hidden=4.1), copies=2.0, mib=66.0),
+            Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=66.0),
+        ),
+        while_again=(
+            Phase(passing=Widths(hidden=4.1), copies=2.0, mib=66.0),
+            Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=66.0),
+        ),
         tables=2.0,
-        weight_copies=2.0,
+        kept_of_rank=2.0,
     ),
 }
+INPUTS_UNDER_WAY = 2  # of layers, on the device at once, where they wait in the host's memory
 
 
 def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
     """The predicted peak of a training trial on one GPU. `config` is the model's config.json."""
-    recipe = RECIPES[trial.recipe]
-    model = widths(config)
+    recipe, model = RECIPES[trial.recipe], widths(config)
     layers, positions = int(config["num_hidden_layers"]), trial.micro_batch_size * trial.max_seq_len
     again = _recomputed(trial, layers)
-    checkpoint = 0.0 if trial.offload_checkpoints else recipe.checkpoint.of(model)
-    kept = again * checkpoint + (layers - again) * recipe.kept.of(model)
-    once = recipe.kept.of(model) + recipe.once.of(model) if again else recipe.once.of(model)
-    # Logits are gone when the layers' backward begins, so the larger of the two counts.
-    passing = max(once, recipe.head.of(model))
-    return round(
-        weight_bytes(config, trial)
-        + trained_bytes(config, trial)
-        + positions * (kept + passing)
-        + recipe.weight_copies * 2 * _largest_product(config)
+    checkpoint = recipe.checkpoint.of(model)
+    whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets)
+    inputs = min(again, INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
+    kept = (layers - again) * whole + inputs * checkpoint
+    computing = whole - (0.0 if trial.offload_checkpoints else checkpoint) if again == layers else 0.0
+    phases = recipe.while_again if again == layers else recipe.while_kept
+    more = recipe.passing_of_target * model["hidden"] * max(0, len(trial.lora_targets) - 4)
+    largest = 2 * max(wide * high for wide, high in flops.linear_layers(config).values())
+    passing = max(
+        positions * (phase.passing.of(model) + (computing + more if phase.in_layer else 0.0))
+        + phase.copies * largest
+        + phase.head_copies * 2 * flops.head_weights(config)
+        + phase.mib * MIB
+        for phase in phases
     )
+    if again == layers and trial.recipe == "fast" and "down_proj" in trial.lora_targets:
+        # An adapter on the last product asks for its input, so that product runs again too.
+        passing += largest + positions * 2 * model["hidden"]
+    return round(weight_bytes(config, trial) + trained_bytes(config, trial) + positions * kept + passing)
 
 
 def widths(config: Mapping[str, Any]) -> dict[str, int]:
@@ -134,16 +166,12 @@ def weight_bytes(config: Mapping[str, Any], trial: Trial) -> float:
 
 
 def trained_bytes(config: Mapping[str, Any], trial: Trial) -> float:
-    """Adapters in fp32 with their gradients and the optimizer's state; the recipe fast computes with a bf16 copy."""
+    """Adapters in fp32 and the optimizer's state; the recipe fast computes with a bf16 copy."""
     copies = 2.0 if trial.recipe == "fast" else 0.0
-    each = 4.0 + 4.0 + OPTIMIZER_BYTES[trial.optimizer] + copies
+    each = 4.0 + OPTIMIZER_BYTES[trial.optimizer] + copies
     return each * flops.adapter_weights(config, trial.lora_rank, trial.lora_targets)
 
 
 def _recomputed(trial: Trial, layers: int) -> int:
     """How many layers run forward a second time."""
     return -(-layers // trial.checkpoint_every) if trial.gradient_checkpointing else 0
-
-
-def _largest_product(config: Mapping[str, Any]) -> int:
-    return max(wide * high for wide, high in flops.linear_layers(config).values())

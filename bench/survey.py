@@ -7,7 +7,7 @@ trials.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,18 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
-    """Of one trial: `peak_bytes` on a GPU, `useful_share` of its positions, and `score`, in useful tokens a second of
-    a GPU with 1 TFLOP/s, by which candidates are ordered."""
+    """Of one trial: `peak_bytes` on a GPU, `useful_share` of its positions, and `score`, by which candidates are
+    ordered: `rate` times that share."""
+    share = useful_share(trial, lengths)
+    return {
+        "peak_bytes": footprint.peak_bytes(config, trial),
+        "useful_share": share,
+        "score": rate(config, trial) * share,
+    }
+
+
+def rate(config: Mapping[str, Any], trial: Trial) -> float:
+    """Token positions a second of a GPU with 1 TFLOP/s: good enough to order candidates, not to promise anything."""
     cost = flops.per_token(
         config,
         sequence=trial.max_seq_len,
@@ -56,9 +66,8 @@ def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[
     )
     again = cost.recompute / max(1, trial.checkpoint_every)
     positions = float(trial.micro_batch_size * trial.max_seq_len)
-    share = useful_share(trial, lengths)
-    rate = EFFICIENCY[trial.recipe] * positions / (positions + SATURATING_TOKENS) * 1e12 / (cost.model + again)
-    return {"peak_bytes": footprint.peak_bytes(config, trial), "useful_share": share, "score": rate * share}
+    filled = positions / (positions + SATURATING_TOKENS)
+    return EFFICIENCY[trial.recipe] * filled * 1e12 / (cost.model + again)
 
 
 def useful_share(trial: Trial, lengths: list[int]) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import math
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
-from bench import data, mfu, qlora, recipes, stack
+from bench import data, footprint, mfu, qlora, recipes, stack
 from bench.ends import Stops
 from bench.inputs import Inputs
 from bench.phases import PHASES
@@ -54,8 +57,19 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         if placement.is_cuda:
             record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
             record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
+            _add_prediction(record)
     with record.timed("ceilings"):
         mfu.add_ceilings(record, session)
+
+
+def _add_prediction(record: Record) -> None:
+    """What `bench.footprint` says of this trial, beside what it took; of the recipe that was built, if it fell back."""
+    trial = record.trial
+    built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
+    if built != trial.recipe:
+        trial = dataclasses.replace(trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0)
+    config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
+    record.add("predicted_peak_vram_bytes", footprint.peak_bytes(config, trial), recipe=built)
 
 
 def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stops: Stops) -> qlora.TrainingStep:

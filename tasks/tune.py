@@ -231,7 +231,7 @@ def _first(record: TuneRecord, count: int) -> list[Candidate]:
 
 
 def _search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: bool) -> None:
-    from tasks.tuning.search import Search, goes_on
+    from tasks.tuning.search import Search, finalists, goes_on
 
     search = Search(record.journal, record.candidates, recipes=settings.tune.recipes, seed=settings.bench.seed)
     before: float | None = None
@@ -252,13 +252,13 @@ def _search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain:
         if number > 0 and not goes_on(before, search.best):
             print(f"search {record.tune_id}: wave {number + 1} hardly improved on the best; on to the finalists")
             break
-    finalists = _finalists(record, search, settings.tune.finalists)
-    if not finalists:
+    chosen = finalists(record.candidates, search.results, settings.tune.finalists)
+    if not chosen:
         raise TaskFailed(
             f"search {record.tune_id}: no trial succeeded; `inv collect report --run={record.waves[-1]}` says why"
         )
     run_id = _run(
-        settings, record, "tune-final", finalists, record.final, hosts, repeats=settings.tune.repeats, plain=plain
+        settings, record, "tune-final", chosen, record.final, hosts, repeats=settings.tune.repeats, plain=plain
     )
     _answer(settings, record, search, run_id)
 
@@ -339,19 +339,6 @@ def _observed(settings: Settings, record: TuneRecord) -> list[Any]:
             elif result.metrics is not None and result.metrics.peak_vram_bytes is not None:
                 observed.append(Observation(candidate=one, peak_bytes=result.metrics.peak_vram_bytes))
     return observed
-
-
-def _finalists(record: TuneRecord, search: Search, count: int) -> list[Candidate]:
-    """The fastest of the short trials, and the one that is smallest among those at least half as fast as the best."""
-    rates = {key: rate for key, rate in search.results.items() if rate is not None}
-    ranked = sorted((one for one in record.candidates if one.key in rates), key=lambda one: -rates[one.key])
-    kept = ranked[:count]
-    if kept:
-        fast_enough = [one for one in ranked if rates[one.key] >= 0.5 * rates[kept[0].key]]
-        smallest = min(fast_enough, key=lambda one: one.peak_bytes or 0)
-        if smallest not in kept:
-            kept = [*kept[: max(1, count - 1)], smallest]
-    return kept
 
 
 # Answer -----------------------------------------------------------------------------------------------------------

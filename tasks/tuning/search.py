@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import optuna
 
 ENOUGH = 1.01  # the next wave must promise more than this to be worth its GPU time
+CLOSE = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
 MEASURED = "measured"  # marks what a trial told, among what was only asked
 ASKED_AT_MOST = 200  # questions for one candidate that is new and fits
 
@@ -111,6 +112,19 @@ def promising(candidates: Sequence[Candidate], limit: MemoryLimit, count: int) -
     for one in ranked:
         best_of.setdefault(one.choice["recipe"], one)
     return list({one.key: one for one in (*best_of.values(), *ranked)}.values())[:count]
+
+
+def finalists(candidates: Sequence[Candidate], results: Mapping[str, float | None], most: int) -> list[Candidate]:
+    """What is measured in full, at most `most`: the fastest, whoever came so close that short trials cannot tell them
+    apart, and, for the other end of the front, the smallest of those at least half as fast."""
+    rates = {key: rate for key, rate in results.items() if rate is not None}
+    ranked = sorted((one for one in candidates if one.key in rates), key=lambda one: -rates[one.key])
+    if not ranked:
+        return []
+    best = rates[ranked[0].key]
+    smallest = min((one for one in ranked if 2 * rates[one.key] >= best), key=lambda one: one.peak_bytes or 0)
+    close = [one for one in ranked if rates[one.key] * CLOSE >= best]
+    return list({one.key: one for one in (ranked[0], smallest, *close)}.values())[:most]
 
 
 def goes_on(best_before: float | None, best_now: float | None) -> bool:

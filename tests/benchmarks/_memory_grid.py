@@ -1,6 +1,6 @@
 """Predicted against measured peak memory, and the speed, of a grid of configurations on one GPU, in one process.
 
-    python -m tests.benchmarks.memory_grid MODEL DATA OUT.jsonl
+    python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl
 
 MODEL needs Mistral's shape only, its weights may be random. One line of JSON a configuration; at the end the errors of
 `bench.footprint`, and what `inv tune` would have chosen from this grid against the best in it. A base is loaded once for
@@ -42,7 +42,9 @@ def grid(model: str, text: str) -> list[list[Trial]]:
         listed = [word.split("x") for word in sizes.split()]
         return [
             Trial(
-                name=f"{recipe}-{layout}-{length}x{batch}-{recompute}-{'-'.join(str(len(v) if isinstance(v, tuple) else v) for v in fixed.values())}".strip("-"),
+                name=f"{recipe}-{layout}-{length}x{batch}-{recompute}-{'-'.join(str(len(v) if isinstance(v, tuple) else v) for v in fixed.values())}".strip(
+                    "-"
+                ),
                 reason="a point of the grid",
                 suite="grid",
                 profile="gpu",
