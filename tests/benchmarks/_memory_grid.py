@@ -3,9 +3,9 @@
     python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl
 
 MODEL needs Mistral's shape only, its weights may be random. One line of JSON a configuration; at the end the errors of
-`bench.footprint`, and what `inv tune` would have chosen from this grid against the best in it. A base is loaded once for
-all batches of one recipe, because loading takes longer than measuring. Not one process each, as trials are: what one
-configuration leaves behind is given back before the next (`torch.cuda.empty_cache`), and the peak is reset.
+`bench.footprint`. A base is loaded once for all batches of one recipe, because loading takes longer than measuring. Not
+one process each, as trials are: what one configuration leaves behind is given back before the next
+(`torch.cuda.empty_cache`), and the peak is reset.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ def grid(model: str, text: str) -> list[list[Trial]]:
 
     def group(recipe: str, recompute: str, sizes: str, **fixed: Any) -> list[Trial]:
         listed = [word.split("x") for word in sizes.split()]
+        about = [str(len(value) if isinstance(value, tuple) else value) for value in fixed.values()]
         return [
             Trial(
-                name=f"{recipe}-{layout}-{length}x{batch}-{recompute}-{'-'.join(str(len(v) if isinstance(v, tuple) else v) for v in fixed.values())}".strip(
-                    "-"
-                ),
+                name="-".join([recipe, layout, f"{length}x{batch}", recompute, *about]),
                 reason="a point of the grid",
                 suite="grid",
                 profile="gpu",
