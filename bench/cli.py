@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser(
         "profile",
         help="where a training step's time goes on this machine, by kind of kernel",
-        description="Run a training trial's steps and record a few: milliseconds by kind of kernel, and the longest ones. "
+        description="Run a training trial's steps and record a few: milliseconds by kind of kernel, the longest ones. "
         "The trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
     )
     _flag_arguments(profile)

@@ -5,7 +5,8 @@
 q: (T, Hq, D), k and v: (T, Hk, D), Hk a divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). On a
 GPU these are the kernels that PyTorch carries, through the operators under scaled_dot_product_attention: they take
 views into the joined product and fewer key heads than query heads, and FlashAttention 2 (Dao 2023) takes samples of
-unequal length. Where all are equally long, cuDNN's is used on Hopper and later. Elsewhere it is the formula, and autograd.
+unequal length. Where all are equally long, cuDNN's is used on Hopper and later. Elsewhere it is the formula, and
+autograd.
 
 Bytes moved: 2T (Hq + 2 Hk) D in and 2T Hq D out, the scores never leave the chip. FLOP: 4 Hq D for each pair of a
 query and a key that it sees.
@@ -20,7 +21,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-
 
 CUDNN_WIDEST_HEAD = 128
 HOPPER = 9  # from this compute capability on cuDNN's kernel is the faster one

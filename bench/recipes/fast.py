@@ -32,7 +32,7 @@ from bench.kernels.rope import Heads
 from bench.qlora import Placement, TrainingStep, make_optimizer
 from bench.recipes import adapters
 from bench.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
-from bench.recipes.products import Adapter, Product, dequantized, refresh
+from bench.recipes.products import Adapter, Product, dequantized
 from bench.recipes.shelf import Shelf
 from bench.stack import Stack
 from bench.trial import Trial
@@ -87,8 +87,10 @@ def _not_this_base(trial: Trial, base: Any) -> str | None:
     if trial.base_precision != "nf4":
         return f"a base in {trial.base_precision}, not NF4"
     try:
-        for _, linear in _linears(base.model.layers[0]):
-            nf4.from_bitsandbytes(linear.weight)
+        for name, linear in _linears(base.model.layers[0]):
+            width = nf4.from_bitsandbytes(linear.weight).shape[1]
+            if width % nf4.BLOCK:  # bitsandbytes 0.50.2 itself multiplies differently there with and without gradients
+                return f"{name} takes {width} numbers, not a multiple of {nf4.BLOCK}"
     except nf4.NotDoubleNf4 as error:
         return str(error)
     return None
@@ -117,6 +119,9 @@ class FastModel(torch.nn.Module):
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
         self._layers = tuple(_layers(base, trial))
+        products = [product for layer in self._layers for product in layer.products]
+        self._trained = [parameter for product in products for parameter in product.parameters]
+        self._copies = [copy for product in products for copy in product.working_copies]
 
     def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
         """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), B is 1 and holds n samples end to end, whose
@@ -134,7 +139,8 @@ class FastModel(torch.nn.Module):
             half = cos.shape[-1] // 2
             targets = torch.full_like(labels, IGNORED)
             targets[:, :-1] = labels[:, 1:]
-            refresh(product for layer in self._layers for product in layer.products)
+            # What an optimizer's step changed, in a few kernels for all adapters.
+            torch._foreach_copy_(self._copies, self._trained)
         tokens = Tokens(
             cos=cos[0, :, :half].contiguous(),
             sin=sin[0, :, :half].contiguous(),
@@ -207,11 +213,13 @@ def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold
     """One product of these linear layers, plain or with LoRA adapters around them."""
     part, names = place
     linears = [getattr(getattr(layer, part), name) for name in names]
-    weights = tuple(nf4.from_bitsandbytes(getattr(linear, "base_layer", linear).weight) for linear in linears)
+    bases = [getattr(linear, "base_layer", linear) for linear in linears]
+    rows = [base.out_features for base in bases]
+    edges = [sum(rows[:end]) for end in range(len(rows) + 1)]
+    weights = nf4.join(bases)
     held = dequantized(weights, dtype, weights[0].packed.device) if hold else None
-    edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
     adapters = [
-        _adapter(linear, slice(first, last), dtype)
+        _adapter(linear, slice(first, last))
         for linear, (first, last) in zip(linears, pairwise(edges), strict=True)
         if hasattr(linear, "lora_A")
     ]
@@ -224,14 +232,14 @@ def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold
         scaling=adapted[0],
         dropout=adapted[1],
         work_a=torch.cat([adapter.a.detach() for adapter in adapters]).to(dtype),
+        work_b=torch.zeros((edges[-1], adapters[0].b.shape[1]), dtype=dtype, device=adapters[0].b.device),
         held=held,
     )
 
 
-def _adapter(linear: Any, columns: slice, dtype: Any) -> Adapter:
+def _adapter(linear: Any, columns: slice) -> Adapter:
     (name,) = linear.active_adapters
-    a, b = linear.lora_A[name].weight, linear.lora_B[name].weight
-    return Adapter(a=a, b=b, columns=columns, work_b=b.detach().to(dtype, copy=True))
+    return Adapter(a=linear.lora_A[name].weight, b=linear.lora_B[name].weight, columns=columns)
 
 
 def _settings(linear: Any) -> tuple[float, float]:

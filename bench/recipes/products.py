@@ -1,8 +1,7 @@
 """One product of a frozen NF4 weight, or of several that share their input, with the LoRA adapters on it.
 
 q, k and v are one product, and so are gate and up: one wide matrix product keeps the GPU busier than three or two, and
-the input is read once. Nothing is stored joined: each weight is dequantized into its part of one bf16 matrix, which
-lives as long as the product takes.
+the input is read once. The bf16 matrix that the weights are dequantized to lives as long as the product takes.
 
     u   = s drop(x) A^T
     y   = x W^T + u B^T            the adapters' product first, to which the base product is added inside the library's
@@ -30,20 +29,19 @@ from bench.kernels.lora import Side
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One LoRA adapter: its trained parameters, float32, which columns of the product it is on, and B as it is computed
-    with."""
+    """One LoRA adapter: its trained parameters, float32, and which columns of the product it is on."""
 
     a: Any
     b: Any
     columns: slice
-    work_b: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """Linear layers with one input. `scaling` is s, `dropout` its probability; `adapters` may be empty.
 
-    `work_a` is every A as it is computed with, one below the other; `held` is W itself, where it is not made each time.
+    `work_a` is every A as it is computed with, one below the other, `work_b` every B, (N, R), 0 where no adapter is;
+    `held` is W itself, where it is not made each time.
     """
 
     weights: tuple[nf4.Nf4, ...]
@@ -51,6 +49,7 @@ class Product:
     scaling: float = 1.0
     dropout: float = 0.0
     work_a: Any = None
+    work_b: Any = None
     held: Any = None
 
     @property
@@ -71,7 +70,12 @@ class Product:
     def working_copies(self) -> tuple[Any, ...]:
         """Of `parameters`, in their order."""
         works = zip(self.work_a.split(self.rank), self.adapters, strict=True) if self.adapters else ()
-        return tuple(copy for a, adapter in works for copy in (a, adapter.work_b))
+        return tuple(copy for a, adapter in works for copy in (a, self.work_b[adapter.columns]))
+
+    @property
+    def columns(self) -> tuple[slice, ...]:
+        """Which columns of y the adapters are on."""
+        return tuple(adapter.columns for adapter in self.adapters)
 
     def weight(self, like: Any) -> Any:
         """W of shape (N, K), of the dtype and on the device of `like`."""
@@ -82,12 +86,9 @@ class Product:
         weight = self.weight(x)
         if not self.adapters:
             return x @ weight.T, None
-        u = lora.down(x, self.work_a, self._side(seed))
-        covered = sum(adapter.b.shape[0] for adapter in self.adapters) == self.rows
-        y = (torch.empty if covered else torch.zeros)((len(x), self.rows), dtype=x.dtype, device=x.device)
-        for part, adapter in zip(u.split(self.rank, dim=-1), self.adapters, strict=True):
-            torch.mm(part, adapter.work_b.T, out=y[:, adapter.columns])
-        return y.addmm_(x, weight.T), u
+        side = self._side(seed)
+        u = lora.down(x, self.work_a, side)
+        return lora.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
     def input_gradient(self, d_y: Any, seed: int) -> tuple[Any, Any]:
         """(d_x, d_u)."""
@@ -99,48 +100,27 @@ class Product:
 
     def small_gradient(self, d_y: Any) -> Any:
         """d_u (T, n R), None without adapters; by itself where no one asks for d_x."""
-        if not self.adapters:
-            return None
-        d_u = torch.empty((len(d_y), self.rank * len(self.adapters)), dtype=d_y.dtype, device=d_y.device)
-        for part, adapter in zip(d_u.split(self.rank, dim=-1), self.adapters, strict=True):
-            torch.mm(d_y[:, adapter.columns], adapter.work_b, out=part)
-        return d_u
+        return lora.out_gradient(d_y, self.work_b, self.columns, self._side(0)) if self.adapters else None
 
     def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int) -> tuple[Any, ...]:
         """Gradients of `parameters`, in their order."""
         if not self.adapters:
             return ()
-        d_a = lora.weight_gradient(d_u, x, self._side(seed)).split(self.rank)
-        found: list[Any] = []
-        for place, (adapter, part) in enumerate(zip(self.adapters, u.split(self.rank, dim=-1), strict=True)):
-            found += (d_a[place].to(adapter.a.dtype), _product(d_y[:, adapter.columns].T, part, adapter.b.dtype))
-        return tuple(found)
+        side = self._side(seed)
+        d_b = lora.out_weight_gradient(d_y, u, self.columns, side)
+        pairs = zip(lora.weight_gradient(d_u, x, side).split(self.rank), self.adapters, strict=True)
+        return tuple(gradient.to(adapter.a.dtype) for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
 
     def _side(self, seed: int) -> Side:
         return Side(rank=self.rank, scaling=self.scaling, p=self.dropout, seed=seed)
 
 
 def dequantized(weights: Iterable[nf4.Nf4], dtype: Any, device: Any) -> Any:
-    """These weights one below the other, each dequantized into its place."""
+    """These weights one below the other, each dequantized into its place and rounded as the library rounds it."""
     weights = tuple(weights)
     rows = sum(weight.shape[0] for weight in weights)
-    whole, first = torch.empty((rows, weights[0].shape[1]), dtype=dtype, device=device), 0
+    whole, first = torch.empty((rows, weights[0].shape[1]), dtype=weights[0].dtype, device=device), 0
     for part in weights:
         nf4.dequantize(part, whole[first : first + part.shape[0]])
         first += part.shape[0]
-    return whole
-
-
-def refresh(products: Iterable[Product]) -> None:
-    """Bring every working copy up to its parameter: what an optimizer's step changes, in a few kernels for all."""
-    pairs = [pair for each in products for pair in zip(each.working_copies, each.parameters, strict=True)]
-    if pairs:
-        copies, parameters = zip(*pairs, strict=True)
-        torch._foreach_copy_(list(copies), list(parameters))
-
-
-def _product(left: Any, right: Any, dtype: Any) -> Any:
-    """left @ right in `dtype`, unrounded on the way where the device's library can do that."""
-    if left.is_cuda and left.dtype != dtype:
-        return torch.mm(left, right, out_dtype=dtype)
-    return (left @ right).to(dtype)
+    return whole.to(dtype)

@@ -45,7 +45,7 @@ MEAN_TOKENS, SPREAD, SHORTEST = 194.0, 0.75, 16
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One configuration. `against` names the case it is a ratio to; `goal` what was promised, in speed and in memory."""
+    """One configuration. `against` names the case it is a ratio to; `goal` is what was promised."""
 
     name: str
     group: str
@@ -67,8 +67,6 @@ def cases() -> tuple[Case, ...]:
     packed = {"layout": "varlen"}
     return (
         Case(name="dense reference", group="dense", recipe="reference"),
-        Case(name="dense stock", group="dense", recipe="stock", against="dense reference", changes=plain),
-        Case(name="dense stock lean", group="stock", recipe="stock", against="dense reference", changes=again),
         Case(name="dense fast", group="dense", against="dense reference", goal=">= 2.6x", **kept),
         Case(
             name="dense fast held",
@@ -147,13 +145,16 @@ def cases() -> tuple[Case, ...]:
             limited=True,
             changes={**plain, **packed},
         ),
+        # Last, because Liger patches transformers for the whole process.
+        Case(name="dense stock", group="stock", recipe="stock", against="dense reference", changes=plain),
+        Case(name="dense stock lean", group="stock", recipe="stock", against="dense reference", changes=again),
     )
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
-    parser.add_argument("--cases", default="dense,long,wide,packed", help="groups of cases, or names")
+    parser.add_argument("--cases", default="dense,long,wide,packed,stock", help="groups of cases, or names")
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--steps", type=int, default=MEASURED)
     arguments = parser.parse_args(argv)

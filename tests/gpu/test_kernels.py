@@ -50,12 +50,13 @@ def quantized(rows: int, width: int) -> nf4.Nf4:
     blocks = -(-numbers // nf4.BLOCK)
     return nf4.Nf4(
         shape=(rows, width),
+        dtype=torch.bfloat16,
         packed=torch.randint(0, 256, ((numbers + 1) // 2,), dtype=torch.uint8, device=DEVICE),
         levels=torch.linspace(-1, 1, 16, device=DEVICE) ** 3,
         scales=torch.randint(0, 256, (blocks,), dtype=torch.uint8, device=DEVICE),
         scale_levels=torch.randn(256, device=DEVICE),
         scale_scales=torch.rand(-(-blocks // nf4.SCALE_BLOCK), device=DEVICE),
-        offset=torch.randn(1, device=DEVICE),
+        offsets=torch.randn(-(-blocks // nf4.SCALE_BLOCK), device=DEVICE),
     )
 
 
@@ -148,6 +149,31 @@ def test_lora_products_and_their_gradients_at_every_rank(rank, targets, tokens, 
     sum_ = (d_x.float() + lora.input_gradient_reference(d_u, a, side)).to(dtype)
     lora.add_input_gradient_(d_x, d_u, a, side)
     assert error(d_x, sum_) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rank", [1, 16, 100, 256])
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [
+        ((slice(0, 300),), 300),
+        ((slice(0, 130), slice(130, 200), slice(200, 333)), 333),
+        ((slice(0, 64), slice(150, 200)), 210),
+    ],
+)
+def test_lora_products_on_columns_of_their_own(columns, width, rank, dtype):
+    tokens, side = 77, Side(rank=rank, scaling=2.0, p=0.0, seed=1)
+    u, b, d_y = (
+        random(tokens, len(columns) * rank, dtype=dtype),
+        random(width, rank, dtype=dtype),
+        random(tokens, width, dtype=dtype),
+    )
+    assert error(lora.out(u, b, columns, side), lora.out_reference(u, b, columns, side)) < LIMIT[dtype]
+    found = lora.out_gradient(d_y, b, columns, side)
+    assert error(found, lora.out_gradient_reference(d_y, b, columns)) < LIMIT[dtype]
+    found, expected = (f(d_y, u, columns, side) for f in (lora.out_weight_gradient, lora.out_weight_gradient_reference))
+    for each in columns:
+        assert error(found[each], expected[each]) < LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)

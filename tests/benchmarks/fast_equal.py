@@ -1,0 +1,174 @@
+"""Does the fast recipe compute what the reference computes? Gradients against float32, and loss curves step by step.
+
+    python -m tests.benchmarks.fast_equal --model DIR --data FILE [--steps 200]
+
+Gradients: of all adapters, on one micro-batch without dropout and with B drawn at random (at 0, as training begins, A
+has no gradient), as ||found - exact|| / ||exact||. Exact is the same quantized model in float32 throughout, TF32 off.
+
+Curves: over the same batches in the same order. The reference runs twice, with other dropout masks the second time;
+what its two curves differ by is the noise that the fast one's difference is to be compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from bench import data, demo, qlora, recipes, stack
+from bench.inputs import read_data
+from bench.kernels import nf4
+from bench.recipes import adapters
+from bench.trial import Trial
+from tests.benchmarks import Figure
+
+STEPS = 200
+LAST = 50  # steps at the end over which mean losses are compared
+
+
+def main(argv: Sequence[str] = ()) -> list[Figure]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_equal")
+    parser.add_argument("--model", help="default: the demo's small model, made for this")
+    parser.add_argument("--data", help="default: the demo's data")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    arguments = parser.parse_args(argv)
+    modules = stack.load()
+    placement = qlora.place(modules)
+    with tempfile.TemporaryDirectory() as folder:
+        model, chats = arguments.model, arguments.data
+        if model is None or chats is None:
+            model, chats = str(Path(folder) / "models" / "demo--tiny"), str(Path(folder) / "data.jsonl")
+            demo.make(Path(model), Path(chats))
+        on_gpu = placement.is_cuda
+        trial = Trial(
+            name="equal",
+            reason="a benchmark",
+            suite="benchmark",
+            profile="gpu" if on_gpu else "tiny",
+            model=model,
+            data=chats,
+            max_seq_len=256 if on_gpu else 64,
+            micro_batch_size=4,
+            warmup_steps=0,
+            measured_steps=arguments.steps,
+            learning_rate=2e-4 if on_gpu else 4e-3,
+        )
+        equal = Equality(modules, placement, trial)
+        return [*equal.gradients(), *equal.curves()]
+
+
+class Equality:
+    """One model and data set on one device."""
+
+    def __init__(self, modules: stack.Stack, placement: qlora.Placement, trial: Trial) -> None:
+        self.modules, self.placement, self.trial = modules, placement, trial
+        tokenizer = data.load_tokenizer(modules, trial.model)
+        rows = data.make_rows(trial, read_data(Path(trial.data))[1], tokenizer)
+        self.batches = list(data.make_batches(modules, trial, rows, tokenizer, pin_memory=False))
+
+    def gradients(self) -> list[Figure]:
+        exact = self._gradient("exact")
+        figures = []
+        for recipe, goal in (("reference", "-"), ("fast", "<= 0.12")):
+            found = self._gradient(recipe)
+            error = float((found - exact).norm() / exact.norm())
+            figures.append(Figure(name=f"gradient error, {recipe}", value=f"{error:.4f}", goal=goal))
+        return figures
+
+    def curves(self) -> list[Figure]:
+        first = self._curve("reference", 0)
+        noise, fast = self._curve("reference", 1), self._curve("fast", 0)
+        return [
+            Figure(
+                name=f"loss, {len(first)} steps, {name}",
+                value=f"mean |difference| {_apart(first, other):.4f}, last {LAST} steps "
+                f"{statistics.fmean(other[-LAST:]):.4f} (reference {statistics.fmean(first[-LAST:]):.4f}, first step "
+                f"{first[0]:.4f})",
+                ratio=f"{_apart(first, other) / _apart(first, noise):.2f}x the noise",
+            )
+            for name, other in (("reference with other dropout", noise), ("fast", fast))
+        ]
+
+    def _curve(self, recipe: str, dropout_seed: int) -> list[float]:
+        step = self._build(recipe)
+        self.modules.torch.manual_seed(1000 + dropout_seed)
+        losses = [float(step(iter([batch]), 1)) for batch in islice(self.batches, self.trial.measured_steps)]
+        self._free()
+        return losses
+
+    def _gradient(self, recipe: str) -> Any:
+        """Every adapter's gradient, end to end in the order of names, float32 on the host."""
+        torch = self.modules.torch
+        batch = self.batches[0]
+        inputs = {name: getattr(batch, name).to(self.placement.device) for name in ("input_ids", "labels")}
+        mask = {"attention_mask": batch.attention_mask.to(self.placement.device)}
+        if recipe == "exact":
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            model = self._exact()
+            with self._random_b(model):
+                model(**inputs, **mask).loss.backward()
+            torch.set_float32_matmul_precision(before)
+        else:
+            step = self._build(recipe, lora_dropout=0.0)
+            model = step.model
+            bf16 = recipe == "reference" and self.placement.compute_dtype == torch.bfloat16
+            with self._random_b(model), torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16):
+                model(**inputs, **(mask if recipe == "reference" else {})).loss.backward()
+        trained = sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
+        found = torch.cat([each.grad.float().flatten().cpu() for _, each in trained if each.grad is not None])
+        self._free()
+        return found
+
+    def _random_b(self, model: Any) -> Any:
+        torch = self.modules.torch
+        generator = torch.Generator().manual_seed(3)
+        named = sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
+        for name, each in named:
+            if "lora_B" in name:
+                with torch.no_grad():
+                    each.copy_(0.01 * torch.randn(each.shape, generator=generator))
+        return torch.enable_grad()
+
+    def _build(self, recipe: str, **changes: Any) -> qlora.TrainingStep:
+        trial = dataclasses.replace(self.trial, recipe=recipe, **changes)
+        base = qlora.load_base(self.modules, trial, self.placement)
+        return recipes.build(recipe, self.modules, trial, self.placement, base)
+
+    def _exact(self) -> Any:
+        torch = self.modules.torch
+        trial = dataclasses.replace(self.trial, lora_dropout=0.0)
+        base = qlora.load_base(self.modules, trial, self.placement)
+        for layer in _quantized(self.modules, base):
+            weight = nf4.dequantize_reference(nf4.from_bitsandbytes(layer.weight))
+            layer.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
+        for parameter in base.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+        return adapters.add(self.modules, trial, base)
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.placement.is_cuda:
+            self.modules.torch.cuda.empty_cache()
+
+
+def _quantized(modules: stack.Stack, base: Any) -> Iterator[Any]:
+    yield from (module for module in base.modules() if isinstance(module, modules.bitsandbytes.nn.Linear4bit))
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+if __name__ == "__main__":
+    import sys
+
+    for figure in main(sys.argv[1:]):
+        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
