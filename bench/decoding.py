@@ -3,22 +3,19 @@
 `DefaultPath` is `model.generate` with its growing cache, as people type it. `FastPath` keeps keys and values at fixed
 addresses and decodes by replaying one captured CUDA graph: the host then starts one graph a token instead of every
 kernel of every layer. The graph is captured by hand because transformers leaves models quantized by bitsandbytes
-uncompiled, and because a capture waits for no compiler. On a GPU its step multiplies NF4 weights without writing them
-out (`kernels.nf4_linear`), and everywhere it attends without copying keys and values (`kernels.grouped_attention`).
-Without capture the same loop runs anywhere; the two paths give the same tokens, up to rounding.
+uncompiled, and because a capture waits for no compiler. Its step is `bench.decode_step`. Without capture the same loop
+runs anywhere; the two paths give the same tokens, up to rounding.
 
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.kernels import grouped_attention, nf4_linear
+from bench.decode_step import DecodeStep
 from bench.qlora import Placement
 from bench.stack import Stack
 
@@ -141,7 +138,10 @@ class FastPath:
         self._columns = torch.arange(length, device=device)
         self._seen = torch.zeros((), dtype=dtype, device=device)
         self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
-        self._products: list[Any] = []
+        with torch.no_grad():
+            self._rewind()
+            self._prefill()  # allocates the cache where that is left to the first use
+            self._decode = DecodeStep(stack, self._decoder, self._cache, batch=batch, length=length)
         self._graph: Any = None
         if capture:
             self._capture()
@@ -153,12 +153,10 @@ class FastPath:
             marks.mark()
             self._prefill()
             marks.mark()
-            if self._graph is None:
-                with self._kernels():
-                    for _ in range(self._new_tokens - 1):
-                        self._step()
-            else:
-                for _ in range(self._new_tokens - 1):
+            for _ in range(self._new_tokens - 1):
+                if self._graph is None:
+                    self._step()
+                else:
                     self._graph.replay()
             marks.mark()
             _, first, last = marks.seconds()
@@ -178,52 +176,41 @@ class FastPath:
         """The whole prompt at once; the first token stands behind it."""
         prompt_tokens = self._prompts.shape[1]
         positions = self._columns[:prompt_tokens]
-        self._append(self._prompts, positions, mask=None)
-        self._position.fill_(prompt_tokens)
-
-    @contextlib.contextmanager
-    def _kernels(self) -> Iterator[None]:
-        with (
-            grouped_attention.used_in(self._stack, self._decoder),
-            nf4_linear.used_in(self._stack, self._decoder, rows=len(self._prompts)) as products,
-        ):
-            self._products = products  # a captured graph writes into their workspace
-            yield
-
-    def _step(self) -> None:
-        """One more token. Reads nothing back, so that it can be captured."""
-        token = self._ids.index_select(1, self._position)
-        mask = self._stack.torch.where(self._columns <= self._position, self._seen, self._unseen)
-        self._append(token, self._position, mask=mask.view(1, 1, 1, -1))
-        self._position.add_(1)
-
-    def _append(self, tokens: Any, positions: Any, *, mask: Any) -> None:
         # The decoder and its head by themselves: logits of the last position alone, under every version's name for it.
         states = self._decoder(
-            input_ids=tokens,
-            attention_mask=mask,
+            input_ids=self._prompts,
+            attention_mask=None,
             past_key_values=self._cache,
             use_cache=True,
             **self._stack.position_arguments(self._decoder, positions),
         ).last_hidden_state
-        following = self._head(states[:, -1]).argmax(dim=-1, keepdim=True)
-        self._ids.index_copy_(1, positions[-1:] + 1, following)
+        self._follow(states[:, -1], positions[-1:])
+        self._position.fill_(prompt_tokens)
+
+    def _step(self) -> None:
+        """One more token. Reads nothing back, so that it can be captured."""
+        tokens = self._ids.index_select(1, self._position)[:, 0]
+        mask = self._stack.torch.where(self._columns <= self._position, self._seen, self._unseen)
+        self._follow(self._decode(tokens, self._position, mask.view(1, 1, 1, -1)), self._position)
+        self._position.add_(1)
+
+    def _follow(self, last: Any, position: Any) -> None:
+        """Write the token that follows `last`, the states (batch, hidden) at `position`."""
+        following = self._head(last).argmax(dim=-1, keepdim=True)
+        self._ids.index_copy_(1, position + 1, following)
 
     def _capture(self) -> None:
         torch = self._stack.torch
         with torch.no_grad():
-            self._rewind()
-            self._prefill()  # allocates the cache where that is left to the first use
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             graph = torch.cuda.CUDAGraph()
-            with self._kernels():
-                with torch.cuda.stream(side):
-                    for _ in range(WARMUPS_BEFORE_CAPTURE):
-                        self._rewind()
-                        self._step()
-                torch.cuda.current_stream().wait_stream(side)
-                self._rewind()
-                with torch.cuda.graph(graph):
+            with torch.cuda.stream(side):
+                for _ in range(WARMUPS_BEFORE_CAPTURE):
+                    self._rewind()
                     self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            self._rewind()
+            with torch.cuda.graph(graph):
+                self._step()
         self._graph = graph

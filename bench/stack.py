@@ -53,6 +53,12 @@ class Stack:
             config=config, max_batch_size=batch, max_cache_len=length, device=device, dtype=dtype
         )
 
+    def cached(self, cache: Any, layer: int) -> tuple[Any, Any]:
+        """A layer's keys and values in a static cache; from 4.54 on caches are lists of layers."""
+        if hasattr(cache, "layers"):
+            return cache.layers[layer].keys, cache.layers[layer].values
+        return cache.key_cache[layer], cache.value_cache[layer]
+
     def position_arguments(self, decoder: Any, positions: Any) -> dict[str, Any]:
         """A decoder's keywords for where its tokens stand, `positions` of shape (tokens,).
 

@@ -15,8 +15,7 @@ library's own way.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,31 +93,22 @@ def launches(torch: Any, weights: Sequence[Packed], *, most_rows: int) -> list[C
     return [kernel.Launch(torch, weight, shape, workspace) for weight, shape in cut]
 
 
-@contextlib.contextmanager
-def used_in(stack: Any, model: Any, *, rows: int) -> Iterator[list[Callable[[Any], Any]]]:
-    """Inside, the model's 4-bit layers use this product; every call must give them `rows` rows or fewer.
+def products(stack: Any, linears: Sequence[Any], *, rows: int) -> dict[Any, Callable[[Any], Any]]:
+    """This product for each of the linear layers that it covers, for up to `rows` rows; the others are left out.
 
-    Yields the products, which whoever captured a graph inside must keep as long as the graph. None on a CPU, for more
-    than MOST_ROWS rows, and for layers that are not covered: those go on as they were.
+    None on a CPU, and for more than MOST_ROWS rows. Whoever captures a graph of them keeps them as long as the graph.
     """
-    modules = [
-        module
-        for module in model.modules()
-        if isinstance(module, stack.bitsandbytes.nn.Linear4bit)
-        and module.bias is None
-        and module.compute_dtype == stack.torch.bfloat16
-        and module.weight.is_cuda
-        and packed(module.weight) is not None
-    ]
-    if not modules or rows > MOST_ROWS:
-        yield []
-        return
-    weights = [weight for module in modules if (weight := packed(module.weight)) is not None]
-    products = launches(stack.torch, weights, most_rows=rows)
-    for module, product in zip(modules, products, strict=True):
-        module.forward = product
-    try:
-        yield products
-    finally:
-        for module in modules:
-            del module.forward  # the class's own is behind it
+    covered = {
+        linear: weight
+        for linear in linears
+        if rows <= MOST_ROWS
+        and isinstance(linear, stack.bitsandbytes.nn.Linear4bit)
+        and linear.bias is None
+        and linear.compute_dtype == stack.torch.bfloat16
+        and linear.weight.is_cuda
+        and (weight := packed(linear.weight)) is not None
+    }
+    if not covered:
+        return {}
+    made = launches(stack.torch, list(covered.values()), most_rows=rows)
+    return dict(zip(covered, made, strict=True))

@@ -1,6 +1,5 @@
 """What a decoding step's kernels compute, against plain PyTorch. Their Triton side needs a GPU: tests/gpu."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench import stack as stacks  # noqa: E402
-from bench.kernels import grouped_attention, nf4_linear  # noqa: E402
+from bench.kernels import nf4_linear  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes speaks at import
 
@@ -52,54 +51,7 @@ def test_a_weight_that_is_not_quantized_is_left_alone():
     assert nf4_linear.packed(torch.zeros(4, 4)) is None
 
 
-def test_on_a_cpu_no_layer_is_changed(stack):
+def test_on_a_cpu_no_layer_is_covered(stack):
     layer = stack.bitsandbytes.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
     layer.weight = quantized(stack, 64, 64)
-    with nf4_linear.used_in(stack, torch.nn.Sequential(layer), rows=1) as products:
-        assert products == []
-        assert "forward" not in vars(layer)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (6, 1)])
-def test_a_groups_queries_attend_as_each_would_alone(heads, kv_heads):
-    torch.manual_seed(heads)
-    batch, length, width = 3, 24, 16
-    query = torch.randn(batch, heads, 1, width)
-    key, value = torch.randn(2, batch, kv_heads, length, width)
-    mask = torch.zeros(1, 1, 1, length)
-    mask[..., 17:] = torch.finfo(torch.float32).min
-    attend = grouped_attention._attend(torch)
-    out, weights = attend(None, query, key, value, mask, scaling=0.25)
-    each = heads // kv_heads
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key.repeat_interleave(each, 1),
-        value.repeat_interleave(each, 1),
-        attn_mask=mask,
-        scale=0.25,
-    )
-    assert weights is None
-    torch.testing.assert_close(out, expected.transpose(1, 2))
-
-
-def test_more_than_one_token_is_refused():
-    with pytest.raises(ValueError, match="not 2"):
-        grouped_attention._attend(torch)(None, torch.zeros(1, 2, 2, 4), None, None, None)
-
-
-def test_the_models_own_attention_is_back_afterwards():
-    functions: dict[str, Any] = {}
-    modules = SimpleNamespace(modeling_utils=SimpleNamespace(ALL_ATTENTION_FUNCTIONS=functions))
-    stack: Any = SimpleNamespace(torch=torch, transformers=modules)
-    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
-    seen = []
-
-    def fail_inside() -> None:
-        with grouped_attention.used_in(stack, model):
-            seen.append((model.config._attn_implementation, list(functions)))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_inside()
-    assert seen == [(grouped_attention.NAME, [grouped_attention.NAME])]
-    assert (model.config._attn_implementation, functions) == ("sdpa", {})
+    assert nf4_linear.products(stack, [layer], rows=1) == {}
