@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.result import End
-from reports import cost, fingerprint, pivot, sentences, stats
+from bench.result import End, TrialResult
+from reports import cost, fingerprint, pivot, sentences, stats, steps
 from reports.load import Configuration, Run
 from reports.summary import PROFILE_NOTES, Failure, Other, Row, Summary
 
@@ -84,17 +84,26 @@ def _baseline(configurations: tuple[Configuration, ...]) -> str:
 
 
 def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, stats.Measured]:
-    steps = run.steps
-    ours = steps["configuration"].isin([one.label for one in trained])
-    usable = steps[ours & (steps["phase"] == "measure") & (steps["status"] == End.SUCCEEDED.value)]
-    workers: dict[str, list[stats.WorkerSteps]] = {}
-    columns = ["step_time_sec", "samples", "tokens", "useful_tokens"]
-    # Two trials of one configuration on one worker (a repeat) are one worker's steps.
-    for (label, worker), rows in usable.groupby(["configuration", "worker"], sort=False, dropna=False):
-        arrays = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}
-        workers.setdefault(str(label), []).append(stats.WorkerSteps(worker=str(worker), **arrays))
-    streams = {one.label: number for number, one in enumerate(trained)}
-    return {label: stats.measure(found, stream=streams[label]) for label, found in workers.items()}
+    """Configuration -> what its successful processes measured. A trial is a process, also where two share a worker."""
+    ours = {one.label for one in trained}
+    usable = [one for one in run.results if one.status is End.SUCCEEDED and run.label_of[one.trial_id] in ours]
+    processes: dict[str, list[steps.Process]] = {}
+    for one, described in zip(usable, steps.describe([process_steps(one) for one in usable]), strict=True):
+        processes.setdefault(run.label_of[one.trial_id], []).append(described)
+    return {label: stats.combine(found) for label, found in processes.items()}
+
+
+def process_steps(result: TrialResult) -> steps.ProcessSteps:
+    """The measured steps of an accepted result as arrays."""
+    measured = result.steps
+    return steps.ProcessSteps(
+        process=result.trial_id,
+        worker=result.worker or "unknown",
+        step_time_sec=np.array(measured.step_time_sec, dtype=np.float64),
+        samples=np.array(measured.samples, dtype=np.float64),
+        tokens=np.array(measured.tokens, dtype=np.float64),
+        useful_tokens=np.array(measured.useful_tokens, dtype=np.float64),
+    )
 
 
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -109,11 +109,15 @@ def _configuration(row: Row) -> dict[str, Any]:
         "ends": {end.value: amount for end, amount in row.ends.items()},
         "missing": row.missing,
         "n_workers": 0 if measured is None else measured.n_workers,
+        "n_processes": 0 if measured is None else measured.n_processes,
         "n_steps": 0 if measured is None else measured.n_steps,
         **{name: None if measured is None else _estimate(getattr(measured, name)) for name in ESTIMATES},
         "padding_percent": None if measured is None else measured.padding_percent,
         "worker_spread": None if measured is None else measured.worker_spread,
         "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
+        "noise_percent": _noise(measured),
+        "outlier_steps": None if measured is None else measured.outliers,
+        "flags": [] if measured is None else list(measured.flags),
         "samples_ratio": _ratio(row.samples_ratio),
         "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
         "usd_per_1000_samples": None
@@ -155,9 +159,18 @@ def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
     for name, value in document.items():
         if name in ("ends", "worker_median_step_time_sec"):
             continue
+        if name == "flags":
+            line[name] = "; ".join(value)
+            continue
+        if name == "noise_percent":
+            value = value or {"steps": None, "processes": None, "workers": None}
+            line |= {f"noise_{level}_percent": found for level, found in value.items()}
+            continue
         if name in (*ESTIMATES, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
             value = value or {"value": None, "low": None, "high": None}
             line |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+            if name == "step_time_sec":
+                line["interval_over"] = value.get("over")
             if "ratio" in name:
                 line[name.replace("ratio", "verdict")] = value.get("verdict")
         else:
@@ -171,11 +184,26 @@ def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
 
 
 def _estimate(of: stats.Estimate) -> dict[str, Any]:
-    return {"value": of.value, "low": of.low, "high": of.high, "n": of.n}
+    return {"value": of.value, "low": of.low, "high": of.high, "n": of.n, "over": of.over}
+
+
+def _noise(of: stats.Measured | None) -> dict[str, float | None] | None:
+    if of is None:
+        return None
+    found = of.noise
+    return {
+        "steps": found.steps_percent,
+        "processes": found.processes_percent,
+        "workers": found.workers_percent,
+    }
 
 
 def _ratio(of: stats.Ratio | None) -> dict[str, Any] | None:
-    return None if of is None else {"value": of.value, "low": of.low, "high": of.high, "verdict": of.verdict}
+    return (
+        None
+        if of is None
+        else {"value": of.value, "low": of.low, "high": of.high, "verdict": of.verdict, "over": of.over}
+    )
 
 
 def _plain(value: object) -> object:
