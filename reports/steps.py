@@ -189,7 +189,7 @@ def _line(steps: Floats, median: Floats, sd: Floats) -> tuple[Floats, Floats]:
 def _block(one: Process) -> int:
     """Steps in a block: the length that serves an AR(1) series best (Carlstein 1986), at most a fifth of the steps."""
     rho, count = one.autocorrelation, one.n_steps
-    best = (math.sqrt(6.0) * rho / (1.0 - rho * rho)) ** (2.0 / 3.0) * count ** (1.0 / 3.0)
+    best = math.pow(math.sqrt(6.0) * rho / (1.0 - rho * rho), 2.0 / 3.0) * math.pow(count, 1.0 / 3.0)
     return max(1, min(math.ceil(best), count // 5))
 
 
