@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.result import End, write_atomic
-from reports import cost, html, markdown, measurements, tables
+from reports import html, markdown, measurements, tables
 from reports.figures import CHARTS, style
 from reports.html import Picture
 from reports.load import Missing, Rejected, ReportError, Run, load
+from reports.prices import PriceError, Pricing
 from reports.summarize import summarize
 from reports.summary import Other, Row, Summary
 
@@ -42,20 +43,17 @@ class ReportSummary:
     exit_code: int
 
 
-def build(
-    run_folder: Path, *, price_usd_per_gpu_hour: float | None = None, price_source: str | None = None
-) -> ReportSummary:
+def build(run_folder: Path, *, pricing: Pricing | None = None) -> ReportSummary:
     """Write the report of results/<run-id> and say what is in it.
 
     Raises ReportError, with nothing written, when run.json cannot be trusted or the price cannot be used; also when
     the report's folder cannot be written.
     """
-    try:
-        price = cost.price(price_usd_per_gpu_hour, price_source)
-    except ValueError as error:
-        raise ReportError(f"cost.{error}") from None
     run = load(run_folder)
-    summary = summarize(run, price)
+    try:
+        summary = summarize(run, pricing)
+    except PriceError as error:
+        raise ReportError(str(error)) from None
     pictures, figures = _draw(summary, run)
     contents = {f"{FIGURES_FOLDER}/{name}": content for name, content in figures.items()} | {
         "summary.json": tables.summary_json(summary, run),

@@ -33,6 +33,7 @@ RATES = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
 QUANTITIES = ("step_time_sec", *RATES)
 # A ratio of single processes gets its word only beyond this: processes of one configuration were seen 0.7 % apart.
 SINGLE_PROCESS_MARGIN = 0.02
+OUTLIERS_TO_FLAG = 0.1  # of the steps; fewer do not move a median
 _NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
 
 
@@ -273,7 +274,7 @@ def _estimate(mean: Mean, n: int) -> Estimate:
 
 def _flags(processes: Sequence[Process]) -> Iterable[str]:
     outliers, steps = sum(one.outliers for one in processes), sum(one.n_steps for one in processes)
-    if outliers:
+    if outliers > OUTLIERS_TO_FLAG * steps:
         most = max(processes, key=lambda one: one.outliers)
         where = f", most on {most.worker}" if len(processes) > 1 else ""
         yield f"{outliers:,} of {steps:,} steps stand out from their process's others{where}"

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bench.result import End
-from reports import measurements, stats, text
+from reports import cost, measurements, stats, text
 from reports.load import Run
 from reports.summary import Other, Row, Summary
 
@@ -40,9 +40,12 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "second_finding": summary.second_finding,
         "cautions": list(summary.cautions),
         "baseline": summary.baseline,
-        "price": None
-        if summary.price is None
-        else {"usd_per_gpu_hour": summary.price.usd_per_gpu_hour, "source": summary.price.source},
+        "price": None if summary.price is None else _price(summary.price),
+        "prices": [_price(one) for one in summary.prices],
+        "hosted": None
+        if summary.hosted is None
+        else {"usd_per_10000_samples": summary.hosted.usd_per_10000_samples, "source": summary.hosted.source},
+        "billed": _billed(summary.billed),
         "counts": {"planned": len(record.planned)}
         | {end.value: summary.counts.get(end, 0) for end in End}
         | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
@@ -123,6 +126,7 @@ def _configuration(row: Row) -> dict[str, Any]:
         "usd_per_1000_samples": None
         if row.cost is None
         else {"value": row.cost.usd_per_1000_samples, "low": row.cost.low, "high": row.cost.high},
+        "costs": [_cost(one) for one in row.costs],
         "first_loss": row.first_loss,
         "last_loss": row.last_loss,
         "peak_vram_bytes": row.peak_vram_bytes,
@@ -157,7 +161,7 @@ def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
     document = _configuration(row)
     line: dict[str, object] = {"run_id": summary.record.run_id, "profile": summary.record.profile}
     for name, value in document.items():
-        if name in ("ends", "worker_median_step_time_sec"):
+        if name in ("ends", "worker_median_step_time_sec", "costs"):  # costs: in costs.csv
             continue
         if name == "flags":
             line[name] = "; ".join(value)
@@ -195,6 +199,56 @@ def _noise(of: stats.Measured | None) -> dict[str, float | None] | None:
         "steps": found.steps_percent,
         "processes": found.processes_percent,
         "workers": found.workers_percent,
+    }
+
+
+def _price(of: cost.Price) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "usd_per_gpu_hour": of.usd_per_gpu_hour,
+        "source": of.source,
+        "dated": None if of.dated is None else of.dated.isoformat(),
+        "shape": of.shape,
+    }
+
+
+def _amount(of: cost.Amount) -> dict[str, float | None]:
+    return {"value": of.value, "low": of.low, "high": of.high}
+
+
+def _cost(of: cost.Cost) -> dict[str, Any]:
+    return {
+        "price": _price(of.price),
+        "usd_per_1000_samples": {"value": of.usd_per_1000_samples, "low": of.low, "high": of.high},
+        "usd_per_million_useful_tokens": _amount(of.usd_per_million_useful_tokens),
+        "fine_tuning_10000_samples": [
+            {
+                "gpus": plan.gpus,
+                "speedup": plan.scaling.speedup,
+                "speedup_is_measured": plan.scaling.is_measured,
+                "speedup_source": plan.scaling.source,
+                "training_sec": _amount(plan.training_sec),
+                "usd": _amount(plan.usd),
+                "startup_sec": plan.startup_sec,
+                "boot_volume_usd": plan.boot_volume_usd,
+                "usd_billed": _amount(plan.usd_billed),
+            }
+            for plan in of.fine_tunings
+        ],
+    }
+
+
+def _billed(of: cost.Billed | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    return {
+        "workers": of.workers,
+        "held_sec": of.held_sec,
+        "useful_sec": of.useful_sec,
+        "useful_percent": of.useful_percent,
+        "phases_sec": dict(of.by_phase),
+        "idle_sec": of.idle_sec,
+        "unknown": list(of.unknown),
     }
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from reports.build import ReportSummary
+    from reports.prices import Pricing
     from reports.stats import Ratio
+    from tasks.settings import Settings
 
 
 @task(help={"run": "the run's id (default: the newest run)"})
@@ -28,16 +30,27 @@ def report(context: Context, run: str | None = None) -> None:
     settings = house.load(context)
     folder = find_run(settings.results_folder, run)
     try:
-        made = build(
-            folder,
-            price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
-            price_source=settings.cost.price_source,
-        )
+        made = build(folder, pricing=pricing(settings))
     except ReportError as error:
         raise UsageError(str(error)) from None
     show(made, settings.root)
     if made.exit_code != 0:
         raise SomeTrialsFailed(_shortfall(made))
+
+
+def pricing(settings: Settings) -> Pricing:
+    """What the settings say about cost."""
+    from reports.prices import Pricing
+
+    given = settings.cost
+    return Pricing(
+        usd_per_gpu_hour=given.price_usd_per_gpu_hour,
+        source=given.price_source,
+        shape=given.shape,
+        table=None if given.prices is None else settings.root / given.prices,
+        hosted_usd_per_10000_samples=given.hosted_usd_per_10000_samples,
+        hosted_source=given.hosted_source,
+    )
 
 
 def show(made: ReportSummary, root: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from bench.result import End
 from reports.build import build
+from reports.prices import Pricing
 from tests.unit.reports import synthetic
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -149,7 +150,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "good": build(good).index,
         "kinds": build(kinds).index,
-        "bad": build(bad, price_usd_per_gpu_hour=2.0, price_source="a price list with a long name, 2025-06").index,
+        "bad": build(bad, pricing=Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")).index,
     }
 
 

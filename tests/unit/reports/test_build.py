@@ -16,6 +16,7 @@ import pytest
 from bench.result import End
 from reports.build import build
 from reports.load import ReportError
+from reports.prices import Pricing
 from tests.unit.reports import synthetic
 
 NOTE = "These numbers say nothing about an A10"
@@ -143,7 +144,7 @@ def test_a_hostile_name_is_text_everywhere(folder):
     (folder / "trials" / "<img src=x>").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a script without glyphs in the figures' font is no reason to fail
-        made = build(folder, price_usd_per_gpu_hour=2.0, price_source=HOSTILE)
+        made = build(folder, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
     page = read(made, "index.html")
     assert "<script" not in page
     assert "<img" not in page
@@ -301,10 +302,10 @@ def test_useful_tokens_tell_what_samples_hide(folder):
 
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     exact_run(folder)
-    made = build(folder, price_usd_per_gpu_hour=3.6, price_source="a list, 2026-01")
+    made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
     assert made.rows[1].cost.usd_per_1000_samples == pytest.approx(0.01)
     document = json.loads(read(made, "summary.json"))
-    assert document["price"] == {"usd_per_gpu_hour": 3.6, "source": "a list, 2026-01"}
+    assert (document["price"]["usd_per_gpu_hour"], document["price"]["source"]) == (3.6, "a list, 2026-01")
     for words in (page_text(made), read(made, "report.md"), read(made, "summary.csv")):
         assert "a list, 2026-01" in words
         assert "0.01" in words
@@ -324,7 +325,7 @@ def test_without_a_price_there_are_no_dollars(folder):
 def test_a_price_without_a_source_is_refused_before_anything_is_written(folder):
     exact_run(folder)
     with pytest.raises(ReportError, match=r"cost\.price_source: a price needs its source"):
-        build(folder, price_usd_per_gpu_hour=2.0)
+        build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))
     assert not (folder / "report").exists()
 
 

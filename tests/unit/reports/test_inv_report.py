@@ -10,6 +10,7 @@ from invoke.context import Context
 from bench.result import End
 from tasks import report, settings
 from tasks.errors import SomeTrialsFailed, UsageError
+from tasks.settings import CostSection
 from tests.unit.reports import synthetic
 
 
@@ -19,7 +20,7 @@ def project(tmp_path, monkeypatch):
     house = SimpleNamespace(
         root=tmp_path,
         results_folder=tmp_path / "results",
-        cost=SimpleNamespace(price_usd_per_gpu_hour=None, price_source=None),
+        cost=CostSection(),
     )
     monkeypatch.setattr(settings, "load", lambda _: house)
     monkeypatch.setenv("COLUMNS", "80")
@@ -40,7 +41,7 @@ def test_it_prints_the_finding_the_table_the_note_and_the_path(project, capsys):
 
 
 def test_the_table_fits_into_80_columns_with_long_names_and_a_price(project, capsys):
-    project.cost = SimpleNamespace(price_usd_per_gpu_hour=2.0, price_source="a list")
+    project.cost = CostSection(price_usd_per_gpu_hour=2.0, price_source="a list")
     trials = tuple(synthetic.trial(name, lora_rank=rank) for rank, name in enumerate(("baseline", "x" * 80), start=1))
     run = synthetic.record(trials, run_id="long")
     synthetic.write_run(project.results_folder / "long", run)
