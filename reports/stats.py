@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from reports import student
@@ -105,6 +105,19 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one process says of one quantity: its logarithm and that one's standard error over the steps.
+
+    `half` is half the 95 % interval over its steps, wanted only where it is the only process.
+    """
+
+    worker: str
+    log: float
+    error: float
+    half: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mean:
     """The mean of logarithms with its standard error, degrees of freedom and what it is over; `df` is None for steps.
 
@@ -131,9 +144,8 @@ def combine(processes: Sequence[Process]) -> Measured:
         raise ValueError("a configuration needs at least one process's steps")
     ordered = sorted(processes, key=lambda one: (one.worker, one.process))
     n_steps = sum(one.n_steps for one in ordered)
-    half = half_width(ordered[0]) if len(ordered) == 1 else None
-    found = {name: _estimate(mean_of_logs(ordered, name, half), n_steps) for name in QUANTITIES}
-    medians = {worker: math.exp(value) for worker, value in _by_worker(ordered, "step_time_sec").items()}
+    found = {name: _estimate(mean_of_logs(taken), n_steps) for name, taken in _samples_of_all(ordered).items()}
+    medians = {worker: math.exp(value) for worker, value in _by_worker(samples(ordered, "step_time_sec")).items()}
     return Measured(
         n_workers=len(medians),
         n_processes=len(ordered),
@@ -154,7 +166,7 @@ def combine(processes: Sequence[Process]) -> Measured:
 
 def ratio(of: Measured, to: Measured, rate: str) -> Ratio:
     """`of` over `to` in one of RATES. The verdict is about speed: "faster" or "slower", None where it is not shown."""
-    mean = difference(of.processes, to.processes, rate)
+    mean = difference(samples(of.processes, rate), samples(to.processes, rate))
     n = min(of.n_steps, to.n_steps)
     value = getattr(of, rate).value / getattr(to, rate).value
     if mean.half is None:
@@ -165,45 +177,39 @@ def ratio(of: Measured, to: Measured, rate: str) -> Ratio:
     return Ratio(value=value, low=low, high=high, n=n, verdict=verdict, over=mean.over)
 
 
-def mean_of_logs(processes: Sequence[Process], name: str, half: float | None = None) -> Mean:
-    """The mean logarithm of a quantity over workers, else over processes. `half` is a single process's half-width."""
-    groups = _by_worker(processes, name)
-    units = list(groups.values()) if len(groups) > 1 else [math.log(getattr(one, name)) for one in processes]
-    floor = _floor(processes)
+def samples(processes: Sequence[Process], name: str) -> list[Sample]:
+    """One of QUANTITIES of every process. Amounts are counted, not sampled, so a rate is as sure as its time."""
+    half = half_width(processes[0]) if len(processes) == 1 else None
+    return [
+        Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.standard_error, half=half)
+        for one in processes
+    ]
+
+
+def mean_of_logs(taken: Sequence[Sample]) -> Mean:
+    """The mean over workers, else over processes, else what the only process says."""
+    groups = _by_worker(taken)
+    units = list(groups.values()) if len(groups) > 1 else [one.log for one in taken]
+    floor = _floor(taken)
     if len(units) == 1:
-        return Mean(
-            value=units[0],
-            error=floor,
-            df=None,
-            floor=floor,
-            half=half,
-            over=None if half is None else "steps",
-            units=1,
-        )
-    error, df = statistics.stdev(units) / math.sqrt(len(units)), len(units) - 1.0
-    return Mean(
-        value=statistics.fmean(units),
-        error=error,
-        df=df,
-        floor=floor,
-        half=max(error * student.quantile(CONFIDENCE, df), floor * _NORMAL),
-        over="workers" if len(groups) > 1 else "processes",
-        units=len(units),
-    )
+        half = taken[0].half
+        over: Over | None = None if half is None else "steps"
+        return Mean(value=units[0], error=floor, df=None, floor=floor, half=half, over=over, units=1)
+    return _student(units, floor, "workers" if len(groups) > 1 else "processes")
 
 
-def difference(of: Sequence[Process], to: Sequence[Process], name: str, *, same_workers: bool = True) -> Mean:
-    """The logarithm of `of` over `to`: worker by worker where both ran on the same two or more workers, else by Welch.
+def difference(of: Sequence[Sample], to: Sequence[Sample], *, same_workers: bool = True) -> Mean:
+    """`of` less `to`, so the logarithm of a ratio: worker by worker on the same two or more workers, else by Welch.
 
     `same_workers` False says that equal names are not equal machines. Where one side is a single process, it is taken
     to be as noisy as the other side's; where both are, only their steps can be compared.
     """
-    ours, theirs = _by_worker(of, name), _by_worker(to, name)
+    ours, theirs = _by_worker(of), _by_worker(to)
     if same_workers and len(ours) > 1 and ours.keys() == theirs.keys():
-        return _paired([ours[worker] - theirs[worker] for worker in ours], math.hypot(_floor(of), _floor(to)))
-    mine = mean_of_logs(of, name, half_width(of[0]) if len(of) == 1 else None)
-    other = mean_of_logs(to, name, half_width(to[0]) if len(to) == 1 else None)
-    return _welch(mine, other)
+        return _student(
+            [ours[worker] - theirs[worker] for worker in ours], math.hypot(_floor(of), _floor(to)), "workers"
+        )
+    return _welch(mean_of_logs(of), mean_of_logs(to))
 
 
 def noise(processes: Sequence[Process]) -> Noise:
@@ -222,25 +228,34 @@ def noise(processes: Sequence[Process]) -> Noise:
     )
 
 
-def _by_worker(processes: Iterable[Process], name: str) -> dict[str, float]:
-    """Worker to the mean logarithm of its processes' quantity."""
+def _samples_of_all(processes: Sequence[Process]) -> dict[str, list[Sample]]:
+    """QUANTITIES to samples; what a single process's steps say is drawn once for all four."""
+    times = samples(processes, "step_time_sec")
+    return {
+        name: [
+            replace(one, log=math.log(getattr(process, name))) for one, process in zip(times, processes, strict=True)
+        ]
+        for name in QUANTITIES
+    }
+
+
+def _by_worker(taken: Iterable[Sample]) -> dict[str, float]:
+    """Worker to the mean of its processes."""
     groups: dict[str, list[float]] = {}
-    for one in processes:
-        groups.setdefault(one.worker, []).append(math.log(getattr(one, name)))
+    for one in taken:
+        groups.setdefault(one.worker, []).append(one.log)
     return {worker: group[0] if len(group) == 1 else statistics.fmean(group) for worker, group in groups.items()}
 
 
-def _floor(processes: Sequence[Process]) -> float:
+def _floor(taken: Sequence[Sample]) -> float:
     """The standard error that the noise within the processes leaves of their mean, were they all alike."""
-    return math.sqrt(sum(one.standard_error**2 for one in processes)) / len(processes)
+    return math.sqrt(sum(one.error**2 for one in taken)) / len(taken)
 
 
-def _paired(logs: Sequence[float], floor: float) -> Mean:
-    error, df = statistics.stdev(logs) / math.sqrt(len(logs)), len(logs) - 1.0
+def _student(units: Sequence[float], floor: float, over: Over) -> Mean:
+    error, df = statistics.stdev(units) / math.sqrt(len(units)), len(units) - 1.0
     half = max(error * student.quantile(CONFIDENCE, df), floor * _NORMAL)
-    return Mean(
-        value=statistics.fmean(logs), error=error, df=df, floor=floor, half=half, over="workers", units=len(logs)
-    )
+    return Mean(value=statistics.fmean(units), error=error, df=df, floor=floor, half=half, over=over, units=len(units))
 
 
 def _welch(mine: Mean, other: Mean) -> Mean:
