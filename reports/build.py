@@ -13,12 +13,11 @@ from bench.result import End, write_atomic
 from reports import html, markdown, measurements, tables
 from reports.figures import CHARTS, style
 from reports.html import Picture
-from reports.load import Missing, Rejected, ReportError, Run, load
+from reports.load import REPORT_FOLDER, Missing, Rejected, ReportError, Run, load
 from reports.prices import PriceError, Pricing
 from reports.summarize import summarize
 from reports.summary import Other, Row, Summary
 
-REPORT_FOLDER = "report"
 FIGURES_FOLDER = "figures"
 INDEX_FILE = "index.html"
 

@@ -38,6 +38,7 @@ from bench.result import RESULT_FILE, RUN_FILE, End, PlannedTrial, ResultError, 
 from reports import measurements
 
 TRIALS_FOLDER = "trials"
+REPORT_FOLDER = "report"
 KINDS_WITH_STEPS = ("training", "distributed")
 
 

@@ -34,7 +34,7 @@ QUANTITIES = ("step_time_sec", *RATES)
 # A ratio of single processes gets its word only beyond this: processes of one configuration were seen 0.7 % apart.
 SINGLE_PROCESS_MARGIN = 0.02
 OUTLIERS_TO_FLAG = 0.1  # of the steps; fewer do not move a median
-_NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
+NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +177,12 @@ def ratio(of: Measured, to: Measured, rate: str) -> Ratio:
     return Ratio(value=value, low=low, high=high, n=n, verdict=verdict, over=mean.over)
 
 
-def samples(processes: Sequence[Process], name: str) -> list[Sample]:
-    """One of QUANTITIES of every process. Amounts are counted, not sampled, so a rate is as sure as its time."""
-    half = half_width(processes[0]) if len(processes) == 1 else None
+def samples(processes: Sequence[Process], name: str, *, with_half: bool = True) -> list[Sample]:
+    """One of QUANTITIES of every process. Amounts are counted, not sampled, so a rate is as sure as its time.
+
+    `with_half` False leaves out the interval over a single process's steps, which takes a bootstrap.
+    """
+    half = half_width(processes[0]) if with_half and len(processes) == 1 else None
     return [
         Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.standard_error, half=half)
         for one in processes
@@ -254,7 +257,7 @@ def _floor(taken: Sequence[Sample]) -> float:
 
 def _student(units: Sequence[float], floor: float, over: Over) -> Mean:
     error, df = statistics.stdev(units) / math.sqrt(len(units)), len(units) - 1.0
-    half = max(error * student.quantile(CONFIDENCE, df), floor * _NORMAL)
+    half = max(error * student.quantile(CONFIDENCE, df), floor * NORMAL)
     return Mean(value=statistics.fmean(units), error=error, df=df, floor=floor, half=half, over=over, units=len(units))
 
 
@@ -275,7 +278,7 @@ def _welch(mine: Mean, other: Mean) -> Mean:
         parts = mine.error**4 / mine.df + other.error**4 / other.df
         df = error**4 / parts if parts > 0 else mine.df + other.df
         over = mine.over if mine.over == other.over else "processes"
-    half = max(error * student.quantile(CONFIDENCE, round(df or 1.0, 2)), floor * _NORMAL)
+    half = max(error * student.quantile(CONFIDENCE, round(df or 1.0, 2)), floor * NORMAL)
     return Mean(value=value, error=error, df=df, floor=floor, half=half, over=over, units=units)
 
 
