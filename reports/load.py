@@ -26,6 +26,7 @@ Frame `measurements`, one row per measurement of an accepted result: see `report
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -86,10 +87,14 @@ class Run:
     results: tuple[TrialResult, ...]
     label_of: dict[str, str]
     trials: pd.DataFrame
-    steps: pd.DataFrame
     measurements: pd.DataFrame
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
+
+    @functools.cached_property
+    def steps(self) -> pd.DataFrame:
+        """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
+        return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
 
 
 def load(folder: Path) -> Run:
@@ -110,7 +115,6 @@ def load(folder: Path) -> Run:
         results=tuple(results[trial_id] for trial_id in plans if trial_id in results),
         label_of=label_of,
         trials=_trials_frame(results, label_of),
-        steps=_steps_frame(results, label_of),
         measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
@@ -119,8 +123,10 @@ def load(folder: Path) -> Run:
 
 def _configurations(record: RunRecord) -> tuple[Configuration, ...]:
     groups: dict[tuple[str, str], list[PlannedTrial]] = {}
+    digests: dict[Any, str] = {}  # every worker's copy of a trial has the same
     for plan in record.planned:
-        groups.setdefault((plan.trial.name, plan.trial.digest()), []).append(plan)
+        digest = digests.get(plan.trial) or digests.setdefault(plan.trial, plan.trial.digest())
+        groups.setdefault((plan.trial.name, digest), []).append(plan)
     uses = Counter(name for name, _ in groups)
     # One name over two configurations would merge two rows of every table; the digest tells them apart.
     return tuple(
