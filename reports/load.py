@@ -36,7 +36,7 @@ from typing import Any
 import pandas as pd
 
 from bench.result import RESULT_FILE, RUN_FILE, End, PlannedTrial, ResultError, RunRecord, Steps, TrialResult
-from reports import measurements
+from reports import fingerprint, measurements
 
 TRIALS_FOLDER = "trials"
 REPORT_FOLDER = "report"
@@ -108,6 +108,8 @@ def load(folder: Path) -> Run:
     label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}
     plans = {plan.trial_id: plan for plan in record.planned}
     results, rejected = _read_results(folder, record, plans)
+    if (why := _misleads(record, results)) is not None:
+        results = {trial_id: measurements.without_misleading(one, why) for trial_id, one in results.items()}
     return Run(
         folder=folder,
         record=record,
@@ -119,6 +121,15 @@ def load(folder: Path) -> Run:
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
     )
+
+
+def _misleads(record: RunRecord, results: dict[str, TrialResult]) -> str | None:
+    """Why a share of the hardware's peak would mislead in this run, or None."""
+    if record.profile == "tiny":
+        return "not shown for profile tiny, whose model is too small to say anything about a chip"
+    if fingerprint.hosts(record, results.values()).contention is not None:
+        return "not shown where workers share too few cores"
+    return None
 
 
 def _configurations(record: RunRecord) -> tuple[Configuration, ...]:
@@ -213,6 +224,8 @@ def _fault(steps: Steps) -> str | None:
     ):
         if not (math.isfinite(samples) and samples > 0) or tokens < 1 or not 0 <= useful <= tokens:
             return f"step {number} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
+    if steps.useful_tokens and not any(steps.useful_tokens):
+        return "no step has a useful token; all of them were padding"
     return None
 
 

@@ -48,7 +48,8 @@ def compare(
     from bench.result import write_atomic
     from reports import compare as comparing
     from reports.compared import to_json
-    from reports.load import REPORT_FOLDER, ReportError, load
+    from reports.frames import load_all
+    from reports.load import REPORT_FOLDER, ReportError
     from tasks import settings as house
     from tasks.runs import find_run
 
@@ -56,7 +57,7 @@ def compare(
     allowed, share = _allowed(allow, comparing.ALLOWABLE), _share(tolerance)
     folders = [find_run(settings.results_folder, name) for name in (first, second, *(also or ()))]
     try:
-        compared = comparing.compare([load(folder) for folder in folders], allow=allowed, tolerance=share)
+        compared = comparing.compare(load_all(folders), allow=allowed, tolerance=share)
     except (ReportError, comparing.CompareError) as error:
         raise UsageError(str(error)) from None
     path = folders[-1] / REPORT_FOLDER / COMPARE_FILE if out is None else Path(out)
