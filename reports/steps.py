@@ -125,8 +125,8 @@ def half_width(one: Process) -> float | None:
     """Half the 95 % interval of the logarithm of a process's median step time, over its steps; None over a single one.
 
     The standard error is a block bootstrap's or the plain bootstrap's stretched by the autocorrelation, whichever is
-    larger: with the dozens of steps there are, blocks alone were seen to hold the true value in 77 to 93 % of runs.
-    Student's t over the effective number of steps makes up for how few they are.
+    larger: blocks alone held the true value in 77 to 91 % of simulated runs (20 to 100 steps, autocorrelation 0.3 to
+    0.6). Student's t over the effective number of steps makes up for how few they are.
     """
     steps = np.log(one.steps)
     if len(steps) < 2:
