@@ -77,11 +77,15 @@ def show(compared: Comparison) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from reports import text
+
     console = Console(highlight=False, soft_wrap=False)
     for one in compared.unlike:
         console.print(Text(f"! {one.told}{'' if one in compared.refused else ' (allowed)'}"))
     for run_id, amount in compared.rejected.items():
-        console.print(Text(f"! {run_id}: {amount} files rejected; inv report --run={run_id} says which and why"))
+        console.print(
+            Text(f"! {run_id}: {text.count(amount, 'file')} rejected; inv report --run={run_id} says which and why")
+        )
     for run_id, labels in compared.only_in.items():
         if labels:
             console.print(Text(f"! only in {run_id}: {', '.join(labels)}"))

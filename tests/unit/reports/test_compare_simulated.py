@@ -1,9 +1,9 @@
 """Comparing in simulation: false alarms stay rare, and a slowdown of 3 % is found at the default repeats.
 
-The default repeats are those of `inv bench --quick` as shipped: 2 configurations, replicated on 4 workers; with 20 steps,
-where profile gpu measures 30. Noise is `noise.ON_A_GPU`: processes 0.35 % apart, workers 1 %, steps 0.5 % that resemble
-their neighbours, outliers and drift. Every simulated run is a run as loaded, compared by the function that `inv compare`
-calls.
+The default repeats are those of `inv bench --quick` as shipped: 2 configurations, replicated on 4 workers; with 20
+steps, where profile gpu measures 30. Noise is `noise.ON_A_GPU`: processes 0.35 % apart, workers 1 %, steps 0.5 % that
+resemble their neighbours, outliers and drift. Every simulated run is a run as loaded, compared by the function that
+`inv compare` calls.
 """
 
 from __future__ import annotations
