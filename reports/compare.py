@@ -11,9 +11,9 @@ worker has the very same GPUs in both runs, else Welch's) are corrected together
 chance of a single false "faster" or "slower" in the whole table at 5 %. "same" wants more than no difference found: the
 interval must also lie within 3 % of 1, or within the tolerance where that is wider; what is neither is "unknown".
 
-In simulation (tests/unit/reports/test_compare_simulated.py): at most 5 % false alarms; and a slowdown of 3 % is found in
-at least 90 % of runs with the default repeats (the quick suite, replicated on 4 workers) and 20 steps, where processes
-are as alike as those measured on a GPU. Noisier ones need more workers; until then the word is "unknown".
+In simulation (tests/unit/reports/test_compare_simulated.py): at most 5 % false alarms; and a slowdown of 3 % is found
+in at least 90 % of runs with the default repeats (the quick suite, replicated on 4 workers) and 20 steps, where
+processes are as alike as those measured on a GPU. Noisier ones need more workers; until then the word is "unknown".
 
 Not covered: memory and losses (the report shows them), and a cause: compare says that something changed, not what.
 """
