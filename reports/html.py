@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -99,6 +100,12 @@ def render(
         ],
         trials_left_out=max(0, len(run.trials) - MOST_RAW),
     )
+
+
+def without_refresh(page: str) -> str:
+    """A page of ours as it would be without `refresh_sec`."""
+    page = re.sub(r'<meta http-equiv="refresh" content="\d+">\n', "", page, count=1)
+    return re.sub(r"<!-- renewing -->.*?<!-- /renewing -->", "", page, count=1, flags=re.DOTALL)
 
 
 def _policy(script: str) -> str:
