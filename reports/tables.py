@@ -15,7 +15,7 @@ from reports import cost, measurements, stats, text
 from reports.load import Run
 from reports.summary import Other, Row, Summary
 
-SUMMARY_SCHEMA_VERSION = 1
+SUMMARY_SCHEMA_VERSION = 2
 ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
 
 
