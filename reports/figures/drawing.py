@@ -1,8 +1,9 @@
-"""Charts drawn in processes of their own, started early so that their imports overlap with reading the run.
+"""Charts drawn in several processes, this one among them; the others start while the run is still being read.
 
 A process gets a chart's name and the little data it gathered, and gives back bytes. Drawing is pure computation held
-by Python's lock, so threads would not help. Processes are spawned, never forked: the parent's numeric libraries have
-threads of their own, and a fork of those may hang.
+by Python's lock, so threads would not help. Processes are spawned, never forked: numeric libraries have threads of
+their own, and a fork of those may hang. Each spends a second of processor time on imports, as much as three figures,
+so there are few, and this process draws what the others have not begun.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import multiprocessing
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from reports.figures.chart import Chart, Picture
 
-MOST_PROCESSES = 4
+MOST_PROCESSES = 4  # this one included
 DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report
 
 
@@ -35,17 +37,15 @@ class Job:
 
 
 class Studio:
-    """Processes that draw. Made before the run is read; `processes` 0 draws in this one, as tests may want.
+    """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
 
-    Raises DrawError from `draw`, naming the figure.
-    """
-
-    def __init__(self, processes: int | None = None) -> None:
-        count = min(MOST_PROCESSES, os.cpu_count() or 1) if processes is None else processes
+    def __init__(self) -> None:
+        others = min(MOST_PROCESSES, os.cpu_count() or 1) - 1
         self._pool: ProcessPoolExecutor | None = None
-        if count > 0:
-            self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-            self._warm: list[Future[None]] = [self._pool.submit(_warm_up) for _ in range(count)]
+        if others > 0:
+            self._pool = ProcessPoolExecutor(others, mp_context=multiprocessing.get_context("spawn"))
+            for _ in range(others):
+                self._pool.submit(_warm_up)
 
     def __enter__(self) -> Studio:
         return self
@@ -57,17 +57,30 @@ class Studio:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def draw(self, jobs: Iterable[Job]) -> list[Picture]:
-        """Pictures in the order of `jobs`."""
-        if self._pool is None:
-            return [draw_one(job.chart.name, job.data) for job in jobs]
-        started = [(job, self._pool.submit(draw_one, job.chart.name, job.data)) for job in jobs]
-        pictures = []
-        for job, future in started:
-            try:
-                pictures.append(future.result(timeout=DRAW_SEC))
-            except TimeoutError:
-                raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
-        return pictures
+        """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError."""
+        started = [(job, self._hand_out(job)) for job in jobs]
+        # From the end: the others begin at the front.
+        mine = [job for job, future in reversed(started) if future is None or future.cancel()]
+        ours = {job.chart.name: draw_one(job.chart.name, job.data) for job in mine}
+        return [ours.get(job.chart.name) or _awaited(job, future) for job, future in started]
+
+    def _hand_out(self, job: Job) -> Future[Picture] | None:
+        """None where nobody takes it."""
+        try:
+            return None if self._pool is None else self._pool.submit(draw_one, job.chart.name, job.data)
+        except BrokenProcessPool:
+            return None
+
+
+def _awaited(job: Job, future: Future[Picture] | None) -> Picture:
+    try:
+        if future is not None:
+            return future.result(timeout=DRAW_SEC)
+    except TimeoutError:
+        raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
+    except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
+        pass
+    return draw_one(job.chart.name, job.data)
 
 
 def draw_one(name: str, data: Any) -> Picture:

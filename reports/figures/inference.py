@@ -22,7 +22,7 @@ _BITS = {"nf4": "4 bit", "bf16": "16 bit"}
 _PANEL_IN = 3.5
 _LABEL_IN = 1.15
 _MEASURES = (
-    ("decode_tokens_per_sec", "Decoded tokens per second, all sequences", True),
+    ("decode_tokens_per_sec", "Decoded tokens per second", True),
     ("time_to_first_token_sec", "Seconds to the first token", True),
 )
 
@@ -144,7 +144,10 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
 def caption(data: Data) -> str:
     paths = {line.path for lines in data.lines for line in lines}
     two = " Dashed is the library's own generate, solid one captured decoding step." if len(paths) > 1 else ""
-    return f"Lines that keep rising still gain from larger batches; where one flattens, the chip is full.{two}"
+    return (
+        "Tokens of all sequences of a batch together: lines that keep rising still gain from larger batches; where one "
+        f"flattens, the chip is full.{two}"
+    )
 
 
 def alt(data: Data) -> str:

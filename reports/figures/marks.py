@@ -153,8 +153,8 @@ def _plain(axis: Any, ticks: int, *, integer: bool, log: bool) -> None:
     if log:
         low, high = axis.get_view_interval()
         span = high / low
-        base, subs = (10, (1.0,)) if span > 1000 else (10, (1.0, 3.0)) if span > 40 else (2, (1.0,))
-        axis.set_major_locator(LogLocator(base=base, subs=subs if span > 4 else (1.0, 1.25, 1.5, 1.75)))
+        subs = (1.0,) if span > 1000 else (1.0, 3.0) if span > 40 else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(base=10, subs=subs) if span > 4 else MaxNLocator(nbins=ticks))
         axis.set_minor_formatter(NullFormatter())
     else:
         axis.set_major_locator(MaxNLocator(nbins=ticks, integer=integer))

@@ -17,7 +17,7 @@ from reports.figures.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.load import Run
 from reports.summary import Summary
 
-_MOST_ROWS = 30
+_MOST_ROWS = 20
 _TONES = {"faster": OTHER_TONE, "slower": ACCENT_TONE}
 _ORDER = ("slower", "faster", "unknown", "same")
 
@@ -36,21 +36,23 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
     known = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
     if comparison is None or not known:
         return None
-    shown = sorted(known, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MOST_ROWS]
+    # Parts of a step follow from the step; what other kinds measured is drawn where no step was compared.
+    shown = [row for row in known if row.metric == "samples_per_sec"] or known
+    shown = sorted(shown, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MOST_ROWS]
     several = len(comparison.run_ids) > 2
     band = max(RESOLUTION, comparison.tolerance)
-    left_out = f"{len(shown)} of {len(known)} rows: what changed first" if len(shown) < len(known) else ""
+    rest = len(comparison.rows) - len(shown)
     return Data(
         over=head(
             summary,
-            _title(comparison),
+            _title(comparison, shown),
             f"against run {comparison.run_ids[0]}",
             "95 % intervals over processes; verdicts corrected for several comparisons (Holm)",
-            left_out,
+            f"{rest:,} more quantities: inv compare {' '.join(comparison.run_ids)}" if rest else "",
         ),
         names=tuple(_name(row, several=several) for row in shown),
         panel=Panel(
-            title=f"Speed, x {comparison.run_ids[0]} (dashed: same; band: {100 * band:g} %)",
+            title=f"Speed, x that of {comparison.run_ids[0]} (dashed: the same; band: {100 * band:g} %)",
             marks=tuple(map(_mark, shown)),
             kind="dots",
             log=True,
@@ -62,9 +64,10 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
 
 
 def _name(row: Compared, *, several: bool) -> str:
-    metric = row.metric.removesuffix("_per_sec").replace("_", " ")
     run = f", {row.run_id}" if several else ""
-    return f"{row.configuration}: {metric}{run}"
+    if row.metric == "samples_per_sec":
+        return f"{row.configuration}{run}"
+    return f"{row.configuration}: {row.metric.replace('_', ' ')}{f', {row.context}' if row.context else ''}{run}"
 
 
 def _mark(row: Compared) -> Mark:
@@ -80,11 +83,11 @@ def _mark(row: Compared) -> Mark:
     )
 
 
-def _title(comparison: Comparison) -> str:
+def _title(comparison: Comparison, shown: list[Compared]) -> str:
     before, *after = comparison.run_ids
-    counts = {word: sum(row.verdict == word for row in comparison.rows) for word in _ORDER}
-    told = [f"{amount} {word}" for word, amount in counts.items() if amount]
-    return f"{text.listing(list(after))} against {before}: {', '.join(told)}"
+    counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
+    told = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
+    return f"Run {text.listing(list(after))} against {before}: {', '.join(told)}"
 
 
 def draw(data: Data, sheet: Sheet) -> Figure:

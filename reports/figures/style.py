@@ -19,7 +19,7 @@ from reports.figures import measure
 from reports.figures.palette import GRID, INK, MUTED, PAPER
 
 PAGE_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-PNG_DPI = 160
+PNG_DPI = 120  # 1,320 pixels wide; the SVG beside it has every size
 NAME_SIZE = 9.0  # font sizes in points
 TITLE_SIZE = 12.0
 FACT_SIZE = 8.5

@@ -157,7 +157,7 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
 def draw(data: Data, sheet: Sheet) -> Figure:
     lane_in = _LANE_IN + (0.1 if sheet.narrow else 0.0)
     top_in = 0.22
-    drawing = board(data.over, sheet, top_in + (lane_in + 0.42) * len(data.lanes) + 0.3)
+    drawing = board(data.over, sheet, top_in + (lane_in + 0.42) * len(data.lanes) + 0.38)
     left_in = MARGIN_IN + 0.55
     ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
     width -= 0.55 if any(len(lane.curves) > 1 for lane in data.lanes) else 0.05
@@ -190,11 +190,8 @@ def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
     axes.set_ylim(0.0, max(top * 1.12, 105.0 if lane.title.startswith("GPU utilization") else 0.0) or 1.0)
     if lane.title.startswith("GPU utilization"):
         axes.axhline(TARGET_PERCENT, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
-    said = (
-        f"{lane.title}: {text.number(lane.measured_mean)} while measured"
-        if lane.measured_mean is not None
-        else lane.title
-    )
+    mean = "" if lane.measured_mean is None else f": mean {text.number(lane.measured_mean)}"
+    said = f"{lane.title}{mean}"
     axes.set_title(said)
     axes.grid(visible=False, axis="x")
     marks.height_axis(axes, 3)
@@ -223,10 +220,10 @@ def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None
 def caption(data: Data) -> str:
     target = f" The dashed line is the target of {TARGET_PERCENT:.0f} %." if data.is_gpu else ""
     return (
-        "Bands are the trial's phases, named above; the measured one should be flat, and dips in it are time that "
-        f"the GPU waited.{target}"
+        "Bands are the trial's phases, named above, and means are over the measured one: it should be flat, and dips "
+        f"in it are time that the GPU waited.{target}"
         if data.is_gpu
-        else "Bands are the trial's phases, named above; the measured one should be flat."
+        else "Bands are the trial's phases, named above, and means are over the measured one: it should be flat."
     )
 
 
