@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bench.result import End
-from reports import cost, measurements, stats, text
+from reports import cost, measurements, sentences, stats, text
 from reports.load import Run
 from reports.summary import Other, Row, Summary
 
@@ -36,6 +36,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
             "provenance": record.provenance,
         },
         "profile_note": summary.profile_note,
+        "recommendation": sentences.recommendation(summary),
         "finding": summary.finding,
         "second_finding": summary.second_finding,
         "cautions": list(summary.cautions),

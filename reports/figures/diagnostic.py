@@ -66,7 +66,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
             Panel(title=title, marks=tuple(effects), kind="dots", log=True, at=1.0)
             for title, effects in (
                 (
-                    f"Samples per second, x {CENTRE} (dashed: no effect)",
+                    f"Samples per second, x {CENTRE}",
                     [
                         _effect(row, centre, "samples_per_sec", one)
                         for (row, *_), one in zip(found, factors, strict=True)

@@ -45,7 +45,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     silent = _by_ranks(run, "efficiency_percent")
     found = _efficiencies(steps, silent, beside)
     n = sorted({one.n_steps for one in steps.values()})
-    panels = [Panel(title="Samples per second, all ranks (upright: linear)", marks=tuple(_rates(rates)))]
+    panels = [Panel(title="Samples per second (upright: linear)", marks=tuple(_rates(rates)))]
     shares = _by_ranks(run, "communication_share_no_sync_percent")
     if shares:
         bounds = _by_ranks(run, "communication_bound_sec")
@@ -122,7 +122,7 @@ def _share(one: Reading | None, bound: Reading | None) -> Mark:
         most = 100.0 - float(left)
     told = f"{text.number(one.value, 1)} % {text.span(one.low, one.high, 1)}".rstrip()
     if most is not None:
-        told += f"  | bound {text.number(most, 2)} %"
+        told += f"  | bound {most:.2g} %"
     return Mark(value=one.value, words=told, low=one.low, high=one.high, tone=ACCENT_TONE, limit=most)
 
 
@@ -182,9 +182,9 @@ def draw(data: Data, sheet: Sheet) -> Figure:
 def caption(data: Data) -> str:
     both = " Hollow diamonds are the two published records; they contradict each other." if data.has_published else ""
     return (
-        "Bars that reach the upright line scale linearly; an interval that holds 100 % (or 0 % communication) says "
-        "that what talking costs could not be told from nothing. The bound is its cost if none of it were hidden."
-        f"{both}"
+        "Samples of all ranks together: bars that reach the upright line scale linearly; an interval that holds 100 % "
+        "(or 0 % communication) says that what talking costs could not be told from nothing. The bound is its cost if "
+        f"none of it were hidden.{both}"
     )
 
 

@@ -11,7 +11,7 @@ from reports import published, readings, text
 from reports.figures import marks
 from reports.figures.board import MARGIN_IN, Head, Sheet, board, head
 from reports.figures.chart import Chart
-from reports.figures.palette import ACCENT_TONE, DEEP_TONE, INK, MUTED, PUBLISHED
+from reports.figures.palette import ACCENT_TONE, DEEP_TONE, INK, MUTED, PAPER, PUBLISHED
 from reports.load import Run
 from reports.readings import Reading
 from reports.summary import Summary
@@ -127,6 +127,7 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
             (batch, value),
             xytext=(7, -3),
             textcoords="offset points",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             fontsize=8,
             color=MUTED,
             va="top",

@@ -58,8 +58,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
         ),
         names=tuple(row.label for row in drawn),
         panel=Panel(
-            title="Peak GPU memory, GB"
-            + ("" if capacity is None else f" (dashed: the GPU's {text.number(capacity / 1e9)})"),
+            title="Peak GPU memory, GB" + ("" if capacity is None else f" (dashed: {text.number(capacity / 1e9)})"),
             marks=tuple(found),
             at=None if capacity is None else capacity / 1e9,
         ),
@@ -119,7 +118,7 @@ def draw(data: Data, sheet: Sheet) -> Figure:
 
 
 def caption(data: Data) -> str:
-    capacity = " What comes near the dashed line will not fit beside anything else." if data.panel.at else ""
+    capacity = " The dashed line is what the GPU has." if data.panel.at else ""
     if any(data.predicted_gb):
         return f"Bars are measured, short upright lines are what was predicted before the trial.{capacity}"
     return f"Bars are the measured peaks; there is no prediction to hold them against.{capacity}"
