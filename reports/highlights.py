@@ -48,10 +48,12 @@ class BilledTime:
 
 def best(summary: Summary) -> Row | None:
     """The configuration with the most useful tokens per second, None where nothing was measured."""
-    measured = [row for row in summary.rows if row.measured is not None]
-    return max(
-        measured, key=lambda row: row.measured.useful_tokens_per_sec.value if row.measured else 0.0, default=None
-    )
+    return max(summary.measured_rows, key=useful_rate, default=None)
+
+
+def useful_rate(row: Row) -> float:
+    """Useful tokens per second; 0 where nothing was measured."""
+    return row.measured.useful_tokens_per_sec.value if row.measured is not None else 0.0
 
 
 def recommended(summary: Summary) -> str | None:

@@ -23,7 +23,8 @@ from reports.load import Run
 from reports.summary import Row, Summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
-MOST_RAW = 2_000  # trials in the page's last table; summary.json has all of them
+# Rows of the page's long tables, so that it stays a page; summary.json has all of them.
+MOST_ROWS, MOST_RAW, MOST_FAILURES = 400, 500, 200
 
 # The first five are words, the others numbers; reasons stand in the list of failures.
 _RAW_COLUMNS = (
@@ -78,6 +79,8 @@ def render(
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.j2").render(
         s=summary,
+        rows=_shown(summary),
+        most_failures=MOST_FAILURES,
         run=summary.record,
         recommendation=sentences.recommendation(summary),
         recommended=highlights.recommended(summary),
@@ -100,6 +103,15 @@ def render(
         ],
         trials_left_out=max(0, len(run.trials) - MOST_RAW),
     )
+
+
+def _shown(summary: Summary) -> tuple[Row, ...]:
+    """The configurations of the page's table, in the plan's order: all, or the baseline and the best."""
+    if len(summary.rows) <= MOST_ROWS:
+        return summary.rows
+    best = sorted(summary.rows, key=lambda row: (not row.is_baseline, -highlights.useful_rate(row)))[:MOST_ROWS]
+    labels = {row.label for row in best}
+    return tuple(row for row in summary.rows if row.label in labels)
 
 
 def without_refresh(page: str) -> str:

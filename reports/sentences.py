@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bench.result import End, RunRecord, TrialResult
-from reports import measurements, stats, text
+from reports import highlights, measurements, stats, text
 from reports.cost import Price
 from reports.fingerprint import CPU, Hosts
 from reports.load import Run
@@ -14,6 +14,7 @@ from reports.summary import Other, Row, Summary
 
 # Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
 NOTABLE_SPREAD = 1.10
+_MOST_TIED = 8  # how many of the next fastest are compared with the fastest
 
 
 def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run: Run, hosts: Hosts) -> str:
@@ -59,7 +60,8 @@ def recommendation(summary: Summary) -> str:
     measured = [row for row in summary.rows if row.measured is not None]
     if not measured:
         return summary.finding
-    best = max(measured, key=_useful)
+    fastest = sorted(measured, key=highlights.useful_rate, reverse=True)[: 1 + _MOST_TIED]
+    best = fastest[0]
     where = _setting(best.measured, summary.record, summary.hosts)
     ratio = best.useful_tokens_ratio
     if best.is_baseline and len(measured) > 1:
@@ -73,9 +75,8 @@ def recommendation(summary: Summary) -> str:
         return f"Stay with {summary.baseline}: {best.label} gave {gain} {where}, which does not show it to be faster."
     tied = [
         row.label
-        for row in measured
-        if row is not best
-        and not row.is_baseline
+        for row in fastest[1:]
+        if not row.is_baseline
         and row.measured is not None
         and best.measured is not None
         and stats.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
@@ -83,10 +84,6 @@ def recommendation(summary: Summary) -> str:
     also = f"; {text.some(tied, 3)} could not be told from it" if tied else ""
     dollars = f" at ${text.number(best.cost.usd_per_1000_samples)} per 1,000 samples" if best.cost is not None else ""
     return f"Train with {best.label}: {gain}{dollars} {where}{also}."
-
-
-def _useful(row: Row) -> float:
-    return row.measured.useful_tokens_per_sec.value if row.measured is not None else 0.0
 
 
 def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:

@@ -12,6 +12,7 @@ from reports.figures.board import Head, Sheet, board, head
 from reports.figures.chart import Chart
 from reports.figures.marks import Mark, Panel
 from reports.figures.palette import PUBLISHED
+from reports.highlights import useful_rate
 from reports.load import Run
 from reports.summary import Row, Summary
 
@@ -28,7 +29,7 @@ class Data:
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
-    drawn = sorted(rows.drawn(summary), key=lambda row: -rows.useful_rate(row))
+    drawn = sorted(rows.drawn(summary), key=lambda row: -useful_rate(row))
     if not drawn:
         return None
     beside = published.beside(run)

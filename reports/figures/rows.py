@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from reports import text
 from reports.figures.marks import Mark, Panel
 from reports.figures.palette import BASELINE_TONE, OTHER_TONE
+from reports.highlights import useful_rate
 from reports.summary import Row, Summary
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
@@ -20,11 +21,6 @@ def drawn(summary: Summary) -> tuple[Row, ...]:
     fastest = sorted(measured, key=lambda row: (not row.is_baseline, -useful_rate(row)))[:MAX_DRAWN]
     chosen = {row.label for row in fastest}
     return tuple(row for row in measured if row.label in chosen)
-
-
-def useful_rate(row: Row) -> float:
-    """Useful tokens per second; 0 where nothing was measured."""
-    return row.measured.useful_tokens_per_sec.value if row.measured is not None else 0.0
 
 
 def tone(row: Row) -> str:

@@ -471,3 +471,17 @@ def test_every_field_of_summary_json_is_documented(folder):
     words = set(re.findall(r"`([a-z_0-9]+)`", (Path(__file__).parents[3] / documented).read_text()))
     fields = set(document) | set(document["configurations"][0]) | set(document["failures"][0]) | set(document["run"])
     assert fields <= words
+
+
+def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
+    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
+    run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
+    for plan in run.planned[:210]:
+        failed = synthetic.result(plan, worker="worker-1", status=End.FAILED, reason="no luck", log_tail=["x" * 200])
+        synthetic.write_result(folder, failed)
+    made = build(folder)
+    said = page_text(made)
+    assert "201 slower configurations are in summary.json." in said
+    assert "10 more are in summary.json." in said
+    assert "101 more trials are in summary.json." in said
+    assert made.index.stat().st_size < 2_000_000
