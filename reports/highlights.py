@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reports import text
-from reports.cost import Amount, FineTuning, Price
+from reports.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary import Row, Summary
 
 
@@ -134,7 +134,10 @@ def billed(summary: Summary) -> BilledTime | None:
         f"{text.number(found.useful_percent, 0)} % of that was measured steps. "
         f"Not known: {text.listing(list(found.unknown))}."
     )
-    parts = [("measured steps", found.useful_sec), *found.by_phase.items(), ("between trials", found.idle_sec)]
+    phases = [
+        (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in found.by_phase.items()
+    ]
+    parts = [("measured steps", found.useful_sec), *phases, ("between trials", found.idle_sec)]
     return BilledTime(told=told, parts=tuple((name, duration(seconds)) for name, seconds in parts if seconds > 0))
 
 

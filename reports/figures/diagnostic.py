@@ -109,12 +109,18 @@ def _effect(row: Row, centre: Row, rate: str, factor: Factor | None) -> Mark:
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     return Mark(
         value=ratio.value,
-        words=f"{text.ratio(ratio)}{verdict}{more}",
+        words=f"{_times(ratio)}{verdict}{more}",
         low=ratio.low,
         high=ratio.high,
         tone=OTHER_TONE if ratio.verdict else BASELINE_TONE,
         published=reference,
     )
+
+
+def _times(ratio: stats.Ratio) -> str:
+    """Three decimals close to 1: `1.00x slower` says nothing."""
+    places = 3 if abs(ratio.value - 1.0) < 0.02 else 2
+    return f"{text.number(ratio.value, places)}x {text.span(ratio.low, ratio.high, places)}".rstrip()
 
 
 def _title(found: list[tuple[Row, str, object, str]], panel: Panel) -> str:

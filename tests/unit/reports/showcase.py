@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,15 @@ def write(
     )
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder)
+    free_at: dict[str, float] = {}  # seconds after the run's start: a worker takes one trial after the other
     for number, plan in enumerate(plans):
         where = plan.worker or names[0]
         failed = plan.trial.name in out_of_memory
         one = result(plan, where, seed=number, failed=failed, machine=machine, run_id=run_id)
+        began, wall = free_at.get(where, 0.0), sum(one.phases.values()) + 1.5
+        free_at[where] = began + wall + 2.0
+        moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=began)
+        one = replace(one, started_at=moment.isoformat(), wall_time_sec=wall)
         synthetic.write_result(folder, one)
         if one.status is End.SUCCEEDED:
             write_telemetry(folder / "trials" / plan.trial_id / "telemetry.csv", plan.trial, seed=number)
