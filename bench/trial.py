@@ -372,21 +372,22 @@ def _check_types(trial: Trial) -> None:
     # Annotations are strings under `from __future__`, which is all that is needed to check plain scalars exactly.
     for field in dataclasses.fields(trial):
         value = getattr(trial, field.name)
-        if field.type == "str":
-            _expect(type(value) is str, field.name, f"text, found {schema.kind(value)}")
-        elif field.type == "int":
-            _expect(type(value) is int, field.name, f"a whole number, found {schema.kind(value)}")
-        elif field.type == "float":
-            _expect(
-                type(value) is float and math.isfinite(value),
-                field.name,
-                f"a finite number, found {schema.kind(value)}",
-            )
-        elif field.type == "bool":
-            _expect(type(value) is bool, field.name, f"true or false, found {schema.kind(value)}")
-        else:
-            texts = isinstance(value, tuple) and all(type(item) is str for item in value)
-            _expect(texts, field.name, f"a list of texts, found {schema.kind(value)}")
+        kind, words = _SCALARS.get(str(field.type), (tuple, "a list of texts"))
+        fits = type(value) is kind if kind is not tuple else isinstance(value, tuple)
+        if fits and kind is float:
+            fits = math.isfinite(value)
+        if fits and kind is tuple:
+            fits = all(type(item) is str for item in value)
+        if not fits:  # the message is made only now: every result read carries a trial
+            raise TrialError(f"{field.name}: expected {words}, found {schema.kind(value)}")
+
+
+_SCALARS: dict[str, tuple[type, str]] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a finite number"),
+    "bool": (bool, "true or false"),
+}
 
 
 def _check_choices_of_fast(trial: Trial) -> None:

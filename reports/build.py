@@ -6,18 +6,22 @@ itself for long, and an interrupted report leaves the previous page in place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.result import End, write_atomic
-from reports import cost, html, markdown, measurements, tables
-from reports.figures import CHARTS, style
-from reports.html import Picture
-from reports.load import Missing, Rejected, ReportError, Run, load
+from reports import frames, html, markdown, measurements, sentences, tables
+from reports.compare import CompareError, Comparison, compare
+from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
+from reports.figures.chart import Absent, Chart, Picture
+from reports.figures.drawing import DrawError, Job, Studio
+from reports.load import REPORT_FOLDER, Missing, Rejected, ReportError, Run, load
+from reports.prices import PriceError, Pricing
 from reports.summarize import summarize
 from reports.summary import Other, Row, Summary
 
-REPORT_FOLDER = "report"
 FIGURES_FOLDER = "figures"
 INDEX_FILE = "index.html"
 
@@ -29,6 +33,7 @@ class ReportSummary:
     run_id: str
     index: Path
     files: tuple[Path, ...]
+    recommendation: str
     finding: str
     baseline: str
     profile_note: str | None
@@ -43,26 +48,38 @@ class ReportSummary:
 
 
 def build(
-    run_folder: Path, *, price_usd_per_gpu_hour: float | None = None, price_source: str | None = None
+    run_folder: Path, *, pricing: Pricing | None = None, against: Path | None = None, refresh_sec: int | None = None
 ) -> ReportSummary:
     """Write the report of results/<run-id> and say what is in it.
 
-    Raises ReportError, with nothing written, when run.json cannot be trusted or the price cannot be used; also when
-    the report's folder cannot be written.
+    `against` is another run's folder to compare this one with, in a figure. `refresh_sec` makes the page renew itself,
+    for as long as a run goes on.
+
+    Raises ReportError, with nothing written, when run.json cannot be trusted, the price cannot be used, the runs cannot
+    be compared or a figure cannot be drawn; also when the report's folder cannot be written.
     """
-    try:
-        price = cost.price(price_usd_per_gpu_hour, price_source)
-    except ValueError as error:
-        raise ReportError(f"cost.{error}") from None
-    run = load(run_folder)
-    summary = summarize(run, price)
-    pictures, figures = _draw(summary, run)
-    contents = {f"{FIGURES_FOLDER}/{name}": content for name, content in figures.items()} | {
+    with Studio() as studio:
+        run = load(run_folder)
+        try:
+            summary = summarize(run, pricing)
+            charts = _charts(run, None if against is None else load(against))
+            pictures, absent = _draw(studio, charts, summary, run)
+        except (PriceError, CompareError, DrawError) as error:
+            raise ReportError(str(error)) from None
+    figures = {
+        f"{FIGURES_FOLDER}/{picture.name}.{kind}": content
+        for picture in pictures
+        for kind, content in (("png", picture.png), ("svg", picture.svg))
+    }
+    contents = figures | {
         "summary.json": tables.summary_json(summary, run),
         "summary.csv": tables.summary_csv(summary),
+        "trials.csv": frames.to_csv(run.trials),
+        "steps.csv": frames.to_csv(run.steps),
+        "costs.csv": frames.to_csv(frames.costs(summary)),
         "measurements.csv": measurements.to_csv(run.measurements),
-        "report.md": markdown.render(summary, pictures).encode(),
-        INDEX_FILE: html.render(summary, run, pictures).encode(),
+        "report.md": markdown.render(summary, pictures, absent).encode(),
+        INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
     }
     folder = run_folder / REPORT_FOLDER
     files = _write(folder, contents)
@@ -70,6 +87,7 @@ def build(
         run_id=summary.record.run_id,
         index=folder / INDEX_FILE,
         files=files,
+        recommendation=sentences.recommendation(summary),
         finding=summary.finding,
         baseline=summary.baseline,
         profile_note=summary.profile_note,
@@ -84,30 +102,31 @@ def build(
     )
 
 
-def _draw(summary: Summary, run: Run) -> tuple[list[Picture], dict[str, bytes]]:
-    """Every chart for the page, and its files; none where nothing was measured."""
-    pictures: list[Picture] = []
-    files: dict[str, bytes] = {}
-    if not summary.measured_rows:
-        return pictures, files
-    with style.drawing():
-        for chart in CHARTS:
-            figure = chart.draw(summary, run, style.WIDE)
-            wide = style.svg(figure)
-            files[f"{chart.name}.png"] = style.png(figure)
-            files[f"{chart.name}.svg"] = wide
-            narrow = style.svg(chart.draw(summary, run, style.NARROW))
-            pictures.append(
-                Picture(
-                    name=chart.name,
-                    title=chart.title,
-                    wide_svg=style.inline_svg(wide, f"w{chart.name[:2]}"),
-                    narrow_svg=style.inline_svg(narrow, f"n{chart.name[:2]}"),
-                    caption=chart.caption(summary),
-                    alt=chart.alt(summary),
-                )
-            )
-    return pictures, files
+def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
+    """All charts; that of the comparison with what it compares."""
+    if other is None:
+        return CHARTS
+    compared = compare([other, run])
+    if compared.refused:
+        raise CompareError(_refusal(compared))
+    gather = partial(run_comparison.gather, comparison=compared)
+    return tuple(replace(one, gather=gather) if one is RUN_COMPARISON else one for one in CHARTS)
+
+
+def _refusal(compared: Comparison) -> str:
+    before, after = compared.run_ids
+    unlike = "; ".join(one.told for one in compared.refused)
+    return f"run {after} is not comparable with {before}: {unlike}; inv compare --allow says what may differ"
+
+
+def _draw(
+    studio: Studio, charts: Sequence[Chart], summary: Summary, run: Run
+) -> tuple[tuple[Picture, ...], tuple[Absent, ...]]:
+    """Every chart that has data, drawn; and those that have none, with what would make them appear."""
+    found = [(chart, chart.gather(summary, run)) for chart in charts]
+    pictures = studio.draw(Job(chart=chart, data=data) for chart, data in found if data is not None)
+    absent = tuple(Absent(title=chart.title, needs=chart.needs) for chart, data in found if data is None)
+    return tuple(pictures), absent
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:

@@ -59,7 +59,7 @@ class Hosts:
 def hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     """Read every result's fingerprint. Results without one (written by collect) say nothing."""
     known = [result for result in results if result.fingerprint]
-    devices = tuple(dict.fromkeys(_device(result.fingerprint) for result in known))
+    devices = tuple(dict.fromkeys(device(result.fingerprint) for result in known))
     common, differences = _compare([(result, flatten(result.fingerprint)) for result in known])
     return Hosts(
         devices=devices,
@@ -112,7 +112,8 @@ def _places(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ..
     return {value: tuple(one.trial_id for one in found) for value, found in holders.items()}
 
 
-def _device(document: Mapping[str, Any]) -> str:
+def device(document: Mapping[str, Any]) -> str:
+    """The GPU's name, "CPU", or "device unknown"."""
     name = document.get("gpu_name")
     return str(name) if name else CPU if document.get("device") == "cpu" else "device unknown"
 

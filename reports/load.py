@@ -26,6 +26,7 @@ Frame `measurements`, one row per measurement of an accepted result: see `report
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -35,9 +36,10 @@ from typing import Any
 import pandas as pd
 
 from bench.result import RESULT_FILE, RUN_FILE, End, PlannedTrial, ResultError, RunRecord, Steps, TrialResult
-from reports import measurements
+from reports import fingerprint, measurements
 
 TRIALS_FOLDER = "trials"
+REPORT_FOLDER = "report"
 KINDS_WITH_STEPS = ("training", "distributed")
 
 
@@ -85,10 +87,14 @@ class Run:
     results: tuple[TrialResult, ...]
     label_of: dict[str, str]
     trials: pd.DataFrame
-    steps: pd.DataFrame
     measurements: pd.DataFrame
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
+
+    @functools.cached_property
+    def steps(self) -> pd.DataFrame:
+        """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
+        return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
 
 
 def load(folder: Path) -> Run:
@@ -102,6 +108,8 @@ def load(folder: Path) -> Run:
     label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}
     plans = {plan.trial_id: plan for plan in record.planned}
     results, rejected = _read_results(folder, record, plans)
+    if (why := _misleads(record, results)) is not None:
+        results = {trial_id: measurements.without_misleading(one, why) for trial_id, one in results.items()}
     return Run(
         folder=folder,
         record=record,
@@ -109,17 +117,27 @@ def load(folder: Path) -> Run:
         results=tuple(results[trial_id] for trial_id in plans if trial_id in results),
         label_of=label_of,
         trials=_trials_frame(results, label_of),
-        steps=_steps_frame(results, label_of),
         measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
     )
 
 
+def _misleads(record: RunRecord, results: dict[str, TrialResult]) -> str | None:
+    """Why a share of the hardware's peak would mislead in this run, or None."""
+    if record.profile == "tiny":
+        return "not shown for profile tiny, whose model is too small to say anything about a chip"
+    if fingerprint.hosts(record, results.values()).contention is not None:
+        return "not shown where workers share too few cores"
+    return None
+
+
 def _configurations(record: RunRecord) -> tuple[Configuration, ...]:
     groups: dict[tuple[str, str], list[PlannedTrial]] = {}
+    digests: dict[Any, str] = {}  # every worker's copy of a trial has the same
     for plan in record.planned:
-        groups.setdefault((plan.trial.name, plan.trial.digest()), []).append(plan)
+        digest = digests.get(plan.trial) or digests.setdefault(plan.trial, plan.trial.digest())
+        groups.setdefault((plan.trial.name, digest), []).append(plan)
     uses = Counter(name for name, _ in groups)
     # One name over two configurations would merge two rows of every table; the digest tells them apart.
     return tuple(
@@ -206,6 +224,8 @@ def _fault(steps: Steps) -> str | None:
     ):
         if not (math.isfinite(samples) and samples > 0) or tokens < 1 or not 0 <= useful <= tokens:
             return f"step {number} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
+    if steps.useful_tokens and not any(steps.useful_tokens):
+        return "no step has a useful token; all of them were padding"
     return None
 
 

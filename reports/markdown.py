@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports import method, text
-from reports.html import Picture
+from reports import highlights, method, sentences, text
+from reports.figures.chart import Absent, Picture
 from reports.summary import Row, Summary
 
 _md = text.markdown
 
 
-def render(summary: Summary, pictures: Sequence[Picture]) -> str:
+def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absent] = ()) -> str:
     """report.md's text. Pictures are linked from figures/ beside it."""
-    parts = [f"# {_md(summary.finding)}"]
-    if summary.second_finding:
-        parts.append(_md(summary.second_finding))
+    recommendation = sentences.recommendation(summary)
+    parts = [f"# {_md(recommendation)}"]
+    if summary.finding != recommendation:
+        parts.append(_md(" ".join(filter(None, (summary.finding, summary.second_finding)))))
     if summary.profile_note:
         parts.append(f"> **{_md(summary.profile_note)}**")
     if summary.cautions:
@@ -23,10 +24,15 @@ def render(summary: Summary, pictures: Sequence[Picture]) -> str:
     parts.append(_table(("", ""), [(name, value) for name, value in method.facts(summary)]))
     if summary.rows:
         parts += ["## Configurations", _configurations(summary)]
+    if (costs := highlights.costs(summary)) is not None:
+        parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
-        parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
         parts.append(_md(picture.caption))
+        parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
+    if absent:
+        lines = [f"- **{_md(one.title)}** would appear with {_md(one.needs)}." for one in absent]
+        parts += ["## Not drawn, for want of data", "\n".join(lines)]
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
     parts += ["## What did not work", *_failures(summary)]
@@ -40,9 +46,21 @@ def _configurations(summary: Summary) -> str:
     head += ["ratio", "padding %", "peak memory", "loss"]
     if summary.price is not None:
         head.append(f"US$ per 1,000 samples at {summary.price.usd_per_gpu_hour:,.2f}/GPU h ({summary.price.source})")
-    note = f"Medians with 95 % bootstrap intervals; rates are per worker; ratios are against {summary.baseline}."
+    note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
     table = _table(tuple(head), [_configuration(row, summary.price is not None) for row in summary.rows])
     return f"{table}\n\n{_md(note)}"
+
+
+def _costs(costs: highlights.Costs) -> list[str]:
+    head = ("GPUs", "time", *(f"US$ at {one.name}, {one.under}" for one in costs.prices))
+    lines = [(line.name, _told(line.time), *(_told(amount) for amount in line.amounts)) for line in costs.lines]
+    told = [f"- {_md(source)}" for source in costs.sources]
+    scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
+    return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*told, *scaling])]
+
+
+def _told(of: highlights.Tile) -> str:
+    return f"{of.value} ({of.under})" if of.under else of.value
 
 
 def _configuration(row: Row, priced: bool) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -32,6 +33,8 @@ from bench.result import Measurement, TrialResult
 from reports import text
 
 TELEMETRY = "telemetry"
+# Of a scaled-down model, or of processes that share too few cores, the share of a peak says nothing; people quote it.
+MISLEADING_ON_CPUS = frozenset({"mfu_percent"})
 MOST_CONTEXT_COLUMNS = 24
 COLUMNS = {
     "trial_id": "str",
@@ -100,6 +103,17 @@ def fault(measurements: Iterable[Measurement]) -> str | None:
         if spread is not None and (spread.low > spread.high or spread.n < 1):
             return f"{called} has the interval {spread.low:g} to {spread.high:g} over {spread.n} values"
     return None
+
+
+def without_misleading(result: TrialResult, why: str) -> TrialResult:
+    """The result with the value of MISLEADING_ON_CPUS taken out and `why` in its place; result.json keeps it."""
+    if not any(one.name in MISLEADING_ON_CPUS and one.value is not None for one in result.measurements):
+        return result
+    kept = [
+        replace(one, value=None, interval=None, share_percent=None, note=why) if one.name in MISLEADING_ON_CPUS else one
+        for one in result.measurements
+    ]
+    return replace(result, measurements=kept)
 
 
 def section_of(kind: str, one: Measurement) -> str:

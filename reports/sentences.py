@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bench.result import End, RunRecord, TrialResult
-from reports import measurements, text
+from reports import highlights, measurements, stats, text
 from reports.cost import Price
 from reports.fingerprint import CPU, Hosts
 from reports.load import Run
 from reports.stats import Measured
-from reports.summary import Other, Row
+from reports.summary import Other, Row, Summary
 
 # Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
 NOTABLE_SPREAD = 1.10
+_MOST_TIED = 8  # how many of the next fastest are compared with the fastest
 
 
 def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run: Run, hosts: Hosts) -> str:
@@ -48,6 +49,41 @@ def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run
         else f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}; "
         "one step allows no interval, so nothing is shown."
     )
+
+
+def recommendation(summary: Summary) -> str:
+    """What to run, in one sentence with its interval: the configuration that gives the most useful tokens per second.
+
+    Samples per second would favour whatever cuts samples short; padding is work for nothing. Without a configuration
+    that was shown to be faster than the baseline none is recommended over it; without training the finding stands.
+    """
+    measured = [row for row in summary.rows if row.measured is not None]
+    if not measured:
+        return summary.finding
+    fastest = sorted(measured, key=highlights.useful_rate, reverse=True)[: 1 + _MOST_TIED]
+    best = fastest[0]
+    where = _setting(best.measured, summary.record, summary.hosts)
+    ratio = best.useful_tokens_ratio
+    if best.is_baseline and len(measured) > 1:
+        return f"Stay with {best.label}: no configuration gave more useful tokens per second {where}."
+    if ratio is None:
+        rate = text.estimate(None if best.measured is None else best.measured.useful_tokens_per_sec)
+        alone = "the only configuration measured" if len(measured) == 1 else "the fastest measured"
+        return f"{best.label} is {alone}: {rate} useful tokens per second per worker {where}."
+    gain = f"{text.ratio(ratio)} the useful tokens per second of {summary.baseline}"
+    if ratio.verdict != "faster":
+        return f"Stay with {summary.baseline}: {best.label} gave {gain} {where}, which does not show it to be faster."
+    tied = [
+        row.label
+        for row in fastest[1:]
+        if not row.is_baseline
+        and row.measured is not None
+        and best.measured is not None
+        and stats.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
+    ]
+    also = f"; {text.some(tied, 3)} could not be told from it" if tied else ""
+    dollars = f" at ${text.number(best.cost.usd_per_1000_samples)} per 1,000 samples" if best.cost is not None else ""
+    return f"Train with {best.label}: {gain}{dollars} {where}{also}."
 
 
 def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.result import End
-from reports import cost, fingerprint, pivot, sentences, stats
+from bench.result import End, TrialResult
+from reports import cost, fingerprint, pivot, scaling, sentences, stats, steps
 from reports.load import Configuration, Run
+from reports.prices import Pricing, choose
 from reports.summary import PROFILE_NOTES, Failure, Other, Row, Summary
 
 BASELINE = "baseline"
 TRAINING = "training"  # the kind whose configurations are compared with each other
 
 
-def summarize(run: Run, price: cost.Price | None = None) -> Summary:
-    """Sum up a loaded run at a price per GPU hour."""
+def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = None) -> Summary:
+    """Sum up a loaded run, priced as the settings say. Raises prices.PriceError where they cannot be followed.
+
+    `today` is the day after which no price may be dated; today's in UTC by default.
+    """
+    hosts = fingerprint.hosts(run.record, run.results)
+    pricing = pricing or Pricing()
+    priced = choose(pricing, hosts.devices, today=today or datetime.now(UTC).date())
     trained = tuple(one for one in run.configurations if one.kind == TRAINING)
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _over_workers(run.trials)
+    speedups = scaling.measured(
+        run.results,
+        run.label_of,
+        {
+            scaling.key(one.planned[0]): measured[one.label].samples_per_sec.value
+            for one in trained
+            if one.label in measured
+        },
+    )
+    succeeded: dict[str, list[TrialResult]] = {}
+    for result in run.results:
+        if result.status is End.SUCCEEDED:
+            succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(one.configuration for one in run.missing)
     rows = tuple(
@@ -35,7 +56,7 @@ def summarize(run: Run, price: cost.Price | None = None) -> Summary:
             is_baseline=one.label == baseline,
             ends={end: amount for end in End if (amount := ends[one.label, end])},
             missing=missing[one.label],
-            price=price,
+            costs=_costs(one, measured.get(one.label), priced, speedups, succeeded.get(one.label, [])),
         )
         for one in trained
     )
@@ -53,7 +74,6 @@ def summarize(run: Run, price: cost.Price | None = None) -> Summary:
         for one in run.configurations
         if one.kind != TRAINING
     )
-    hosts = fingerprint.hosts(run.record, run.results)
     note = PROFILE_NOTES.get(run.record.profile)
     return Summary(
         record=run.record,
@@ -65,11 +85,14 @@ def summarize(run: Run, price: cost.Price | None = None) -> Summary:
         second_finding=sentences.second_finding(rows, baseline),
         profile_note=note,
         cautions=(
-            *sentences.cautions(rows, others, baseline, hosts, price, len(run.rejected)),
+            *sentences.cautions(rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected)),
+            *(f"{row.label}: {flag}." for row in rows if row.measured is not None for flag in row.measured.flags),
             *sentences.flags(run.results),
         ),
         hosts=hosts,
-        price=price,
+        prices=priced,
+        hosted=pricing.hosted(),
+        billed=cost.billed(run.results),
         counts=dict(Counter(result.status for result in run.results)),
         failures=_failures(run),
         missing=run.missing,
@@ -84,17 +107,26 @@ def _baseline(configurations: tuple[Configuration, ...]) -> str:
 
 
 def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, stats.Measured]:
-    steps = run.steps
-    ours = steps["configuration"].isin([one.label for one in trained])
-    usable = steps[ours & (steps["phase"] == "measure") & (steps["status"] == End.SUCCEEDED.value)]
-    workers: dict[str, list[stats.WorkerSteps]] = {}
-    columns = ["step_time_sec", "samples", "tokens", "useful_tokens"]
-    # Two trials of one configuration on one worker (a repeat) are one worker's steps.
-    for (label, worker), rows in usable.groupby(["configuration", "worker"], sort=False, dropna=False):
-        arrays = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}
-        workers.setdefault(str(label), []).append(stats.WorkerSteps(worker=str(worker), **arrays))
-    streams = {one.label: number for number, one in enumerate(trained)}
-    return {label: stats.measure(found, stream=streams[label]) for label, found in workers.items()}
+    """Configuration -> what its successful processes measured. A trial is a process, also where two share a worker."""
+    ours = {one.label for one in trained}
+    usable = [one for one in run.results if one.status is End.SUCCEEDED and run.label_of[one.trial_id] in ours]
+    processes: dict[str, list[steps.Process]] = {}
+    for one, described in zip(usable, steps.describe([process_steps(one) for one in usable]), strict=True):
+        processes.setdefault(run.label_of[one.trial_id], []).append(described)
+    return {label: stats.combine(found) for label, found in processes.items()}
+
+
+def process_steps(result: TrialResult) -> steps.ProcessSteps:
+    """The measured steps of an accepted result as arrays."""
+    measured = result.steps
+    return steps.ProcessSteps(
+        process=result.trial_id,
+        worker=result.worker or "unknown",
+        step_time_sec=np.array(measured.step_time_sec, dtype=np.float64),
+        samples=np.array(measured.samples, dtype=np.float64),
+        tokens=np.array(measured.tokens, dtype=np.float64),
+        useful_tokens=np.array(measured.useful_tokens, dtype=np.float64),
+    )
 
 
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -117,7 +149,7 @@ def _row(
     is_baseline: bool,
     ends: dict[End, int],
     missing: int,
-    price: cost.Price | None,
+    costs: tuple[cost.Cost, ...],
 ) -> Row:
     trial = configuration.planned[0].trial
 
@@ -142,13 +174,28 @@ def _row(
         measured=mine,
         samples_ratio=against_baseline("samples_per_sec"),
         useful_tokens_ratio=against_baseline("useful_tokens_per_sec"),
-        cost=None if mine is None else cost.per_1000_samples(mine.samples_per_sec, price),
+        costs=costs,
         first_loss=over_workers.get("first_loss"),
         last_loss=over_workers.get("last_loss"),
         peak_vram_bytes=over_workers.get("peak_vram_bytes"),
         peak_rss_bytes=over_workers.get("peak_rss_bytes"),
         load_time_sec=over_workers.get("load_time_sec"),
     )
+
+
+def _costs(
+    configuration: Configuration,
+    mine: stats.Measured | None,
+    priced: tuple[cost.Price, ...],
+    speedups: Mapping[tuple[object, ...], list[scaling.Speedup]],
+    succeeded: list[TrialResult],
+) -> tuple[cost.Cost, ...]:
+    if mine is None or not priced:
+        return ()
+    plans = scaling.scalings(scaling.key(configuration.planned[0]), speedups)
+    startup = cost.startup_sec(succeeded)
+    rates = (mine.samples_per_sec, mine.useful_tokens_per_sec)
+    return tuple(cost.cost(*rates, price, scalings=plans, startup_sec=startup) for price in priced)
 
 
 def _failures(run: Run) -> tuple[Failure, ...]:

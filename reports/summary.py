@@ -26,7 +26,8 @@ class Row:
     """One configuration. `measured` is None where no trial of it succeeded; so is all that follows from it.
 
     Loss is the median over workers of their first and last measured step; memory is the largest of any worker's;
-    `load_time_sec` the median over workers. Ratios are against the baseline row, None on that row itself.
+    `load_time_sec` the median over workers. Ratios are against the baseline row, None on that row itself. `costs` are
+    at each of the summary's prices, in their order; `cost` is the first of them.
     """
 
     label: str
@@ -46,7 +47,7 @@ class Row:
     measured: stats.Measured | None
     samples_ratio: stats.Ratio | None
     useful_tokens_ratio: stats.Ratio | None
-    cost: cost.Cost | None
+    costs: tuple[cost.Cost, ...]
     first_loss: float | None
     last_loss: float | None
     peak_vram_bytes: int | None
@@ -56,6 +57,10 @@ class Row:
     @property
     def succeeded(self) -> int:
         return self.ends.get(End.SUCCEEDED, 0)
+
+    @property
+    def cost(self) -> cost.Cost | None:
+        return self.costs[0] if self.costs else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,9 @@ class Failure:
 class Summary:
     """A run, summed up. `counts` holds every end that occurred; `profile_note` is None where none is needed.
 
-    `rows` are the training configurations, which alone are compared; `others` those of every other kind.
+    `rows` are the training configurations, which alone are compared; `others` those of every other kind. `prices` are
+    those of the run's GPU, the one that counts first; `price` is that one. `hosted` is what the reader says a hosted
+    service asks; `billed` says where the workers' time went.
     """
 
     record: RunRecord
@@ -107,11 +114,17 @@ class Summary:
     profile_note: str | None
     cautions: tuple[str, ...]
     hosts: Hosts
-    price: cost.Price | None
+    prices: tuple[cost.Price, ...]
+    hosted: cost.Hosted | None
+    billed: cost.Billed | None
     counts: dict[End, int]
     failures: tuple[Failure, ...]
     missing: tuple[Missing, ...]
     rejected: tuple[Rejected, ...]
+
+    @property
+    def price(self) -> cost.Price | None:
+        return self.prices[0] if self.prices else None
 
     @property
     def measured_rows(self) -> tuple[Row, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, model, monitor, report, tune
+from tasks import bench, collect, compare, model, monitor, report, tune
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
@@ -16,6 +16,7 @@ ns = Collection(
     bench.bench,
     bench.cancel,
     collect.collect,
+    compare.compare,
     monitor.monitor,
     report.report,
     tune.tune,

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke.context import Context
 from invoke.tasks import task
 
-from tasks.errors import SomeTrialsFailed, UsageError
+from tasks.errors import Resumable, SomeTrialsFailed, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from reports.build import ReportSummary
+    from reports.prices import Pricing
     from reports.stats import Ratio
+    from tasks.settings import Settings
 
 
-@task(help={"run": "the run's id (default: the newest run)"})
-def report(context: Context, run: str | None = None) -> None:
+@task(
+    help={
+        "run": "the run's id (default: the newest run)",
+        "watch": "renew the report as results arrive, until every planned trial has one",
+        "against": "a run's id to compare this one with, in a figure",
+    }
+)
+def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
     """Write a run's report: page, Markdown, CSV, JSON and figures."""
     from reports.build import build
     from reports.load import ReportError
@@ -27,12 +37,10 @@ def report(context: Context, run: str | None = None) -> None:
 
     settings = house.load(context)
     folder = find_run(settings.results_folder, run)
+    other = None if against is None else find_run(settings.results_folder, against)
+    make = partial(build, folder, pricing=pricing(settings), against=other)
     try:
-        made = build(
-            folder,
-            price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
-            price_source=settings.cost.price_source,
-        )
+        made = _watch(folder, make, settings.root) if watch else make()
     except ReportError as error:
         raise UsageError(str(error)) from None
     show(made, settings.root)
@@ -40,13 +48,48 @@ def report(context: Context, run: str | None = None) -> None:
         raise SomeTrialsFailed(_shortfall(made))
 
 
+def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> ReportSummary:
+    """Renew the report until the run is over, a line for each version."""
+    from reports import watch as watching
+    from reports.build import INDEX_FILE
+    from reports.load import REPORT_FOLDER
+
+    page = _short(folder / REPORT_FOLDER / INDEX_FILE, root)
+
+    def say(now: watching.Progress) -> None:
+        print(f"{now.ended} of {now.planned} trials have ended: {page}", flush=True)
+
+    try:
+        return watching.watch(folder, lambda refresh_sec: make(refresh_sec=refresh_sec), say)
+    except watching.Unchanged as error:
+        advice = f"inv collect --run={folder.name} report --run={folder.name}"
+        raise Resumable(f"run {folder.name}: {error}; bring what there is, and report it: {advice}") from None
+
+
+def pricing(settings: Settings) -> Pricing:
+    """What the settings say about cost."""
+    from reports.prices import Pricing
+
+    given = settings.cost
+    return Pricing(
+        usd_per_gpu_hour=given.price_usd_per_gpu_hour,
+        source=given.price_source,
+        shape=given.shape,
+        table=None if given.prices is None else settings.root / given.prices,
+        hosted_usd_per_10000_samples=given.hosted_usd_per_10000_samples,
+        hosted_source=given.hosted_source,
+    )
+
+
 def show(made: ReportSummary, root: Path) -> None:
-    """Print the finding, the table and where the page is."""
+    """Print the recommendation, the finding, the table and where the page is."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=False)
-    console.print(Text(made.finding, style="bold"))
+    console.print(Text(made.recommendation, style="bold"))
+    if made.finding != made.recommendation:
+        console.print(Text(made.finding))
     for caution in made.cautions:
         console.print(Text(f"! {caution}"))
     if made.rows:
@@ -55,9 +98,8 @@ def show(made: ReportSummary, root: Path) -> None:
         console.print(others(made))
     if made.profile_note is not None:
         console.print(Text(made.profile_note, style="yellow"))
-    page = made.index.relative_to(root) if made.index.is_relative_to(root) else made.index
     # As it stands, not wrapped: a path is there to be clicked and copied.
-    print(page)
+    print(_short(made.index, root))
 
 
 def table(made: ReportSummary) -> Table:
@@ -115,6 +157,10 @@ def _times(of: Ratio) -> str:
     if of.low is None or of.high is None:
         return text.number(of.value, 2)
     return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)})"
+
+
+def _short(path: Path, root: Path) -> Path:
+    return path.relative_to(root) if path.is_relative_to(root) else path
 
 
 def _shortfall(made: ReportSummary) -> str:

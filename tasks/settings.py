@@ -89,6 +89,9 @@ class BenchSection(Section):
     seed: int = Field(default=42, ge=0, le=2**31 - 1)
 
 
+SOURCE_OF_PRICE = {"price_usd_per_gpu_hour": "price_source", "hosted_usd_per_10000_samples": "hosted_source"}
+
+
 class TuneSection(Section):
     recipes: Texts = Field(default=("reference", "stock", "fast"), description="a list of reference, stock, fast")
     keep_percent: int = Field(default=99, ge=90, le=100)
@@ -103,11 +106,16 @@ class TuneSection(Section):
 class CostSection(Section):
     price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
     price_source: Text | None = Field(default=None, description="text that says where the price is from")
+    shape: Text | None = Field(default=None, description="a shape's name in the table of prices")
+    prices: Text | None = Field(default=None, description="a file's path")
+    hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
+    hosted_source: Text | None = Field(default=None, description="text that says where the price is from")
 
     @model_validator(mode="after")
     def _every_dollar_names_its_source(self) -> CostSection:
-        if self.price_usd_per_gpu_hour is not None and self.price_source is None:
-            raise PydanticCustomError("price_without_source", "a price needs its source")
+        for priced, source in SOURCE_OF_PRICE.items():
+            if getattr(self, priced) is not None and getattr(self, source) is None:
+                raise PydanticCustomError("price_without_source", "a price needs its source", {"priced": priced})
         return self
 
 
@@ -261,10 +269,11 @@ def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
 def _first_problem(error: ValidationError, found: Layers) -> str:
     problem = error.errors()[0]
     if problem["type"] == "price_without_source":
-        priced = ("cost", "price_usd_per_gpu_hour")
+        priced = ("cost", problem["ctx"]["priced"])
         price = found.strongest(priced)
         at = price.where(priced) if price is not None else "settings"
-        return f"{at}: cost.price_source: expected text that says where the price is from, found null"
+        source = SOURCE_OF_PRICE[priced[1]]
+        return f"{at}: cost.{source}: expected text that says where the price is from, found null"
     place = problem["loc"]
     keys = tuple(part for part in place if isinstance(part, str))
     layer = found.strongest(keys)

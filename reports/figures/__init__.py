@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from reports.figures.chart import Chart
+from reports.figures.cost import COST
+from reports.figures.diagnostic import DIAGNOSTIC
+from reports.figures.distributed import DISTRIBUTED
 from reports.figures.executive_summary import EXECUTIVE_SUMMARY
-from reports.figures.style import Chart
+from reports.figures.hardware import HARDWARE
+from reports.figures.inference import INFERENCE
+from reports.figures.loading import LOADING
+from reports.figures.loss_curves import LOSS_CURVES
+from reports.figures.memory import MEMORY
+from reports.figures.run_comparison import RUN_COMPARISON
+from reports.figures.telemetry import TELEMETRY
 from reports.figures.training_performance import TRAINING_PERFORMANCE
 
-CHARTS: tuple[Chart, ...] = (EXECUTIVE_SUMMARY, TRAINING_PERFORMANCE)
+__all__ = ["CHARTS", "RUN_COMPARISON"]
+
+CHARTS: tuple[Chart, ...] = (
+    EXECUTIVE_SUMMARY,
+    TRAINING_PERFORMANCE,
+    HARDWARE,
+    LOADING,
+    INFERENCE,
+    DIAGNOSTIC,
+    COST,
+    MEMORY,
+    TELEMETRY,
+    LOSS_CURVES,
+    DISTRIBUTED,
+    RUN_COMPARISON,
+)

@@ -1,115 +1,106 @@
-"""01 executive summary: how fast each configuration is, in samples and in useful tokens, and what it takes."""
+"""01 executive summary: how fast each configuration is, in useful tokens and in samples, and what it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from reports import text
-from reports.figures import style
-from reports.figures.style import Chart, Sheet
+from reports import published, sentences, text
+from reports.figures import marks, rows
+from reports.figures.board import Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.marks import Mark, Panel
+from reports.figures.palette import PUBLISHED
+from reports.highlights import useful_rate
 from reports.load import Run
 from reports.summary import Row, Summary
 
-_ROW_IN = 0.56
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Panel:
-    """One quantity as bars: its title with unit, and per row the value, its interval and its words."""
+class Data:
+    """Names, best first, and the panels over them."""
 
-    title: str
-    bar: Callable[[Row], tuple[float | None, float | None, float | None, str]]
-
-
-def draw(summary: Summary, run: Run, sheet: Sheet) -> Figure:  # noqa: ARG001 - every chart takes the run too
-    rows = style.drawn_rows(summary)
-    panels = _panels(summary)
-    panel_in = style.rows_height_in(len(rows), _ROW_IN, sheet)
-    board = style.board(summary, sheet, summary.finding, panel_in * (len(panels) if sheet.narrow else 1))
-    left_in = style.names_width_in(rows, sheet)
-    places = [(left, 0.0, width) for left, width in board.columns(len(panels), left_in=left_in, gap_in=0.3)]
-    if sheet.narrow:
-        ((left, width),) = board.columns(1, left_in=left_in, gap_in=0.0)
-        places = [(left, number * panel_in, width) for number in range(len(panels))]
-    for number, (panel, (left, top, width)) in enumerate(zip(panels, places, strict=True)):
-        axes = board.panel(left, top, width, panel_in)
-        style.label_rows(axes, rows, sheet, names=number == 0)
-        _bars(axes, rows, panel, sheet)
-    return board.figure
+    over: Head
+    names: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    baseline: str | None
+    source: str | None
 
 
-def caption(summary: Summary) -> str:
-    base = f"; grey is {summary.baseline}" if any(row.is_baseline for row in summary.measured_rows) else ""
-    return f"Longer bars in the first two panels are better; black lines are 95 % intervals{base}."
+def gather(summary: Summary, run: Run) -> Data | None:
+    drawn = sorted(rows.drawn(summary), key=lambda row: -useful_rate(row))
+    if not drawn:
+        return None
+    beside = published.beside(run)
+    like = published.training_by_label(run, beside)
 
+    def samples(row: Row) -> Mark:
+        found = like.get(row.label)
+        rates = () if found is None else found.samples_per_sec
+        more = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
+        return rows.estimate_mark(row, "samples_per_sec", more=more, published=rates)
 
-def alt(summary: Summary) -> str:
-    told = [
-        f"{row.label}: {text.estimate(row.measured.samples_per_sec)} samples per second, "
-        f"{text.estimate(row.measured.useful_tokens_per_sec)} useful tokens per second per worker"
-        for row in style.drawn_rows(summary)
-        if row.measured is not None
-    ]
-    return "Bars per configuration. " + "; ".join(told) + "."
-
-
-EXECUTIVE_SUMMARY = Chart(name="01_executive_summary", title="Executive summary", draw=draw, caption=caption, alt=alt)
-
-
-def _panels(summary: Summary) -> list[_Panel]:
     panels = [
-        _Panel(title="Samples per second, per worker", bar=_samples),
-        _Panel(title="Useful tokens per second, per worker", bar=_useful_tokens),
+        Panel(
+            title="Useful tokens per second, per worker",
+            marks=tuple(rows.estimate_mark(row, "useful_tokens_per_sec") for row in drawn),
+        ),
+        Panel(title="Samples per second, per worker", marks=tuple(samples(row) for row in drawn)),
     ]
     if summary.price is not None:
-        panels.append(_Panel(title="US$ per 1,000 samples", bar=_cost))
+        panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in drawn)))
     else:
-        vram = any(row.peak_vram_bytes is not None for row in summary.measured_rows)
-        panels.append(_Panel(title=f"Peak {'GPU' if vram else 'process'} memory, GB", bar=_memory))
-    return panels
+        vram = any(row.peak_vram_bytes is not None for row in drawn)
+        title = f"Peak {'GPU' if vram else 'process'} memory, GB"
+        panels.append(Panel(title=title, marks=tuple(_memory(row) for row in drawn)))
+    shown = any(row.label in like for row in drawn)
+    source = f"{PUBLISHED} {beside.source}" if beside is not None and shown else None
+    return Data(
+        over=head(summary, sentences.recommendation(summary), *rows.facts(summary, priced=True), source or ""),
+        names=tuple(row.label for row in drawn),
+        panels=tuple(panels),
+        baseline=summary.baseline if any(row.is_baseline for row in drawn) else None,
+        source=source,
+    )
 
 
-def _bars(axes: Any, rows: tuple[Row, ...], panel: _Panel, sheet: Sheet) -> None:
-    longest = 0.0
-    for y, row in enumerate(rows):
-        value, low, high, words = panel.bar(row)
-        middle = style.label_bar(axes, y, words, row, sheet)
-        if value is None:
-            continue
-        axes.barh(middle, value, height=0.36, color=style.tone(row), linewidth=0)
-        style.whisker(axes, middle, low, high)
-        longest = max(longest, value, high or 0.0)
-    axes.set_xlim(0.0, longest * 1.06 or 1.0)
-    axes.set_title(panel.title)
-    style.value_axis(axes)
+def draw(data: Data, sheet: Sheet) -> Figure:
+    sheet_board = board(data.over, sheet, marks.panels_height_in(len(data.names), len(data.panels), sheet))
+    marks.draw_panels(sheet_board, data.names, data.panels)
+    return sheet_board.figure
 
 
-def _samples(row: Row) -> tuple[float | None, float | None, float | None, str]:
-    if row.measured is None:
-        return None, None, None, text.UNKNOWN
-    rate = row.measured.samples_per_sec
-    return rate.value, rate.low, rate.high, text.estimate(rate)
+def caption(data: Data) -> str:
+    base = f"; grey is {data.baseline}" if data.baseline else ""
+    hollow = "; hollow diamonds are published results on another GPU" if data.source else ""
+    return f"Best first: longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
 
 
-def _useful_tokens(row: Row) -> tuple[float | None, float | None, float | None, str]:
-    if row.measured is None:
-        return None, None, None, text.UNKNOWN
-    rate = row.measured.useful_tokens_per_sec
-    return rate.value, rate.low, rate.high, text.estimate(rate)
+def alt(data: Data) -> str:
+    return rows.alt(data.names, data.panels)
 
 
-def _cost(row: Row) -> tuple[float | None, float | None, float | None, str]:
+EXECUTIVE_SUMMARY = Chart(
+    name="01_executive_summary",
+    title="Executive summary",
+    needs="a training trial that succeeds: inv bench --quick",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)
+
+
+def _cost(row: Row) -> Mark:
     if row.cost is None:
-        return None, None, None, text.UNKNOWN
+        return Mark(value=None, words=text.UNKNOWN)
     value, low, high = row.cost.usd_per_1000_samples, row.cost.low, row.cost.high
     places = text.decimals(value)
-    return value, low, high, f"${text.number(value, places)} {text.span(low, high, places)}".rstrip()
+    words = f"${text.number(value, places)} {text.span(low, high, places)}".rstrip()
+    return Mark(value=value, words=words, low=low, high=high, tone=rows.tone(row))
 
 
-def _memory(row: Row) -> tuple[float | None, float | None, float | None, str]:
+def _memory(row: Row) -> Mark:
     used = row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
-    return None if used is None else used / 1e9, None, None, text.gigabytes(used)
+    return Mark(value=None if used is None else used / 1e9, words=text.gigabytes(used), tone=rows.tone(row))

@@ -1,143 +1,170 @@
-"""02 training performance: every measured step's time, what share of the tokens was padding, and the loss falling."""
+"""02 training performance: every measured step's time, and what share of the tokens was padding."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from bench.result import End
 from reports import text
-from reports.figures import measure, style
-from reports.figures.style import Chart, Sheet
+from reports.figures import marks, measure, rows
+from reports.figures.board import Head, Sheet, board, head, names_width_in, rows_height_in
+from reports.figures.chart import Chart
+from reports.figures.palette import BAND, INK, MARKERS, MUTED, PAPER
 from reports.load import Run
 from reports.summary import Row, Summary
 
-_ROW_IN = 0.72
-_LOSS_IN = 1.95
+_ROW_IN = 0.66
 _LEGEND_IN = 0.3
-_LANES = 0.5  # height of a row that its workers' lanes share, in row units
+_LANES = 0.42  # height of a row that its workers' lanes share, in row units
+_FURTHEST_PERCENT = 60.0  # a step that was stopped for a while would squeeze all others into one line
+_MOST_STEPS = 1_500  # marks in one figure: more of them hide each other and make the page heavy
 
 
-def draw(summary: Summary, run: Run, sheet: Sheet) -> Figure:
-    rows = style.drawn_rows(summary)
-    rows_in = style.rows_height_in(len(rows), _ROW_IN, sheet)
-    legend_in = _LEGEND_IN + (0.2 if sheet.narrow else 0.0)
-    columns = min(2 if sheet.narrow else 4, len(rows))
-    losses_top_in = (2 if sheet.narrow else 1) * rows_in + legend_in
-    title = f"Training performance: every measured step of {text.count(len(rows), 'configuration')}"
-    board = style.board(summary, sheet, title, losses_top_in + _LOSS_IN * math.ceil(len(rows) / columns))
-    steps = run.steps[run.steps["status"] == End.SUCCEEDED.value]
-    names_in = style.names_width_in(rows, sheet)
-    places = board.columns(1 if sheet.narrow else 2, left_in=names_in, gap_in=0.35)
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Rows, and their steps: configuration, worker, off_percent of the configuration's step time; thinned evenly."""
 
-    left = board.panel(places[0][0], 0.0, places[0][1], rows_in)
-    style.label_rows(left, rows, sheet)
-    _step_times(left, rows, steps[steps["phase"] == "measure"], sheet)
-
-    right = board.panel(places[-1][0], rows_in + legend_in if sheet.narrow else 0.0, places[-1][1], rows_in)
-    style.label_rows(right, rows, sheet, names=False)
-    _tokens(right, rows, sheet)
-
-    first = None
-    for number, row in enumerate(rows):
-        at, width = board.columns(columns, left_in=0.62, gap_in=0.22)[number % columns]
-        axes = board.panel(at, losses_top_in + _LOSS_IN * (number // columns), width, _LOSS_IN - 0.2)
-        if first is not None:
-            axes.sharey(first)
-        first = first or axes
-        axes.set_title(f"Loss: {measure.shorten(row.label, width - 0.55, 9.5, bold=True)}")
-        _loss(axes, row, steps, leftmost=number % columns == 0)
-    return board.figure
+    over: Head
+    rows: tuple[Row, ...]
+    steps: pd.DataFrame
 
 
-def caption(summary: Summary) -> str:
-    falling = [
-        f"{row.label} {text.number(row.first_loss, 2)} to {text.number(row.last_loss, 2)}"
-        for row in style.drawn_rows(summary)
-        if row.first_loss is not None and row.last_loss is not None
-    ]
-    loss = f" The loss went from first to last measured step: {', '.join(falling)}." if 0 < len(falling) <= 4 else ""
-    return (
-        "Each mark is one step of one worker; the line is the median, the band its 95 % interval; "
-        f"hatched is padding.{loss}"
+def gather(summary: Summary, run: Run) -> Data | None:
+    drawn = rows.drawn(summary)
+    if not drawn:
+        return None
+    steps = run.steps
+    mine = steps[
+        (steps["status"] == End.SUCCEEDED.value)
+        & (steps["phase"] == "measure")
+        & steps["configuration"].isin([row.label for row in drawn])
+    ][["configuration", "worker", "step_time_sec"]]
+    middle = {row.label: row.measured.step_time_sec.value for row in drawn if row.measured is not None}
+    off = 100.0 * (mine["step_time_sec"] / mine["configuration"].map(middle).astype(float) - 1.0)
+    mine = mine[["configuration", "worker"]].assign(off_percent=off)
+    every = -(-len(mine) // _MOST_STEPS)
+    shown = mine.iloc[::every] if every > 1 else mine
+    thinned = f"1 in {every} of {len(mine):,} steps drawn" if every > 1 else ""
+    title = _title(drawn)
+    return Data(
+        over=head(summary, title, *rows.facts(summary), thinned),
+        rows=drawn,
+        steps=shown.astype({"configuration": "object", "worker": "object"}).reset_index(drop=True),
     )
 
 
-def alt(summary: Summary) -> str:
+def _title(drawn: tuple[Row, ...]) -> str:
+    shares = [row.measured.padding_percent for row in drawn if row.measured is not None]
+    low, high = text.number(min(shares), 0), text.number(max(shares), 0)
+    spent = f"{low} %" if low == high else f"{low} to {high} %"
+    return f"Step times of {text.count(len(drawn), 'configuration')}; padding takes {spent} of the tokens computed"
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    names = [row.label for row in data.rows]
+    rows_in = rows_height_in(len(names), _ROW_IN, sheet)
+    legend_in = _LEGEND_IN + (0.2 if sheet.narrow else 0.0)
+    drawing = board(data.over, sheet, (2 if sheet.narrow else 1) * rows_in + legend_in)
+    places = drawing.columns(1 if sheet.narrow else 2, left_in=names_width_in(names, sheet), gap_in=0.35)
+    left = drawing.panel(places[0][0], 0.0, places[0][1], rows_in)
+    marks.label_rows(left, names, sheet)
+    _step_times(left, data, sheet)
+    right = drawing.panel(places[-1][0], rows_in + legend_in if sheet.narrow else 0.0, places[-1][1], rows_in)
+    marks.label_rows(right, names, sheet, shown=False)
+    _tokens(right, data.rows, sheet)
+    return drawing.figure
+
+
+def caption(data: Data) -> str:  # noqa: ARG001 - every caption takes its data
+    return (
+        "Left, each mark is one step of one worker, the line its configuration's step time: marks far to the right are "
+        "steps that something disturbed. Right, hatched is padding: computed, and of no use."
+    )
+
+
+def alt(data: Data) -> str:
     told = [
         f"{row.label}: median step {text.estimate(row.measured.step_time_sec, ' s')}, "
-        f"{text.number(row.measured.padding_percent, 0)} % of token positions padding, "
-        f"loss {text.number(row.first_loss, 2)} at first and {text.number(row.last_loss, 2)} at last"
-        for row in style.drawn_rows(summary)
+        f"{text.number(row.measured.padding_percent, 0)} % of token positions padding"
+        for row in data.rows
         if row.measured is not None
     ]
-    return "Step times, tokens per second and loss curves. " + "; ".join(told) + "."
+    return "Step times and tokens per second. " + "; ".join(told) + "."
 
 
 TRAINING_PERFORMANCE = Chart(
-    name="02_training_performance", title="Training performance", draw=draw, caption=caption, alt=alt
+    name="02_training_performance",
+    title="Training performance",
+    needs="a training trial that succeeds: inv bench --quick",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
 )
 
 
-def _step_times(axes: Any, rows: tuple[Row, ...], steps: pd.DataFrame, sheet: Sheet) -> None:
-    workers = sorted(steps["worker"].unique())
-    few = len(workers) <= len(style.MARKERS)
+def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
+    workers = sorted(data.steps["worker"].unique())
+    few = len(workers) <= len(MARKERS)
     lane = _LANES / max(1, len(workers))
     top_of, tone_of = {}, {}
-    for y, row in enumerate(rows):
+    for y, row in enumerate(data.rows):
         if row.measured is None:
             continue
         median = row.measured.step_time_sec
-        words = f"median {text.estimate(median, ' s')}, n = {median.n}"
-        top = style.label_bar(axes, y, words, row, sheet) - 0.2
+        words = f"{text.estimate(median, ' s')}, n = {median.n}"
+        top = marks.label_mark(axes, y, words, row.label, sheet) - 0.18
         bottom = top + _LANES
         if median.low is not None and median.high is not None:
-            axes.fill_betweenx([top, bottom], median.low, median.high, color=style.BAND, linewidth=0, zorder=1)
-        axes.plot([median.value] * 2, [top, bottom], color=style.INK, linewidth=1.4, zorder=2)
-        top_of[row.label], tone_of[row.label] = top, style.tone(row)
-    drawn = steps[steps["configuration"].isin(top_of)]
+            ends = [100.0 * (end / median.value - 1.0) for end in (median.low, median.high)]
+            axes.fill_betweenx([top, bottom], *ends, color=BAND, linewidth=0, zorder=1)
+        axes.plot([0.0] * 2, [top - 0.03, bottom + 0.03], color=INK, linewidth=1.4, zorder=2)
+        top_of[row.label], tone_of[row.label] = top, rows.tone(row)
     for number, worker in enumerate(workers):  # one collection per worker: a line per row and worker took far longer
-        mine = drawn[drawn["worker"] == worker]
+        mine = data.steps[data.steps["worker"] == worker]
+        # One worker's lane is shared by its steps one after another, so that equal times do not hide each other.
+        order = mine.groupby("configuration").cumcount() / mine.groupby("configuration")["worker"].transform("size")
         axes.scatter(
-            mine["step_time_sec"],
-            mine["configuration"].map(top_of) + lane * (number + 0.5),
-            marker=style.MARKERS[number] if few else "o",
-            s=18,
+            mine["off_percent"].clip(upper=_FURTHEST_PERCENT),
+            mine["configuration"].map(top_of).astype(float) + lane * (number + order),
+            marker=MARKERS[number] if few else "o",
+            s=16,
             c=mine["configuration"].map(tone_of).tolist(),
-            edgecolors=style.INK,
-            linewidths=0.45,
-            alpha=0.8,
+            edgecolors=INK,
+            linewidths=0.4,
+            alpha=0.85,
             zorder=3,
         )
-    axes.set_title("Time of every measured step, seconds")
-    style.value_axis(axes, 4 if sheet.narrow else 7)
+    beyond = bool((data.steps["off_percent"] > _FURTHEST_PERCENT).any())
+    edge = f" ({_FURTHEST_PERCENT:.0f}: or more)" if beyond else ""
+    axes.set_title(f"Every measured step, % off the step time{edge}")
+    marks.value_axis(axes, 4 if sheet.narrow else 7)
     if few and len(workers) > 1:
         _worker_legend(axes, workers, sheet)
 
 
 def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
-    marks = [
+    shown = [
         Line2D(
             [],
             [],
             linestyle="none",
-            marker=style.MARKERS[number],
+            marker=MARKERS[number],
             markersize=4.2,
-            markerfacecolor=style.PAPER,
-            markeredgecolor=style.INK,
+            markerfacecolor=PAPER,
+            markeredgecolor=INK,
             label=measure.shorten(worker, 1.3 if sheet.narrow else 0.95, 8.0),
         )
         for number, worker in enumerate(workers)
     ]
     axes.legend(
-        handles=marks,
+        handles=shown,
         ncols=2 if sheet.narrow else 4,
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
@@ -149,9 +176,9 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
     )
 
 
-def _tokens(axes: Any, rows: tuple[Row, ...], sheet: Sheet) -> None:
+def _tokens(axes: Any, drawn: tuple[Row, ...], sheet: Sheet) -> None:
     longest = 0.0
-    for y, row in enumerate(rows):
+    for y, row in enumerate(drawn):
         if row.measured is None:
             continue
         useful, total = row.measured.useful_tokens_per_sec, row.measured.tokens_per_sec
@@ -160,45 +187,12 @@ def _tokens(axes: Any, rows: tuple[Row, ...], sheet: Sheet) -> None:
             f"{text.number(useful.value)} useful + {text.number(padding)} padding "
             f"({text.number(row.measured.padding_percent, 0)} %)"
         )
-        middle = style.label_bar(axes, y, words, row, sheet)
-        axes.barh(middle, useful.value, height=0.36, color=style.tone(row), linewidth=0)
-        axes.barh(
-            middle,
-            padding,
-            left=useful.value,
-            height=0.36,
-            facecolor=style.PAPER,
-            edgecolor=style.MUTED,
-            hatch="////",
-            linewidth=0.8,
-        )
-        style.whisker(axes, middle, useful.low, useful.high)
+        middle = marks.label_mark(axes, y, words, row.label, sheet)
+        axes.barh(middle, useful.value, height=0.36, color=rows.tone(row), linewidth=0)
+        look = {"facecolor": PAPER, "edgecolor": MUTED, "hatch": "////", "linewidth": 0.8}
+        axes.barh(middle, padding, left=useful.value, height=0.36, **look)
+        marks.whisker(axes, middle, useful.low, useful.high)
         longest = max(longest, total.value, useful.high or 0.0)
     axes.set_xlim(0.0, longest * 1.06 or 1.0)
     axes.set_title("Tokens per second and worker" if sheet.narrow else "Tokens per second, per worker")
-    style.value_axis(axes)
-
-
-def _loss(axes: Any, row: Row, steps: pd.DataFrame, *, leftmost: bool) -> None:
-    """Loss over optimizer steps: a thin line per worker, their median thick, warm-up on a band."""
-    mine = steps[(steps["configuration"] == row.label) & steps["loss"].notna()]
-    warmup = mine.loc[mine["phase"] == "warmup", "step"]
-    if not warmup.empty:
-        axes.axvspan(0.5, float(warmup.max()) + 0.5, color=style.BAND, linewidth=0, zorder=0)
-    # One line with gaps where a trial ends: a line per worker would be drawn one by one.
-    ends = mine["trial_id"] != mine["trial_id"].shift(-1)
-    axes.plot(
-        np.insert(mine["step"].to_numpy(float), np.flatnonzero(ends) + 1, np.nan),
-        np.insert(mine["loss"].to_numpy(), np.flatnonzero(ends) + 1, np.nan),
-        color=style.MUTED,
-        linewidth=0.7,
-        alpha=0.55,
-    )
-    middle = mine.groupby("step")["loss"].median()
-    axes.plot(middle.index, middle, color=style.INK, linewidth=1.6, marker="o" if len(middle) == 1 else None)
-    style.value_axis(axes, integer=True)
-    axes.set_xlabel("step (band: warm-up)", labelpad=2)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.tick_params(axis="y", labelsize=8.0, labelcolor=style.MUTED, labelleft=leftmost)
-    if leftmost:
-        axes.set_ylabel("loss, nats per token")
+    marks.value_axis(axes)

@@ -81,3 +81,32 @@ def test_numbers_json_has_no_word_for_become_null():
 def test_a_whole_number_is_read_as_a_number_where_one_is_wanted():
     share = schema.from_json(Inner, {"count": 1, "share": 2}).share
     assert (share, type(share)) == (2.0, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists:
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+
+def test_whole_numbers_among_numbers_become_numbers():
+    read = schema.from_json(Lists, {"seconds": [1, 2.5], "losses": [1, None, 0.5], "counts": [3]})
+    assert read == Lists(seconds=[1.0, 2.5], losses=[1.0, None, 0.5], counts=[3])
+    assert [type(value) for value in (*read.seconds, read.losses[0])] == [float, float, float]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"seconds": [0.1, True]}, "f: seconds[1]: expected a number, found true/false"),
+        ({"seconds": [0.1, None]}, "f: seconds[1]: expected a number, found nothing"),
+        ({"losses": [None, "x"]}, "f: losses[1]: expected a number, found text"),
+        ({"counts": [1, 2.0]}, "f: counts[1]: expected a whole number, found a number"),
+        ({"counts": [1, True]}, "f: counts[1]: expected a whole number, found true/false"),
+    ],
+)
+def test_one_wrong_item_in_a_long_list_is_found_with_its_place(document, said):
+    with pytest.raises(schema.SchemaError) as refused:
+        schema.from_json(Lists, document, "f")
+    assert str(refused.value) == said

@@ -8,8 +8,10 @@ import pytest
 from invoke.context import Context
 
 from bench.result import End
+from reports import watch
 from tasks import report, settings
-from tasks.errors import SomeTrialsFailed, UsageError
+from tasks.errors import Resumable, SomeTrialsFailed, UsageError
+from tasks.settings import CostSection
 from tests.unit.reports import synthetic
 
 
@@ -19,7 +21,7 @@ def project(tmp_path, monkeypatch):
     house = SimpleNamespace(
         root=tmp_path,
         results_folder=tmp_path / "results",
-        cost=SimpleNamespace(price_usd_per_gpu_hour=None, price_source=None),
+        cost=CostSection(),
     )
     monkeypatch.setattr(settings, "load", lambda _: house)
     monkeypatch.setenv("COLUMNS", "80")
@@ -32,7 +34,8 @@ def project(tmp_path, monkeypatch):
 def test_it_prints_the_finding_the_table_the_note_and_the_path(project, capsys):
     report.report(Context())
     said = capsys.readouterr().out
-    assert said.startswith("optimized processed 2.")
+    assert said.startswith("Stay with baseline: optimized gave 1.0")
+    assert "optimized processed 2." in said
     assert "configuration" in said
     assert "say nothing about an A10" in " ".join(said.split())
     assert said.splitlines()[-1] == f"results/{synthetic.RUN_ID}/report/index.html"
@@ -40,7 +43,7 @@ def test_it_prints_the_finding_the_table_the_note_and_the_path(project, capsys):
 
 
 def test_the_table_fits_into_80_columns_with_long_names_and_a_price(project, capsys):
-    project.cost = SimpleNamespace(price_usd_per_gpu_hour=2.0, price_source="a list")
+    project.cost = CostSection(price_usd_per_gpu_hour=2.0, price_source="a list")
     trials = tuple(synthetic.trial(name, lora_rank=rank) for rank, name in enumerate(("baseline", "x" * 80), start=1))
     run = synthetic.record(trials, run_id="long")
     synthetic.write_run(project.results_folder / "long", run)
@@ -81,3 +84,38 @@ def test_a_damaged_plan_is_a_usage_error_in_one_line(project):
     with pytest.raises(UsageError, match=r"run\.json") as caught:
         report.report(Context())
     assert "\n" not in str(caught.value)
+
+
+def test_watching_says_how_far_the_run_is_and_ends_with_it(project, capsys):
+    report.report(Context(), watch=True)
+    said = capsys.readouterr().out
+    assert said.startswith(f"8 of 8 trials have ended: results/{synthetic.RUN_ID}/report/index.html\n")
+    assert said.splitlines()[-1] == f"results/{synthetic.RUN_ID}/report/index.html"
+    page = (project.root / said.splitlines()[-1]).read_text()
+    assert 'http-equiv="refresh"' not in page
+
+
+def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, monkeypatch):
+    (project.results_folder / synthetic.RUN_ID / "trials" / "baseline.worker-1" / "result.json").unlink()
+    monkeypatch.setattr(watch, "patience_sec", lambda _: 0.0)
+    with pytest.raises(Resumable) as caught:
+        report.report(Context(), watch=True)
+    assert caught.value.code == 3
+    assert "1 of 8 trials have no result" in str(caught.value)
+    assert str(caught.value).endswith(f"inv collect --run={synthetic.RUN_ID} report --run={synthetic.RUN_ID}")
+
+
+def test_another_run_is_compared_with_in_a_figure(project, capsys):
+    other = synthetic.record(run_id="earlier")
+    synthetic.write_run(project.results_folder / "earlier", other, speeds={"baseline": 0.2, "optimized": 0.2})
+    report.report(Context(), against="earlier")
+    page = (project.root / capsys.readouterr().out.splitlines()[-1]).read_text()
+    assert "against run earlier" in page
+    assert 'id="12_run_comparison"' in page
+
+
+def test_a_run_that_is_not_comparable_is_a_usage_error_that_says_why(project):
+    other = synthetic.record(run_id="other", profile="gpu")
+    synthetic.write_run(project.results_folder / "other", other)
+    with pytest.raises(UsageError, match=r"not comparable with other: .*profile"):
+        report.report(Context(), against="other")

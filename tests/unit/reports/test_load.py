@@ -240,3 +240,51 @@ def test_one_name_over_two_configurations_becomes_two_labels(folder):
     labels = [one.label for one in load(folder).configurations]
     assert len(set(labels)) == 2
     assert all(label.startswith("same (") for label in labels)
+
+
+def test_a_result_whose_tokens_are_all_padding_is_rejected(folder):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    nothing = dataclasses.replace(one.steps, useful_tokens=[0] * len(one.steps.useful_tokens))
+    synthetic.write_result(folder, dataclasses.replace(one, steps=nothing))
+    assert the_rejected(folder)[1] == "steps: no step has a useful token; all of them were padding"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.15])
+def test_a_step_of_no_time_or_less_is_rejected(folder, seconds):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    times = [seconds, *one.steps.step_time_sec[1:]]
+    synthetic.write_result(folder, dataclasses.replace(one, steps=dataclasses.replace(one.steps, step_time_sec=times)))
+    assert the_rejected(folder)[1] == f"steps: step 1 took {seconds!r} s; a step takes more than 0 s"
+
+
+def a_share_of_peak(one):
+    return dataclasses.replace(one, measurements=[synthetic.measurement("mfu_percent", 31.0, share=31.0)])
+
+
+def test_the_share_of_peak_of_profile_tiny_is_not_shown_and_says_why(folder):
+    run = synthetic.write_run(folder)
+    synthetic.write_result(folder, a_share_of_peak(synthetic.result(plan_of(run, FIRST))))
+    loaded = load(folder)
+    (row,) = loaded.measurements[loaded.measurements["name"] == "mfu_percent"].to_dict(orient="records")
+    assert row["value"] != row["value"]  # NaN
+    assert row["note"].startswith("not shown for profile tiny")
+    assert TrialResult.read(folder / "trials" / FIRST / RESULT_FILE).measurements[0].value == 31.0
+
+
+@pytest.mark.parametrize(("threads", "shown"), [(1, True), (4, False)])
+def test_the_share_of_peak_is_not_shown_where_workers_share_too_few_cores(folder, threads, shown):
+    run = synthetic.record(profile="gpu")  # 4 workers on one machine of 8 cores
+    folder.mkdir(parents=True)
+    run.write(folder)
+    told = synthetic.fingerprint(torch_threads=threads)
+    synthetic.write_result(folder, a_share_of_peak(synthetic.result(plan_of(run, FIRST), fingerprint=told)))
+    assert (load(folder).results[0].measurements[0].value == 31.0) is shown
+
+
+def test_a_run_of_one_trial_one_step_and_one_node_is_loaded(folder):
+    one = synthetic.trial(measured_steps=1, warmup_steps=0)
+    synthetic.write_run(folder, synthetic.record((one,), workers=1))
+    run = load(folder)
+    assert (len(run.trials), len(run.steps), run.missing, run.rejected) == (1, 1, (), ())

@@ -177,6 +177,9 @@ MISTAKES = {
     "cost: {price_usd_per_gpu_hour: -1, price_source: x}": (
         "f.yaml:1: cost.price_usd_per_gpu_hour: expected a number above 0, at most 1000, or null, found -1"
     ),
+    "cost:\n  hosted_usd_per_10000_samples: 10.0\n": (
+        "f.yaml:2: cost.hosted_source: expected text that says where the price is from, found null"
+    ),
     "cost:\n  price_usd_per_gpu_hour: 2.0\n": (
         "f.yaml:2: cost.price_source: expected text that says where the price is from, found null"
     ),
@@ -247,7 +250,7 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, project: Path
         ),
         ("FLEET_SIZ", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
         ("FLET_SIZE", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
-        ("COST_TAX", "4", "unknown setting; `invoke.yaml` lists all settings"),
+        ("COST_VALUE_ADDED_TAX", "4", "unknown setting; `invoke.yaml` lists all settings"),
     ],
 )
 def test_a_mistake_in_the_environment_is_one_line_with_the_variable(

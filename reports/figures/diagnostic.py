@@ -1,0 +1,165 @@
+"""06 diagnostic: what each factor does on its own, with everything else as in the centre of the suite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from bench.result import End
+from reports import published, stats, text
+from reports.figures import marks, rows
+from reports.figures.board import Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.marks import Mark, Panel
+from reports.figures.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
+from reports.load import Run
+from reports.published import Factor
+from reports.summary import Row, Summary
+
+CENTRE = "optimized"
+# Field of a row and of a published factor, and its words with the value filled in.
+_FACTORS = {
+    "max_seq_len": "sequence {0} \N{RIGHTWARDS ARROW} {1}",
+    "micro_batch_size": "batch {0} \N{RIGHTWARDS ARROW} {1}",
+    "gradient_accumulation_steps": "accumulation {0} \N{RIGHTWARDS ARROW} {1}",
+    "layout": "samples {0}ed \N{RIGHTWARDS ARROW} {1}ed",
+    "base_precision": "weights {0} \N{RIGHTWARDS ARROW} {1}",
+    "lora_rank": "LoRA rank {0} \N{RIGHTWARDS ARROW} {1}",
+    "optimizer": "{0} \N{RIGHTWARDS ARROW} {1}",
+    "gradient_checkpointing": "checkpointing {0} \N{RIGHTWARDS ARROW} {1}",
+    "data_workers": "loader processes {0} \N{RIGHTWARDS ARROW} {1}",
+}
+_WORDS = {True: "on", False: "off", "paged_adamw_8bit": "paged 8-bit AdamW", "adamw_torch": "AdamW", "pad": "padd"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Each factor's name, and its effect on useful tokens and on samples per second, as ratios to the centre's."""
+
+    over: Head
+    centre: str
+    names: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    has_published: bool
+
+
+def gather(summary: Summary, run: Run) -> Data | None:
+    centre = next((row for row in summary.rows if row.label == CENTRE), None)
+    if centre is None or centre.measured is None:
+        return None
+    settings = {one.label: one.planned[0].trial for one in run.configurations}
+    found = []
+    for row in summary.rows:
+        changed = [name for name in _FACTORS if getattr(settings[row.label], name) != getattr(settings[CENTRE], name)]
+        if row is not centre and len(changed) == 1:
+            field = changed[0]
+            before, after = getattr(settings[CENTRE], field), getattr(settings[row.label], field)
+            found.append((row, field, after, _FACTORS[field].format(_word(before), _word(after))))
+    if not found:
+        return None
+    beside = published.beside(run)
+    known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
+    factors = [known.get((field, after)) for _, field, after, _ in found]
+    panels = marks.shared(
+        [
+            Panel(title=title, marks=tuple(effects), kind="dots", log=True, at=1.0)
+            for title, effects in (
+                (
+                    f"Samples per second, x {CENTRE}",
+                    [
+                        _effect(row, centre, "samples_per_sec", one)
+                        for (row, *_), one in zip(found, factors, strict=True)
+                    ],
+                ),
+                (
+                    f"Useful tokens per second, x {CENTRE}",
+                    [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found],
+                ),
+            )
+        ]
+    )
+    shown = any(one is not None for one in factors)
+    return Data(
+        over=head(
+            summary,
+            _title(found, panels[1]),
+            f"centre: {CENTRE}, n = {centre.measured.n_steps} steps",
+            rows.interval_words([row for row, *_ in found]),
+            f"{PUBLISHED} {beside.source}" if beside is not None and shown else "",
+        ),
+        centre=CENTRE,
+        names=tuple(words for *_, words in found),
+        panels=panels,
+        has_published=shown,
+    )
+
+
+def _word(value: object) -> str:
+    return str(_WORDS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
+
+
+def _effect(row: Row, centre: Row, rate: str, factor: Factor | None) -> Mark:
+    more = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
+    reference = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
+    if row.measured is None or centre.measured is None:
+        ended = "out of memory" if End.OUT_OF_MEMORY in row.ends else "no trial succeeded"
+        return Mark(value=None, words=f"{ended}{more}", published=reference)
+    ratio = stats.ratio(row.measured, centre.measured, rate)
+    verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
+    return Mark(
+        value=ratio.value,
+        words=f"{_times(ratio)}{verdict}{more}",
+        low=ratio.low,
+        high=ratio.high,
+        tone=OTHER_TONE if ratio.verdict else BASELINE_TONE,
+        published=reference,
+    )
+
+
+def _times(ratio: stats.Ratio) -> str:
+    """Three decimals close to 1: `1.00x slower` says nothing."""
+    places = 3 if abs(ratio.value - 1.0) < 0.02 else 2
+    return f"{text.number(ratio.value, places)}x {text.span(ratio.low, ratio.high, places)}".rstrip()
+
+
+def _title(found: list[tuple[Row, str, object, str]], panel: Panel) -> str:
+    effects = [
+        (mark.value, words)
+        for mark, (*_, words) in zip(panel.marks, found, strict=True)
+        if mark.value is not None and mark.tone == OTHER_TONE
+    ]
+    if not effects:
+        return f"No single factor was shown to change the speed of {CENTRE}"
+    value, words = max(effects)
+    if value <= 1.0:
+        return f"No single factor makes {CENTRE} faster in useful tokens"
+    return f"What helps {CENTRE} most on its own: {words}, {text.number(value, 2)}x the useful tokens per second"
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    drawing = board(data.over, sheet, marks.panels_height_in(len(data.names), len(data.panels), sheet))
+    marks.draw_panels(drawing, data.names, data.panels)
+    return drawing.figure
+
+
+def caption(data: Data) -> str:
+    return (
+        f"Each row changes one thing about {data.centre}: right of the dashed line is faster, left is slower, "
+        "grey dots are effects that could not be told from none."
+    )
+
+
+def alt(data: Data) -> str:
+    return rows.alt(data.names, data.panels)
+
+
+DIAGNOSTIC = Chart(
+    name="06_diagnostic_analysis",
+    title="Diagnostic: one factor at a time",
+    needs="the optimized configuration and others that differ from it in one factor: inv bench --full",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)

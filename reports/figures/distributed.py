@@ -1,0 +1,204 @@
+"""11 distributed: throughput over ranks, how much of linear that is, what talking costs, and what would bound it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bench.result import End
+from reports import published, readings, stats, text
+from reports.figures import marks, rows
+from reports.figures.board import Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.marks import Mark, Panel
+from reports.figures.palette import ACCENT_TONE, OTHER_TONE, PUBLISHED
+from reports.load import Run
+from reports.published import Published
+from reports.readings import Reading
+from reports.stats import Measured
+from reports.steps import ProcessSteps
+from reports.summary import Summary
+
+_AMOUNTS = ("step_time_sec", "samples", "tokens", "useful_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Rows by number of ranks with their rates and communication, and rows of efficiencies, ours and published."""
+
+    over: Head
+    ranks: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    efficiencies: tuple[str, ...]
+    efficiency: Panel | None
+    has_published: bool
+
+
+def gather(summary: Summary, run: Run) -> Data | None:
+    rates = _by_ranks(run, "global_samples_per_sec")
+    if not rates:
+        return None
+    steps = _measured(run)
+    beside = published.beside(run)
+    silent = _by_ranks(run, "efficiency_percent")
+    found = _efficiencies(steps, silent, beside)
+    n = sorted({one.n_steps for one in steps.values()})
+    panels = [Panel(title="Samples per second (upright: linear)", marks=tuple(_rates(rates)))]
+    shares = _by_ranks(run, "communication_share_no_sync_percent")
+    if shares:
+        bounds = _by_ranks(run, "communication_bound_sec")
+        panels.append(
+            Panel(
+                title="Communication, % of a step (upright: bound)",
+                marks=tuple(_share(shares.get(one), bounds.get(one)) for one in rates),
+                kind="dots",
+                at=0.0,
+            )
+        )
+    return Data(
+        over=head(
+            summary,
+            _title(rates, steps, silent),
+            f"n = {n[0] if len(n) == 1 else f'{n[0]} to {n[-1]}'} steps per trial" if n else "",
+            "95 % intervals",
+            f"{PUBLISHED} {beside.source}: two records that do not agree" if beside is not None else "",
+        ),
+        ranks=tuple(text.count(one, "rank") for one in rates),
+        panels=tuple(panels),
+        efficiencies=tuple(name for name, _ in found),
+        efficiency=Panel(
+            title="Percent of linear scaling (dashed: 100 %)",
+            marks=tuple(mark for _, mark in found),
+            kind="dots",
+            at=100.0,
+        )
+        if found
+        else None,
+        has_published=beside is not None,
+    )
+
+
+def _by_ranks(run: Run, name: str) -> dict[int, Reading]:
+    found = [one for one in readings.pick(run, name, "world_size", kind="distributed") if one.value is not None]
+    return {
+        int(one.context["world_size"]): one for one in sorted(found, key=lambda one: int(one.context["world_size"]))
+    }
+
+
+def _measured(run: Run) -> dict[int, Measured]:
+    """Steps of each number of ranks; a step's samples are one device's, so equal rates mean linear scaling."""
+    groups: dict[int, list[ProcessSteps]] = {}
+    for one in run.results:
+        if one.trial.kind == "distributed" and one.status is End.SUCCEEDED:
+            arrays = {name: np.array(getattr(one.steps, name), dtype=np.float64) for name in _AMOUNTS}
+            own = ProcessSteps(process=one.trial_id, worker=one.worker or "unknown", **arrays)
+            groups.setdefault(one.trial.world_size, []).append(own)
+    return {ranks: stats.measure(found) for ranks, found in sorted(groups.items())}
+
+
+def _rates(rates: dict[int, Reading]) -> list[Mark]:
+    fewest, first = next(iter(rates.items()))
+    linear = {ranks: (first.value or 0.0) * ranks / fewest for ranks in rates}
+    return [
+        Mark(
+            value=one.value,
+            words=one.words(""),
+            low=one.low,
+            high=one.high,
+            tone=OTHER_TONE,
+            limit=None if ranks == fewest else linear[ranks],
+        )
+        for ranks, one in rates.items()
+    ]
+
+
+def _share(one: Reading | None, bound: Reading | None) -> Mark:
+    if one is None or one.value is None:
+        return Mark(value=None, words="nobody to talk to")
+    most = None
+    if bound is not None and (left := bound.context.get("efficiency_without_overlap_percent")) is not None:
+        most = 100.0 - float(left)
+    told = f"{text.number(one.value, 1)} % {text.span(one.low, one.high, 1)}".rstrip()
+    if most is not None:
+        told += f"  | bound {most:.2g} %"
+    return Mark(value=one.value, words=told, low=one.low, high=one.high, tone=ACCENT_TONE, limit=most)
+
+
+def _efficiencies(
+    steps: dict[int, Measured], silent: dict[int, Reading], beside: Published | None
+) -> list[tuple[str, Mark]]:
+    """For each number of ranks: against the trial of one rank, against the same ranks not talking, and published."""
+    found: list[tuple[str, Mark]] = []
+    one = steps.get(1)
+    for ranks in sorted({*steps, *silent} - {1}):
+        called = text.count(ranks, "rank")
+        if one is not None and ranks in steps:
+            ratio = stats.ratio(steps[ranks], one, "samples_per_sec")
+            mark = _percent(100.0 * ratio.value, _hundred(ratio.low), _hundred(ratio.high), OTHER_TONE)
+            found.append((f"{called}, against one rank", mark))
+        if (own := silent.get(ranks)) is not None and own.value is not None:
+            mark = _percent(own.value, own.low, own.high, ACCENT_TONE)
+            found.append((f"{called}, against no talking", mark))
+        for record in beside.scaling if beside is not None else ():
+            if (value := record.efficiency_percent.get(ranks)) is not None:
+                words = f"{PUBLISHED} {text.number(value)} % published"
+                found.append((f"{called}, {record.name}", Mark(value=None, words=words, published=(value,))))
+    return found
+
+
+def _hundred(share: float | None) -> float | None:
+    return None if share is None else 100.0 * share
+
+
+def _percent(value: float, low: float | None, high: float | None, tone: str) -> Mark:
+    words = f"{text.number(value, 1)} % {text.span(low, high, 1)}".rstrip()
+    return Mark(value=value, words=words, low=low, high=high, tone=tone)
+
+
+def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[int, Reading]) -> str:
+    ranks, last = list(rates.items())[-1]
+    said = f"{text.count(ranks, 'rank')} process {text.number(last.value)} samples per second"
+    if 1 in steps and ranks in steps and ranks > 1:
+        ratio = stats.ratio(steps[ranks], steps[1], "samples_per_sec")
+        spread = text.span(_hundred(ratio.low), _hundred(ratio.high), 1)
+        return f"{said}: {text.number(100.0 * ratio.value, 1)} % {spread}".rstrip() + " of linear"
+    if ranks in silent:
+        return f"{said}: {text.number(silent[ranks].value, 1)} % of what they would without talking"
+    return said.replace("1 rank process ", "1 rank processes ")
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    first = marks.panels_height_in(len(data.ranks), len(data.panels), sheet)
+    second = marks.panels_height_in(len(data.efficiencies), 1, sheet) if data.efficiency else 0.0
+    drawing = board(data.over, sheet, first + second)
+    marks.draw_panels(drawing, data.ranks, data.panels, aligned_with=data.efficiencies)
+    if data.efficiency:
+        marks.draw_panels(drawing, data.efficiencies, [data.efficiency], top_in=first, aligned_with=data.ranks)
+    return drawing.figure
+
+
+def caption(data: Data) -> str:
+    both = " Hollow diamonds are the two published records; they contradict each other." if data.has_published else ""
+    return (
+        "Samples of all ranks together: bars that reach the upright line scale linearly; an interval that holds 100 % "
+        "(or 0 % communication) says that what talking costs could not be told from nothing. The bound is its cost if "
+        f"none of it were hidden.{both}"
+    )
+
+
+def alt(data: Data) -> str:
+    more = f" {rows.alt(data.efficiencies, [data.efficiency])}" if data.efficiency else ""
+    return f"{rows.alt(data.ranks, data.panels)}{more}"
+
+
+DISTRIBUTED = Chart(
+    name="11_distributed_dashboard",
+    title="Distributed training",
+    needs="a trial of suite distributed on several GPUs: inv bench --suite=distributed",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)

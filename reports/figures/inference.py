@@ -1,0 +1,174 @@
+"""05 inference: tokens written per second and the wait for the first, over batches, by precision and path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reports import published, readings, text
+from reports.figures import marks
+from reports.figures.board import MARGIN_IN, Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.palette import ACCENT_TONE, DEEP_TONE, INK, MUTED, PAPER, PUBLISHED
+from reports.load import Run
+from reports.readings import Reading
+from reports.summary import Summary
+
+_TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
+_LOOKS = {"default": ("o", (0, (4, 2))), "fast": ("s", "-")}
+_BITS = {"nf4": "4 bit", "bf16": "16 bit"}
+_PANEL_IN = 3.5
+_LABEL_IN = 1.15
+_MEASURES = (
+    ("decode_tokens_per_sec", "Decoded tokens per second", True),
+    ("time_to_first_token_sec", "Seconds to the first token", True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One series: precision and path, and (batch, value, low, high) in ascending batches."""
+
+    precision: str
+    path: str
+    points: tuple[tuple[int, float, float | None, float | None], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{_BITS.get(self.precision, self.precision)}, {self.path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Lines of each quantity; `published` are (batch, tokens per second) of 4-bit generation."""
+
+    over: Head
+    titles: tuple[str, ...]
+    lines: tuple[tuple[Line, ...], ...]
+    published: tuple[tuple[int, float], ...]
+
+
+def gather(summary: Summary, run: Run) -> Data | None:
+    found = [readings.pick(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
+    lines = [_lines(one) for one in found]
+    if not lines[0]:
+        return None
+    beside = published.beside(run)
+    known = [one for one in found[0] if one.value is not None]
+    lengths = known[0].context
+    return Data(
+        over=head(
+            summary,
+            _title(lines[0]),
+            readings.spread_words(known),
+            f"{lengths.get('prompt_tokens', 'unknown')} prompt tokens, {lengths.get('new_tokens', 'unknown')} new ones",
+            f"{PUBLISHED} {beside.source}, 4 bit" if beside else "",
+        ),
+        titles=tuple(title for _, title, _ in _MEASURES),
+        lines=tuple(map(tuple, lines)),
+        published=tuple(sorted(beside.inference["nf4"].items())) if beside else (),
+    )
+
+
+def _lines(found: list[Reading]) -> list[Line]:
+    series: dict[tuple[str, str], dict[int, Reading]] = {}
+    for one in found:
+        if one.value is not None:
+            key = (str(one.context.get("precision")), str(one.context.get("path")))
+            series.setdefault(key, {})[int(one.context["batch"])] = one
+    return [
+        Line(
+            precision=precision,
+            path=path,
+            points=tuple((batch, one.value or 0.0, one.low, one.high) for batch, one in sorted(points.items())),
+        )
+        for (precision, path), points in series.items()
+    ]
+
+
+def _title(lines: list[Line]) -> str:
+    best = max(((point, line) for line in lines for point in line.points), key=lambda item: item[0][1])
+    (batch, rate, _, _), line = best
+    return f"Generation reaches {text.number(rate)} tokens per second at batch {batch} ({line.name} path)"
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    shown = [(title, lines) for title, lines in zip(data.titles, data.lines, strict=True) if lines]
+    drawing = board(data.over, sheet, _PANEL_IN * (len(shown) if sheet.narrow else 1))
+    left_in = MARGIN_IN + 0.55
+    across = drawing.columns(1 if sheet.narrow else len(shown), left_in=left_in, gap_in=0.6)
+    for number, (title, lines) in enumerate(shown):
+        left, width = across[0] if sheet.narrow else across[number]
+        axes = drawing.panel(left, number * _PANEL_IN if sheet.narrow else 0.0, width - _LABEL_IN, _PANEL_IN - 0.12)
+        axes.set_title(title)
+        _draw_lines(axes, lines, data.published if number == 0 else ())
+    return drawing.figure
+
+
+def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int, float], ...]) -> None:
+    batches = sorted({point[0] for line in lines for point in line.points} | {batch for batch, _ in references})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ends = []
+    for line in lines:
+        tone = _TONES.get(line.precision, INK)
+        marker, dash = _LOOKS.get(line.path, ("^", ":"))
+        x, y = [point[0] for point in line.points], [point[1] for point in line.points]
+        axes.plot(x, y, color=tone, linestyle=dash, marker=marker, markersize=5, linewidth=1.7, zorder=3)
+        for batch, _, low, high in line.points:
+            marks.upright(axes, batch, low, high)
+        ends.append((x[-1], y[-1], line.name, tone))
+    for batch, value in references:
+        marks.diamond(axes, batch, value)
+        axes.annotate(
+            f"{text.number(value)} published",
+            (batch, value),
+            xytext=(7, -3),
+            textcoords="offset points",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+            fontsize=8,
+            color=MUTED,
+            va="top",
+        )
+    axes.margins(0.08)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
+    axes.tick_params(axis="x", length=0)
+    marks.height_axis(axes, log=True)
+    axes.set_xlabel("batch, sequences", labelpad=1)
+    height_in = axes.get_position().height * axes.figure.get_figheight()
+    marks.end_labels(axes, ends, height_in)
+
+
+def caption(data: Data) -> str:
+    paths = {line.path for lines in data.lines for line in lines}
+    two = " Dashed is the library's own generate, solid one captured decoding step." if len(paths) > 1 else ""
+    return (
+        "Tokens of all sequences of a batch together: lines that keep rising still gain from larger batches; where one "
+        f"flattens, the chip is full.{two}"
+    )
+
+
+def alt(data: Data) -> str:
+    told = [
+        f"{title}: "
+        + "; ".join(
+            f"{line.name}: " + ", ".join(f"batch {batch} {text.number(value)}" for batch, value, _, _ in line.points)
+            for line in lines
+        )
+        for title, lines in zip(data.titles, data.lines, strict=True)
+    ]
+    return ". ".join(told) + "."
+
+
+INFERENCE = Chart(
+    name="05_inference_performance",
+    title="Inference",
+    needs="a trial of suite inference: inv bench --suite=inference",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)

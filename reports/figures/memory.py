@@ -1,0 +1,139 @@
+"""08 memory: the most each configuration held, measured and predicted, against what the GPU has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reports import published, readings, text
+from reports.figures import marks, rows
+from reports.figures.board import Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.marks import Mark, Panel
+from reports.figures.palette import PUBLISHED
+from reports.load import Run
+from reports.summary import Row, Summary
+
+PREDICTED = "predicted_peak_vram_bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Measured and, where there is a model of it, predicted peaks in GB; `capacity_gb` of the smallest GPU."""
+
+    over: Head
+    names: tuple[str, ...]
+    panel: Panel
+    predicted_gb: tuple[float | None, ...]
+    has_published: bool
+
+
+def gather(summary: Summary, run: Run) -> Data | None:
+    predicted = {
+        one.configuration: one.value for one in readings.pick(run, PREDICTED) if one.value is not None and one.value > 0
+    }
+    predicted |= {
+        label: value for label, value in _of_failures(run, summary).items() if label not in predicted
+    }  # what did not fit is what a prediction is for
+    drawn = [
+        row
+        for row in summary.rows
+        if row.peak_vram_bytes is not None or (row.label in predicted and row.measured is None)
+    ][: rows.MAX_DRAWN + 4]
+    if not any(row.peak_vram_bytes is not None for row in drawn):
+        return None
+    capacity = min((one for one in map(_capacity, run.results) if one), default=None)
+    beside = published.beside(run)
+    like = published.training_by_label(run, beside)
+    found = [_mark(row, predicted.get(row.label), like.get(row.label)) for row in drawn]
+    has_published = any(mark.published for mark in found)
+    return Data(
+        over=head(
+            summary,
+            _title(drawn, capacity, predicted),
+            "largest peak of any worker, as the allocator counts it",
+            f"{PUBLISHED} {beside.source}" if beside is not None and has_published else "",
+        ),
+        names=tuple(row.label for row in drawn),
+        panel=Panel(
+            title="Peak GPU memory, GB" + ("" if capacity is None else f" (dashed: {text.number(capacity / 1e9)})"),
+            marks=tuple(found),
+            at=None if capacity is None else capacity / 1e9,
+        ),
+        predicted_gb=tuple(None if (one := predicted.get(row.label)) is None else one / 1e9 for row in drawn),
+        has_published=has_published,
+    )
+
+
+def _of_failures(run: Run, summary: Summary) -> dict[str, float]:
+    """Predictions of configurations without a success."""
+    lost = {row.label for row in summary.rows if row.measured is None}
+    table = run.measurements
+    mine = table[(table["name"] == PREDICTED) & table["configuration"].isin(lost) & table["value"].notna()]
+    return {str(label): float(value) for label, value in zip(mine["configuration"], mine["value"], strict=True)}
+
+
+def _capacity(result: Any) -> int | None:
+    told = result.fingerprint.get("gpu_memory_bytes")
+    return int(told) if told else None
+
+
+def _mark(row: Row, predicted: float | None, like: published.Training | None) -> Mark:
+    measured = row.peak_vram_bytes
+    told = text.gigabytes(measured) if measured is not None else "did not fit, or did not run"
+    if predicted is not None:
+        off = f", {100 * (predicted / measured - 1):+.0f} %" if measured else ""
+        told += f"  | {text.gigabytes(round(predicted))} predicted{off}"
+    reference = None if like is None else like.peak_vram_bytes
+    if reference is not None:
+        told += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"
+    return Mark(
+        value=None if measured is None else measured / 1e9,
+        words=told,
+        tone=rows.tone(row),
+        limit=None if predicted is None else predicted / 1e9,
+        published=() if reference is None else (reference / 1e9,),
+    )
+
+
+def _title(drawn: list[Row], capacity: int | None, predicted: dict[str, float]) -> str:
+    largest = max((row for row in drawn if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
+    used = largest.peak_vram_bytes or 0
+    share = f", {text.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
+    said = f"{largest.label} needs most: {text.gigabytes(used)}{share}"
+    off = [
+        100 * abs(predicted[row.label] / row.peak_vram_bytes - 1)
+        for row in drawn
+        if row.peak_vram_bytes and row.label in predicted
+    ]
+    return f"{said}; predictions are within {text.number(max(off), 0)} %" if off else said
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    drawing = board(data.over, sheet, marks.panels_height_in(len(data.names), 1, sheet))
+    marks.draw_panels(drawing, data.names, [data.panel])
+    return drawing.figure
+
+
+def caption(data: Data) -> str:
+    capacity = " The dashed line is what the GPU has." if data.panel.at else ""
+    if any(data.predicted_gb):
+        return f"Bars are measured, short upright lines are what was predicted before the trial.{capacity}"
+    return f"Bars are the measured peaks; there is no prediction to hold them against.{capacity}"
+
+
+def alt(data: Data) -> str:
+    return rows.alt(data.names, [data.panel])
+
+
+MEMORY = Chart(
+    name="08_memory",
+    title="Memory",
+    needs="a training trial on a GPU: peaks of GPU memory are counted there alone",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)

@@ -1,0 +1,118 @@
+"""12 run comparison: how much faster or slower each configuration became, and whether that is more than noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from reports import text
+from reports.compare import RESOLUTION, Comparison
+from reports.compare import Row as Compared
+from reports.figures import marks, rows
+from reports.figures.board import Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.marks import Mark, Panel
+from reports.figures.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
+from reports.load import Run
+from reports.summary import Summary
+
+_MOST_ROWS = 20
+_TONES = {"faster": OTHER_TONE, "slower": ACCENT_TONE}
+_ORDER = ("slower", "faster", "unknown", "same")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """One row per configuration, metric and later run; what changed first."""
+
+    over: Head
+    names: tuple[str, ...]
+    panel: Panel
+    band_percent: float
+
+
+def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> Data | None:  # noqa: ARG001
+    known = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
+    if comparison is None or not known:
+        return None
+    # Parts of a step follow from the step; what other kinds measured is drawn where no step was compared.
+    shown = [row for row in known if row.metric == "samples_per_sec"] or known
+    shown = sorted(shown, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MOST_ROWS]
+    several = len(comparison.run_ids) > 2
+    band = max(RESOLUTION, comparison.tolerance)
+    rest = len(comparison.rows) - len(shown)
+    return Data(
+        over=head(
+            summary,
+            _title(comparison, shown),
+            f"against run {comparison.run_ids[0]}",
+            "95 % intervals over processes; verdicts corrected for several comparisons (Holm)",
+            f"{rest:,} more quantities: inv compare {' '.join(comparison.run_ids)}" if rest else "",
+        ),
+        names=tuple(_name(row, several=several) for row in shown),
+        panel=Panel(
+            title=f"Speed, x that of {comparison.run_ids[0]} (dashed: the same; band: {100 * band:g} %)",
+            marks=tuple(map(_mark, shown)),
+            kind="dots",
+            log=True,
+            at=1.0,
+            band=(1.0 / (1.0 + band), 1.0 + band),
+        ),
+        band_percent=100 * band,
+    )
+
+
+def _name(row: Compared, *, several: bool) -> str:
+    run = f", {row.run_id}" if several else ""
+    if row.metric == "samples_per_sec":
+        return f"{row.configuration}{run}"
+    return f"{row.configuration}: {row.metric.replace('_', ' ')}{f', {row.context}' if row.context else ''}{run}"
+
+
+def _mark(row: Compared) -> Mark:
+    value = row.speed_ratio or 1.0
+    spread = text.span(row.low, row.high, 3)
+    return Mark(
+        value=value,
+        words=f"{text.number(value, 3)}x {spread} {row.verdict}".replace("  ", " "),
+        low=row.low,
+        high=row.high,
+        tone=_TONES.get(row.verdict, BASELINE_TONE),
+        is_hollow=row.verdict == "unknown",
+    )
+
+
+def _title(comparison: Comparison, shown: list[Compared]) -> str:
+    before, *after = comparison.run_ids
+    counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
+    told = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
+    return f"Run {text.listing(list(after))} against {before}: {', '.join(told)}"
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    drawing = board(data.over, sheet, marks.panels_height_in(len(data.names), 1, sheet))
+    marks.draw_panels(drawing, data.names, [data.panel])
+    return drawing.figure
+
+
+def caption(data: Data) -> str:
+    return (
+        f"Right of the dashed line is faster. Same means an interval within {data.band_percent:g} % of no change; "
+        "hollow dots could not be told either way."
+    )
+
+
+def alt(data: Data) -> str:
+    return rows.alt(data.names, [data.panel])
+
+
+RUN_COMPARISON = Chart(
+    name="12_run_comparison",
+    title="Comparison with another run",
+    needs="another run of the same trials to compare with: inv report --against=RUN",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)

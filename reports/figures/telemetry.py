@@ -1,0 +1,246 @@
+"""09 telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from bench.result import End, TrialResult
+from reports import telemetry, text
+from reports.figures import marks, measure
+from reports.figures.board import MARGIN_IN, Head, Sheet, board, head
+from reports.figures.chart import Chart
+from reports.figures.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
+from reports.load import TRIALS_FOLDER, Run
+from reports.summary import Summary
+
+TARGET_PERCENT = 80.0
+_BINS = 160  # samples of a long trial are averaged to this many points; the band behind shows what was averaged
+_LANE_IN = 1.05
+_MOST_GPUS = 4
+# Column, title, factor, decimals; the GPU's where there is one, else the process's.
+_GPU = (
+    ("gpu_utilization_percent", "GPU utilization, %", 1.0),
+    ("gpu_power_watts", "Power, W", 1.0),
+    ("gpu_sm_clock_mhz", "SM clock, MHz", 1.0),
+    ("gpu_memory_used_bytes", "GPU memory used, GB", 1e-9),
+)
+_CPU = (
+    ("process_cpu_percent", "Processor, % of one core", 1.0),
+    ("process_rss_bytes", "Resident memory, GB", 1e-9),
+)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One GPU's (or the process's) samples in bins: middle of the bin in seconds, mean, smallest, largest."""
+
+    gpu: int | None
+    seconds: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One quantity over time, and its mean over the measured phase; None where that phase has no sample."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    measured_mean: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """`phases` are (name, from, to) in seconds."""
+
+    over: Head
+    trial: str
+    lanes: tuple[Lane, ...]
+    phases: tuple[tuple[str, float, float], ...]
+    is_gpu: bool
+
+
+def gather(summary: Summary, run: Run) -> Data | None:
+    for result in _candidates(summary, run):
+        frame = telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / telemetry.TELEMETRY_FILE)
+        if frame is None:
+            continue
+        is_gpu = bool(frame["gpu_utilization_percent"].notna().any())
+        lanes = tuple(lane for one in (_GPU if is_gpu else _CPU) if (lane := _lane(frame, *one, by_gpu=is_gpu)))
+        if lanes:
+            return Data(
+                over=head(summary, _title(result, lanes, is_gpu=is_gpu), *_facts(result, frame)),
+                trial=result.trial_id,
+                lanes=lanes,
+                phases=_phases(frame),
+                is_gpu=is_gpu,
+            )
+    return None
+
+
+def _candidates(summary: Summary, run: Run) -> list[TrialResult]:
+    """Trials by how telling their telemetry is: the best training configuration first, then others that succeeded."""
+    speed = {
+        row.label: row.measured.useful_tokens_per_sec.value for row in summary.measured_rows if row.measured is not None
+    }
+    good = [result for result in run.results if result.status is End.SUCCEEDED]
+    return sorted(good, key=lambda result: -speed.get(run.label_of[result.trial_id], 0.0))
+
+
+def _lane(frame: pd.DataFrame, column: str, title: str, factor: float, *, by_gpu: bool) -> Lane | None:
+    known = frame[frame[column].notna()]
+    groups = [(int(float(str(gpu))), mine) for gpu, mine in known.groupby("gpu")] if by_gpu else [(None, known)]
+    curves = tuple(
+        _curve(gpu, mine["elapsed_sec"].to_numpy(float), mine[column].to_numpy(float) * factor) for gpu, mine in groups
+    )[:_MOST_GPUS]
+    if known.empty:
+        return None
+    window = known[known["phase"] == "measure"]
+    return Lane(
+        title=title, curves=curves, measured_mean=None if window.empty else float(window[column].mean()) * factor
+    )
+
+
+def _curve(gpu: int | None, seconds: Floats, values: Floats) -> Curve:
+    pieces = np.array_split(np.arange(len(values)), min(_BINS, len(values)))
+    return Curve(
+        gpu=gpu,
+        seconds=np.array([seconds[piece].mean() for piece in pieces]),
+        mean=np.array([values[piece].mean() for piece in pieces]),
+        low=np.array([values[piece].min() for piece in pieces]),
+        high=np.array([values[piece].max() for piece in pieces]),
+    )
+
+
+def _phases(frame: pd.DataFrame) -> tuple[tuple[str, float, float], ...]:
+    """Runs of equal phases; each ends where the next begins."""
+    change = frame["phase"].ne(frame["phase"].shift())
+    starts = frame[change]
+    edges = [*starts["elapsed_sec"].tolist(), float(frame["elapsed_sec"].iloc[-1])]
+    return tuple(
+        (str(name), float(edges[number]), float(edges[number + 1])) for number, name in enumerate(starts["phase"])
+    )[:40]
+
+
+def _facts(result: TrialResult, frame: pd.DataFrame) -> tuple[str, ...]:
+    samples = frame["elapsed_sec"].nunique()
+    seconds = float(frame["elapsed_sec"].iloc[-1] - frame["elapsed_sec"].iloc[0])
+    return (
+        f"n = {samples:,} samples in {text.number(seconds)} s",
+        f"trial {result.trial_id}",
+        f"worker {result.worker}",
+    )
+
+
+def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str:
+    first = lanes[0]
+    name = result.trial.name
+    if first.measured_mean is None:
+        return f"What the machine did during {name}"
+    if not is_gpu:
+        cores = text.number(first.measured_mean / 100.0, 1)
+        return f"{name} kept {cores} processor cores busy while it was measured; there was no GPU"
+    met = "above" if first.measured_mean >= TARGET_PERCENT else "below"
+    busy = text.number(first.measured_mean, 0)
+    return f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
+
+
+def draw(data: Data, sheet: Sheet) -> Figure:
+    lane_in = _LANE_IN + (0.1 if sheet.narrow else 0.0)
+    top_in = 0.22
+    drawing = board(data.over, sheet, top_in + (lane_in + 0.42) * len(data.lanes) + 0.38)
+    left_in = MARGIN_IN + 0.55
+    ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
+    width -= 0.55 if any(len(lane.curves) > 1 for lane in data.lanes) else 0.05
+    end = max(to for _, _, to in data.phases)
+    begin = min(start for _, start, _ in data.phases)
+    for number, lane in enumerate(data.lanes):
+        height = lane_in + 0.42 + 0.28
+        axes = drawing.panel(left, top_in + number * (lane_in + 0.42), width, height)
+        _draw_lane(axes, lane, data, lane_in)
+        axes.set_xlim(begin, end)
+        axes.tick_params(axis="x", labelbottom=number == len(data.lanes) - 1)
+        if number == 0:
+            _name_phases(axes, data, width, end - begin)
+    axes.set_xlabel("seconds since the trial's process began", labelpad=2)
+    return drawing.figure
+
+
+def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
+    for number, (_, start, to) in enumerate(data.phases):
+        if number % 2:
+            axes.axvspan(start, to, color=BAND, alpha=0.55, linewidth=0, zorder=0)
+    tones = (DEEP_TONE, OTHER_TONE, MUTED, INK)
+    ends = []
+    for curve, tone in zip(lane.curves, tones, strict=False):
+        axes.fill_between(curve.seconds, curve.low, curve.high, color=OTHER_TONE, alpha=0.35, linewidth=0, zorder=1)
+        axes.plot(curve.seconds, curve.mean, color=tone, linewidth=1.2, zorder=2)
+        if len(lane.curves) > 1:
+            ends.append((float(curve.seconds[-1]), float(curve.mean[-1]), f"GPU {curve.gpu}", tone))
+    top = max(float(curve.high.max()) for curve in lane.curves)
+    axes.set_ylim(0.0, max(top * 1.12, 105.0 if lane.title.startswith("GPU utilization") else 0.0) or 1.0)
+    if lane.title.startswith("GPU utilization"):
+        axes.axhline(TARGET_PERCENT, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
+    mean = "" if lane.measured_mean is None else f": mean {text.number(lane.measured_mean)}"
+    said = f"{lane.title}{mean}"
+    axes.set_title(said)
+    axes.grid(visible=False, axis="x")
+    marks.height_axis(axes, 3)
+    marks.end_labels(axes, ends, lane_in)
+
+
+def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None:
+    """Phases' names over the first lane; one that is too short for its name has none."""
+    for name, start, to in data.phases:
+        room = (to - start) / max(seconds, 1e-9) * width_in
+        if measure.width_in(name, 8.0) < room:
+            axes.annotate(
+                name,
+                ((start + to) / 2, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 20),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=MUTED,
+            )
+        axes.axvline(start, color=GRID, linewidth=0.8, zorder=0)
+
+
+def caption(data: Data) -> str:
+    target = f" The dashed line is the target of {TARGET_PERCENT:.0f} %." if data.is_gpu else ""
+    return (
+        "Bands are the trial's phases, named above, and means are over the measured one: it should be flat, and dips "
+        f"in it are time that the GPU waited.{target}"
+        if data.is_gpu
+        else "Bands are the trial's phases, named above, and means are over the measured one: it should be flat."
+    )
+
+
+def alt(data: Data) -> str:
+    phases = ", ".join(f"{name} {text.number(start)} to {text.number(to)} s" for name, start, to in data.phases)
+    means = ", ".join(
+        f"{lane.title} {text.number(lane.measured_mean)}" for lane in data.lanes if lane.measured_mean is not None
+    )
+    return f"Trial {data.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
+
+
+TELEMETRY = Chart(
+    name="09_telemetry",
+    title="Telemetry of a trial",
+    needs="telemetry.csv beside the result of a trial that succeeded: inv collect brings it",
+    gather=gather,
+    draw=draw,
+    caption=caption,
+    alt=alt,
+)

@@ -1,0 +1,117 @@
+"""How long a report of 10,000 trials takes with all their step times, and whether that grows in step with the trials.
+
+250 configurations on 4, 12 and 40 workers, 15 measured steps each: 1,000, 3,000 and 10,000 trials, page and figures
+included. Then the part that grows (loading, statistics, tables) alone, on 2,500 configurations of 4 workers and on
+10,000 of a single one, whose intervals take a bootstrap each. Each round is a Python of its own, so that its imports
+and its peak memory count, as for a user. The trials are synthetic and are written before the clock starts.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+from bench.result import summarize
+from tests.benchmarks import Figure, spread
+from tests.unit.reports import synthetic
+
+ROUNDS = 3
+ROOT = Path(__file__).resolve().parents[2]
+_PEAK = """
+usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(usage * (1 if sys.platform == "darwin" else 1024))
+"""
+_REPORT = f"""
+import pathlib, resource, sys
+from reports.build import build
+build(pathlib.Path(sys.argv[1]))
+{_PEAK}
+"""
+_TABLES = f"""
+import pathlib, resource, sys
+from reports import frames, tables
+from reports.load import load
+from reports.summarize import summarize
+run = load(pathlib.Path(sys.argv[1]))
+summary = summarize(run)
+tables.summary_json(summary, run), tables.summary_csv(summary), frames.to_csv(run.trials), frames.to_csv(run.steps)
+{_PEAK}
+"""
+
+
+def main() -> list[Figure]:
+    found: list[Figure] = []
+    grown: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for workers in (4, 12, 40):
+            trials, run = _write(Path(folder), 250, workers)
+            rounds = [_timed(_REPORT, run) for _ in range(ROUNDS)]
+            seconds = summarize([wall for wall, _ in rounds])
+            grown.append((trials, seconds.median))
+            is_most = workers == 40
+            name = f"report of {trials:,} trials"
+            found += [
+                Figure(name=f"{name}, figures included", value=spread(seconds, "s"), goal="10 s" if is_most else "-"),
+                Figure(name=f"{name}, peak memory", value=_peak(rounds), goal="500 MB" if is_most else "-"),
+            ]
+        page_bytes = (run / "report" / "index.html").stat().st_size
+        found += [
+            Figure(name=f"{name}, size of its page", value=f"{page_bytes / 1e6:.2f} MB", goal="2 MB"),
+            _growth(grown),
+        ]
+        for configurations, workers in ((2500, 4), (10_000, 1)):
+            trials, run = _write(Path(folder), configurations, workers)
+            rounds = [_timed(_TABLES, run) for _ in range(ROUNDS)]
+            name = f"loading, statistics, tables of {configurations:,} configurations x {workers}"
+            found += [
+                Figure(name=name, value=spread(summarize([wall for wall, _ in rounds]), "s"), goal="10 s"),
+                Figure(name=f"{name}, peak memory", value=_peak(rounds), goal="500 MB"),
+            ]
+    return found
+
+
+def _write(folder: Path, configurations: int, workers: int) -> tuple[int, Path]:
+    """A run of so many trials, every configuration another one; returns how many, and its folder."""
+    trials = tuple(
+        synthetic.trial(
+            f"rank-{number % 250 + 1}-{number // 250 + 1}",
+            lora_rank=number % 250 + 1,
+            micro_batch_size=number // 250 + 1,
+        )
+        for number in range(configurations)
+    )
+    run = folder / f"{configurations}x{workers}"
+    with mock.patch("os.fsync"):  # files for the clock to read, not to keep: syncing each took most of a minute
+        planned = synthetic.write_run(run, synthetic.record(trials, workers=workers)).planned
+    return len(planned), run
+
+
+def _timed(program: str, run: Path) -> tuple[float, int]:
+    """Seconds, and the peak resident bytes of the process or of one that it started."""
+    began = time.perf_counter()
+    done = subprocess.run(
+        (sys.executable, "-c", program, str(run)),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=True,
+    )
+    return time.perf_counter() - began, int(done.stdout)
+
+
+def _peak(rounds: Sequence[tuple[float, int]]) -> str:
+    return f"{max(peak for _, peak in rounds) / 1e6:.0f} MB"
+
+
+def _growth(grown: Sequence[tuple[int, float]]) -> Figure:
+    """The exponent between the smallest and the largest run: 1 is in step with the trials, below 1 better than that."""
+    (few, fast), (many, slow) = grown[0], grown[-1]
+    exponent = math.log(slow / fast) / math.log(many / few)
+    return Figure(name=f"growth from {few:,} to {many:,} trials, exponent", value=f"{exponent:.2f}", goal="1")

@@ -1,0 +1,54 @@
+"""How long `inv report` takes on the demo's run, and on one of every kind of trial; and how large their pages are.
+
+The runs are written before the clock starts: the quick suite on four workers, as `make demo` leaves it, telemetry
+included, and suite `all` on four GPU nodes, which has eleven of the twelve figures. Each round is a process of its
+own, so that its imports and the processes it starts count, as for a user.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.result import summarize
+from tests.benchmarks import Figure, spread
+from tests.unit.reports import showcase, synthetic
+
+ROUNDS = 5
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> list[Figure]:
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder)
+        demo, full = results / "demo", results / "full"
+        for plan in synthetic.write_run(demo, synthetic.record(run_id="demo")).planned:
+            showcase.write_telemetry(demo / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
+        showcase.write(full, workers=4, machine=showcase.A10, run_id="full")
+        for run, called, goal in ((demo, "the demo's run", "5 s"), (full, "suite all on four nodes", "-")):
+            seconds = summarize([_report(results, run.name) for _ in range(ROUNDS)])
+            drawn = len(list((run / "report" / "figures").glob("*.png")))
+            size = (run / "report" / "index.html").stat().st_size
+            name = f"inv report of {called}, {drawn} figures"
+            figures.append(Figure(name=name, value=spread(seconds, "s"), goal=goal))
+            figures.append(Figure(name=f"page of {called}", value=f"{size / 1e6:.2f} MB", goal="2 MB"))
+    return figures
+
+
+def _report(results: Path, run: str) -> float:
+    began = time.perf_counter()
+    subprocess.run(
+        (sys.executable, "-m", "invoke", "report", f"--run={run}"),
+        cwd=ROOT,
+        env={**os.environ, "INVOKE_RESULTS_FOLDER": str(results)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        timeout=600,
+        check=True,
+    )
+    return time.perf_counter() - began
