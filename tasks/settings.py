@@ -98,6 +98,46 @@ class CostSection(Section):
         return self
 
 
+_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
+_QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+
+Name = Annotated[str, Field(pattern=_NAME)]
+Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+_NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
+
+
+class FssSection(Section):
+    volume_handle: Text | None = Field(
+        default=None,
+        pattern=r"^\S+:\S+:/\S*$",
+        description="text like ocid1.filesystem...:MOUNT-TARGET-IP:/EXPORT",
+    )
+    capacity: Quantity = Field(default="200Gi", description="a Kubernetes quantity like 200Gi")
+
+
+class ClusterSection(Section):
+    kubeconfig: Text | None = Field(default=None, description="a file's path")
+    context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
+    namespace: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    overlay: Literal[
+        "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
+    ] = "pods"
+    image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
+    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
+    registry_user: Text | None = Field(default=None, description="a registry's user name")
+    instance_type: Text = Field(
+        default="VM.GPU.A10.1", pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label"
+    )
+    preemptible: bool = False
+    cpu: Quantity = Field(default="4", description="a Kubernetes quantity like 4 or 500m")
+    memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
+    shm: Quantity = Field(default="4Gi", description="a Kubernetes quantity like 4Gi")
+    scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
+    queue: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    ready_within_sec: float = Field(default=1800.0, ge=1, le=86_400)
+    fss: FssSection = FssSection()
+
+
 class Sections(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -105,6 +145,7 @@ class Sections(Section):
     fleet: FleetSection = FleetSection()
     bench: BenchSection = BenchSection()
     cost: CostSection = CostSection()
+    cluster: ClusterSection = ClusterSection()
 
 
 class Settings(Sections):
@@ -228,6 +269,8 @@ def _cast(text: str, info: FieldInfo) -> Any:
     kind, nullable = _kind(info)
     if nullable and text == "":
         return None
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
     if kind in (int, float):
         try:
             return kind(text)
@@ -267,7 +310,7 @@ def expected(info: FieldInfo) -> str:
         choices = typing.get_args(kind)
         words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     else:
-        words = info.description or {int: "a whole number", float: "a number"}.get(kind, "text")
+        words = info.description or {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
     if "ge" in bounds:
         words += f" from {bounds['ge']} to {bounds['le']}"
     if "gt" in bounds:
