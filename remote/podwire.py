@@ -1,0 +1,164 @@
+"""This side of the talk with `remote.inpod`: a command as a request, its streams out of frames, and a sure end.
+
+What kubectl says of itself is not asked. A reply is complete when its end frame has come and the check sums in it are
+those of all that came before; anything less is a stream that broke.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+from remote.command import Command
+from remote.host import HostUnreachable, Readable
+
+_FRAME_BYTES = 1 << 15
+_LARGEST_FRAME_BYTES = 1 << 24
+_END_OF_INPUT = bytes(4)
+_HEAD_BYTES = 5
+_MARGIN_SEC = 5.0  # the caller's own limits pass first; the pod's are for a caller that cannot be heard any more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The command's own word on its end: exit code (128 + n for signal n) and why it ended.
+
+    `why` is exited, deadline, idle or caller-gone.
+    """
+
+    exit_code: int
+    why: str
+
+
+def program() -> bytes:
+    """The text of `remote.inpod`."""
+    return resources.files("remote").joinpath("inpod.py").read_bytes()
+
+
+def bootstrap(program_bytes: int) -> str:
+    """What Python in the pod is given as its one argument: it reads the program off its input. argv stays short
+    because it travels in the address of an HTTP request, where proxies allow a few kB."""
+    size = program_bytes
+    return f'import os;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\nexec(b)'
+
+
+def request(
+    command: Command, nonce: str, *, takes_input: bool, timeout_sec: float, idle_timeout_sec: float | None
+) -> bytes:
+    """The command with its limits, as `remote.inpod` reads it. A Command holds no NUL, so NUL parts the fields."""
+    fields = [
+        nonce,
+        repr(timeout_sec + _MARGIN_SEC),
+        "" if idle_timeout_sec is None else repr(idle_timeout_sec + _MARGIN_SEC),
+        command.folder or "",
+        "1" if takes_input else "",
+        str(len(command.environment)),
+        *(f"{name}={value}" for name, value in command.environment.items()),
+        *command.argv,
+    ]
+    content = b"\0".join(os.fsencode(field) for field in fields)
+    return len(content).to_bytes(4, "big") + content
+
+
+class Reply:
+    """What comes back of one command. `on_stdout` receives its standard output, which is else kept in `stdout`.
+
+    `name` is the host's, for messages.
+    """
+
+    def __init__(self, name: str, nonce: str, on_stdout: Callable[[bytes], None] | None = None) -> None:
+        self._name, self._greeting = name, f"{nonce}\n".encode()
+        self._sink = on_stdout
+        self._rest = bytearray()
+        self._greeted = False
+        self._sums = {b"o": 0, b"e": 0}
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self.ending: Ending | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.ending is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the pod has answered at all."""
+        return self._greeted
+
+    def feed(self, piece: bytes) -> None:
+        """Take in what came. Raises HostUnreachable where it cannot be the pod's whole and unspoiled answer."""
+        self._rest += piece
+        if not self._greeted:
+            size = len(self._greeting)
+            if not self._greeting.startswith(bytes(self._rest[:size])):
+                raise HostUnreachable(
+                    f"{self._name}: something else than our program answers: {bytes(self._rest[:60])!r}"
+                )
+            if len(self._rest) < size:
+                return
+            del self._rest[:size]
+            self._greeted = True
+        while len(self._rest) >= _HEAD_BYTES:
+            channel, size = bytes(self._rest[:1]), int.from_bytes(self._rest[1:_HEAD_BYTES], "big")
+            if channel not in (b"o", b"e", b"x") or size > _LARGEST_FRAME_BYTES or self.ending is not None:
+                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
+            if len(self._rest) < _HEAD_BYTES + size:
+                return
+            content = bytes(self._rest[_HEAD_BYTES : _HEAD_BYTES + size])
+            del self._rest[: _HEAD_BYTES + size]
+            self._take(channel, content)
+
+    def _take(self, channel: bytes, content: bytes) -> None:
+        if channel == b"x":
+            self.ending = self._end(content)
+            return
+        self._sums[channel] = zlib.crc32(content, self._sums[channel])
+        if channel == b"e":
+            self.stderr += content
+        elif self._sink is None:
+            self.stdout += content
+        else:
+            self._sink(content)
+
+    def _end(self, content: bytes) -> Ending:
+        try:
+            code, why, out, err = content.decode("ascii").split(" ")
+            sums = (int(out, 16), int(err, 16))
+            ending = Ending(exit_code=int(code), why=why)
+        except ValueError:
+            raise HostUnreachable(f"{self._name}: the end of the answer was garbled on its way") from None
+        if sums != (self._sums[b"o"], self._sums[b"e"]):
+            raise HostUnreachable(
+                f"{self._name}: the answer does not match its check sum: part of it was lost on its way"
+            )
+        return ending
+
+
+class Outgoing:
+    """Standard input for kubectl: the program, the request, then `source` in frames. It stays open after that.
+
+    Once the reply is complete nobody wants the rest of `source`; it is ended at the next frame.
+    """
+
+    def __init__(self, head: bytes, source: bytes | Readable | None, reply: Reply) -> None:
+        self._head, self._reply, self._ended = head, reply, False
+        self._file = None if source is None or isinstance(source, bytes) else source
+        self._left = memoryview(source if isinstance(source, bytes) else b"")
+
+    def read(self, _size: int, /) -> bytes | None:
+        if self._head:
+            head, self._head = self._head, b""
+            return head
+        if self._ended:
+            return None
+        content = b"" if self._reply.is_complete else self._next()
+        self._ended = not content
+        return len(content).to_bytes(4, "big") + content
+
+    def _next(self) -> bytes:
+        if self._file is not None:
+            return self._file.read(_FRAME_BYTES)
+        content, self._left = bytes(self._left[:_FRAME_BYTES]), self._left[_FRAME_BYTES:]
+        return content
