@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tasks.settings import Settings
 
 
+# A try that a dead node answers with silence ends after 20 s, and the last one has to end within fleet.lost_after_sec.
+_ONE_TRY_SEC = {"local": 0.0, "pods": 20.0}
+
+
 @task(
     optional=["resume"],
     help={
@@ -91,11 +95,12 @@ def cancel(context: Context, run: str | None = None) -> None:
     from tasks import settings as house
     from tasks.lock import only_one
     from tasks.runs import find_run, read_run
-    from tasks.workers import workers
+    from tasks.workers import refuse_other_fleet, workers
 
     settings = house.load(context)
     folder = find_run(settings.results_folder, run)
     record = read_run(folder)
+    refuse_other_fleet(settings, record)
     with only_one(settings.results_folder, f"cancel (run {record.run_id})"), _ledger_errors(record.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in record.planned])
         if not ledger.open_trials():
@@ -234,10 +239,11 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
     from remote.ledger import LEDGER_FILE, Ledger
     from tasks.lock import only_one
     from tasks.runs import find_run, read_run
-    from tasks.workers import workers
+    from tasks.workers import refuse_other_fleet, workers
 
     folder = find_run(settings.results_folder, name)
     run = read_run(folder)
+    refuse_other_fleet(settings, run)
     trial_ids = [planned.trial_id for planned in run.planned]
     with _ledger_errors(run.run_id):
         if dry_run:
@@ -294,8 +300,9 @@ def _fleet(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hos
         ledger=ledger,
         launch=launcher(settings, run.run_id),
         on_event=(lambda _: None) if view is None else view.handle,
+        shared=settings.shared_results,
         limits=Limits(
-            lost_after_sec=settings.fleet.lost_after_sec,
+            lost_after_sec=max(1.0, settings.fleet.lost_after_sec - _ONE_TRY_SEC[settings.fleet.kind]),
             give_up_after_sec=settings.fleet.give_up_after_sec,
             max_attempts=settings.fleet.max_attempts,
         ),

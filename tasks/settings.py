@@ -65,14 +65,26 @@ class LocalSection(Section):
     threads: int = Field(default=1, ge=1, le=256)
 
 
+class PodsSection(Section):
+    selector: Text = Field(
+        default="app.kubernetes.io/name=bench,app.kubernetes.io/component=worker", description="a label selector"
+    )
+    container: Text = Field(default="bench", description="a container's name")
+    python: Text = Field(default="python3", description="a program in the image")
+    scratch: Text = Field(default="/scratch/qlora-fleet", pattern="^/", description="an absolute path in the pod")
+    shared: Text | None = Field(default=None, pattern="^/", description="an absolute path in the pod")
+    threads: int = Field(default=4, ge=1, le=256)
+
+
 class FleetSection(Section):
-    kind: Literal["local"] = "local"
+    kind: Literal["local", "pods"] = "local"
     size: int = Field(default=4, ge=1, le=1024)
     workspace: Text | None = Field(default=None, description="a folder's path")
     lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
     give_up_after_sec: float = Field(default=600.0, ge=1, le=604_800)
     max_attempts: int = Field(default=2, ge=1, le=10)
     local: LocalSection = LocalSection()
+    pods: PodsSection = PodsSection()
 
 
 class BenchSection(Section):
@@ -148,6 +160,9 @@ class Sections(Section):
     cluster: ClusterSection = ClusterSection()
 
 
+_IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # as image and manifests have them
+
+
 class Settings(Sections):
     """The settings that count. `root` is the project's folder: where tasks.py and invoke.yaml are."""
 
@@ -155,8 +170,17 @@ class Settings(Sections):
 
     @property
     def workspace(self) -> Path:
-        """The folder on a local worker where `python -m bench` is started and relative paths begin."""
+        """The folder on a worker where `python -m bench` is started and relative paths begin."""
+        if self.fleet.kind == "pods":
+            return Path(_IMAGE_WORKSPACE, self.fleet.workspace or "")
         return self.root / (self.fleet.workspace or "")
+
+    @property
+    def shared_results(self) -> str | None:
+        """A folder that every worker sees and that outlives them all; None where the fleet has none."""
+        if self.fleet.kind != "pods":
+            return None
+        return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.fss.volume_handle else None)
 
     @property
     def results_folder(self) -> Path:

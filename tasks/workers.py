@@ -5,37 +5,81 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.result import PlannedTrial
 from remote.command import Command
 from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
 from remote.host import Host, HostUnreachable, check
 from remote.local import LocalHost
+from remote.shelter import place_of, sheltered
+from tasks.errors import UsageError
 from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from bench.result import RunRecord
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
 def workers(settings: Settings) -> list[Host]:
-    """The fleet's hosts, named worker-0, worker-1, ..."""
-    folder = settings.root / settings.fleet.local.folder
+    """The fleet's hosts, named worker-0, worker-1, ...; where they are pods, the pods with these indices."""
     names = [f"worker-{index}" for index in range(settings.fleet.size)]
+    if settings.fleet.kind == "pods":
+        return _pods(settings, names)
+    folder = settings.root / settings.fleet.local.folder
     return [LocalHost(name=name, workdir=str(folder / name)) for name in names]
+
+
+def _pods(settings: Settings, names: list[str]) -> list[Host]:
+    from remote.pod import PodHost
+    from remote.pods import Kubectl, Pods
+
+    cluster, pods = settings.cluster, settings.fleet.pods
+    kubectl = Kubectl(namespace=cluster.namespace, context=cluster.context, kubeconfig=cluster.kubeconfig)
+    shared_list = Pods(kubectl, pods.selector)
+    return [
+        PodHost(
+            name=name,
+            index=index,
+            pods=shared_list,
+            workdir=pods.scratch,
+            container=pods.container,
+            python=(pods.python,),
+        )
+        for index, name in enumerate(names)
+    ]
+
+
+def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
+    """Workers have the same names in every fleet: a run must not go on in another one. Raises UsageError."""
+    before, now = run.settings.get("cluster", {}), settings.public()["cluster"]
+    told = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
+    if run.fleet_kind == "pods":
+        told |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace", "kubeconfig")}
+    for name, (was, is_now) in told.items():
+        if was != is_now:
+            raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
 
 
 def launcher(settings: Settings, run_id: str) -> Launch:
     """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
 
+    shared = settings.shared_results
+
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        return _bench(
+        command = _bench(
             settings,
             host,
             *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
             *("--trial-id", planned.trial_id, "--worker", host.name),
             *("--run-id", run_id, "--attempt", str(attempt)),
         )
+        if shared is None:
+            return command
+        place = place_of(shared, run_id, planned.trial_id, attempt)
+        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}")
 
     return launch
 
@@ -75,7 +119,8 @@ def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
 
 
 def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
-    threads = str(settings.fleet.local.threads)
+    fleet = settings.fleet
+    threads = str(fleet.pods.threads if fleet.kind == "pods" else fleet.local.threads)
     return Command(
         argv=(*host.python, "-m", "bench", *arguments),
         # Without these every worker starts as many threads as there are cores, and all of them crawl.

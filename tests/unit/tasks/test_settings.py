@@ -155,7 +155,7 @@ MISTAKES = {
     "bench: {only: !!set {a}}": "f.yaml:1: bench.only: expected a list of trial ids, found a set",
     "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
     # not one of the choices
-    "fleet: {kind: pods}": 'f.yaml:1: fleet.kind: expected local, found "pods"',
+    "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
     "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',
     "bench: {profile: a10}": 'f.yaml:1: bench.profile: expected one of gpu, tiny, found "a10"',
     "bench: {spread: all}": 'f.yaml:1: bench.spread: expected one of replicate, shard, found "all"',
@@ -183,7 +183,7 @@ MISTAKES = {
     # unknown keys
     "fleet:\n  siez: 3": "f.yaml:2: fleet.siez: unknown setting; did you mean fleet.size?",
     "fleet: {local: {thread: 3}}": "f.yaml:1: fleet.local.thread: unknown setting; did you mean fleet.local.threads?",
-    "fleet: {nodes: 3}": f"f.yaml:1: fleet.nodes: unknown setting; fleet has {FLEET}",
+    "fleet: {gpus: 3}": f"f.yaml:1: fleet.gpus: unknown setting; fleet has {FLEET}",
     "fleet: {1: 3}": f"f.yaml:1: fleet.1: unknown setting; fleet has {FLEET}",
     "# first\nflete: {size: 3}": "f.yaml:2: flete: unknown setting; did you mean fleet?",
     "threads: 3": "f.yaml:1: threads: unknown setting; did you mean fleet.local.threads?",
