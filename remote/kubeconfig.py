@@ -1,0 +1,153 @@
+"""Which cluster is meant: kubeconfig, context, namespace, resolved once and said aloud by every task.
+
+The usual places are the client's own: the setting, then KUBECONFIG, then ~/.kube/config; the setting, then the file's
+current context. Reading it starts nothing; a credential plugin (`oci ce cluster generate-token`) is run on connecting.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+_PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
+
+
+class ClusterError(Exception):
+    """Something about the cluster; the message says what and what to do."""
+
+
+class Misconfigured(ClusterError):
+    """The kubeconfig, the context or the credentials cannot be used as they are."""
+
+
+class Forbidden(ClusterError):
+    """The cluster knows us and does not let us."""
+
+
+class Conflict(ClusterError):
+    """Another manager holds a field that this change would take."""
+
+
+class Unreachable(ClusterError):
+    """The API server does not answer, or broke off. Worth another try."""
+
+
+class NotThere(ClusterError):
+    """The object, or its whole kind, does not exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One context of a kubeconfig, and the namespace that is meant."""
+
+    context: str
+    cluster: str
+    user: str
+    namespace: str
+    kubeconfig: str | None = None
+    server: str = ""
+
+    @property
+    def looks_like_production(self) -> bool:
+        """Whether context, cluster or namespace is named so; a name is all there is to go by."""
+        return any(_PRODUCTION.search(name) for name in (self.context, self.cluster, self.namespace))
+
+    def __str__(self) -> str:
+        where = f"cluster {self.cluster} at {self.server}, user {self.user}"
+        return f"context {self.context} ({where}), namespace {self.namespace}"
+
+
+def resolve(*, kubeconfig: str | None, context: str | None, namespace: str) -> Target:
+    """The context that is meant. Raises Misconfigured, naming those there are."""
+    from kubernetes.config import ConfigException, list_kube_config_contexts
+    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+
+    where = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
+    try:
+        contexts, active = list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
+    except ConfigException as error:
+        said = str(error).strip().splitlines()[0] if str(error).strip() else "no such file"
+        raise Misconfigured(
+            f"kubeconfig {where}: {said}; make one (`oci ce cluster create-kubeconfig ...`), "
+            "or set cluster.kubeconfig or KUBECONFIG to yours"
+        ) from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # what the client makes of a file that is no kubeconfig
+        raise Misconfigured(f"kubeconfig {where}: cannot be read: {_one_line(error)}; mend it") from None
+    named = {one["name"]: one for one in contexts}
+    chosen = context or (active or {}).get("name")
+    if not chosen or chosen not in named:
+        known = ", ".join(sorted(named)) or "none"
+        what = f"there is no context {chosen!r}" if chosen else "no context is current"
+        raise Misconfigured(f"kubeconfig {where}: {what}; there are {known}; set cluster.context")
+    entry = named[chosen]["context"]
+    server = _server(kubeconfig, chosen)
+    return Target(
+        context=chosen,
+        cluster=entry.get("cluster", "?"),
+        user=entry.get("user", "?"),
+        namespace=namespace,
+        kubeconfig=kubeconfig,
+        server=server,
+    )
+
+
+def _server(kubeconfig: str | None, context: str) -> str:
+    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
+
+    merged = KubeConfigMerger(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).config.value  # type: ignore[no-untyped-call]
+    clusters = {one["name"]: one.get("cluster", {}) for one in merged.get("clusters") or []}
+    contexts = {one["name"]: one.get("context", {}) for one in merged.get("contexts") or []}
+    return str(clusters.get(contexts.get(context, {}).get("cluster"), {}).get("server", "?"))
+
+
+def connect(target: Target) -> ApiClient:
+    """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.config import ConfigException, load_kube_config
+
+    configuration = Configuration()
+    configuration.retries = False  # urllib3 would ask a dead server four times
+    with _Overheard() as overheard:
+        try:
+            load_kube_config(target.kubeconfig, target.context, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except (ConfigException, OSError, ValueError) as error:
+            raise Misconfigured(f"context {target.context}: {_one_line(error)}; mend the kubeconfig") from None
+    if overheard.said and not configuration.api_key and not configuration.cert_file:
+        # The client logs a failed credential plugin and goes on as nobody, which the server answers with 401 or 403.
+        raise Misconfigured(
+            f"context {target.context}: no credentials: {_one_line(overheard.said[-1])}; log in again, then the same"
+        )
+    return ApiClient(configuration)
+
+
+class _Overheard(logging.Handler):
+    """Takes what the client logs while a kubeconfig is loaded, instead of letting it reach the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+    def __enter__(self) -> _Overheard:
+        root = logging.getLogger()
+        self._before, root.handlers = root.handlers, [self]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        logging.getLogger().handlers = self._before
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
