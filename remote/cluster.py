@@ -66,6 +66,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
+POD = Kind(api="/api/v1", plural="pods")
+
+
 class Cluster:
     """Reads and changes the target. `calls` counts the requests of the client, `kubectl_runs` those of kubectl."""
 
@@ -201,9 +204,11 @@ class Cluster:
         running = "status.phase!=Succeeded,status.phase!=Failed"
         return list(self.get("/api/v1/pods", {"fieldSelector": running}).get("items") or [])
 
-    def allowed(self, verb: str, resource: str, group: str = "", subresource: str = "") -> bool:
+    def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
         """Whether our account may do this in the namespace (SelfSubjectAccessReview). Raises as `get`."""
-        attributes = {"namespace": self.target.namespace, "verb": verb, "resource": resource, "group": group}
+        attributes = {"verb": verb, "resource": kind.plural, "group": kind.group}
+        if kind.is_namespaced:
+            attributes["namespace"] = self.target.namespace
         if subresource:
             attributes["subresource"] = subresource
         body = {

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, model, monitor, report
+from tasks import bench, collect, deploy, model, monitor, nodes, report, status
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
 
 ns = Collection(
-    bench.bench, bench.cancel, collect.collect, monitor.monitor, report.report, Collection("model", model.demo)
+    bench.bench,
+    bench.cancel,
+    collect.collect,
+    deploy.deploy,
+    deploy.teardown,
+    monitor.monitor,
+    nodes.nodes,
+    report.report,
+    status.status,
+    status.shell,
+    status.logs,
+    Collection("model", model.demo),
 )

@@ -1,0 +1,123 @@
+"""Waiting for pods with a live view of each; when one does not come up, reason and remedy instead of a time-out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import Resumable, TaskFailed
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from remote.cluster import Cluster
+    from remote.diagnosis import Finding
+    from remote.readiness import Fleet
+    from tasks.settings import Settings
+
+# Looks get rarer the longer nothing happens: 12 a minute at most, for all pods together.
+_FIRST_SEC, _LAST_SEC = 1.0, 5.0
+_SILENCE_SEC = 60.0  # an API server that restarts is back before that
+
+
+def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> Fleet:
+    """The state of the Jobs with these names, read now. Raises ClusterError."""
+    from remote.readiness import fleet
+
+    names = {job["metadata"]["name"] for job in jobs}
+    live = [job for job in cluster.list_of("Job") if job["metadata"]["name"] in names]
+    pods = cluster.pods()
+    state = fleet(live, pods, [], [])
+    if state.is_up:
+        return state
+    return fleet(live, pods, cluster.list_of("PersistentVolumeClaim"), cluster.events())
+
+
+def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]], *, plain: bool) -> None:
+    """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from remote.kubeconfig import Unreachable
+
+    console = Console(soft_wrap=True)
+    began = heard = time.monotonic()
+    limit = settings.cluster.ready_within_sec
+    patience = Patience()
+    pause, before = _FIRST_SEC, ""
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        is_live = console.is_terminal and not plain
+        while True:
+            now = time.monotonic()
+            try:
+                state = state_of(cluster, jobs)
+                heard = now
+            except Unreachable as error:
+                if now - heard > _SILENCE_SEC:
+                    raise Resumable(f"{error} (silent for {now - heard:.0f} s); `inv deploy` goes on") from None
+                time.sleep(pause)
+                continue
+            told = _told(state)
+            if is_live:
+                live.update(table(state), refresh=True)
+            elif told != before:
+                for line in told.splitlines():
+                    if line not in before.splitlines():
+                        console.print(line, markup=False, highlight=False)
+            pause = _FIRST_SEC if told != before else min(_LAST_SEC, pause * 1.5)
+            before = told
+            if state.is_up:
+                break
+            hopeless = patience.exhausted(state.all_findings, now)
+            if hopeless is not None:
+                raise TaskFailed(f"{_how_far(state)}: {hopeless}; then `inv deploy`")
+            if now - began > limit:
+                first = next(iter(state.all_findings), None)
+                why = f": {first}" if first is not None else ""
+                raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
+            time.sleep(min(pause, max(0.1, limit - (now - began))))
+    console.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
+    if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
+        console.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
+
+
+class Patience:
+    """How long each finding has lasted; one that outlasts its patience ends the wait."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+
+    def exhausted(self, findings: Sequence[Finding], now: float) -> Finding | None:
+        """The first finding that has lasted too long. A finding that went away starts again from nothing."""
+        keys = {(finding.subject, finding.cause) for finding in findings}
+        self._since = {key: self._since.get(key, now) for key in keys}
+        for finding in findings:
+            lasted_sec = now - self._since[finding.subject, finding.cause]
+            if finding.patience_sec is not None and lasted_sec >= finding.patience_sec:
+                return finding
+        return None
+
+
+def table(state: Fleet) -> Table:
+    """Every pod, then what is wrong and what to do."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("job", "index", "pod", "node", "state", "restarts"):
+        shown.add_column(head, no_wrap=True)
+    for row in state.rows:
+        style = "green" if row.is_up else "red" if row.findings else "yellow"
+        cells = (row.job, str(row.index), row.pod or "-", row.node or "-")
+        shown.add_row(*map(Text, cells), Text(row.state, style=style), str(row.restarts))
+    return shown
+
+
+def _told(state: Fleet) -> str:
+    lines = [f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}" for row in state.rows]
+    return "\n".join([*lines, *(f"  {finding}" for finding in state.all_findings)])
+
+
+def _how_far(state: Fleet) -> str:
+    return f"{state.up} of {len(state.rows)} pods are up"
