@@ -7,8 +7,11 @@ current context. Reading it starts nothing; a credential plugin (`oci ce cluster
 from __future__ import annotations
 
 import logging
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,50 +67,60 @@ class Target:
 
 def resolve(*, kubeconfig: str | None, context: str | None, namespace: str) -> Target:
     """The context that is meant. Raises Misconfigured, naming those there are."""
-    from kubernetes.config import ConfigException, list_kube_config_contexts
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
-
-    where = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
-    try:
-        contexts, active = list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
-    except ConfigException as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else "no such file"
-        raise Misconfigured(
-            f"kubeconfig {where}: {said}; make one (`oci ce cluster create-kubeconfig ...`), "
-            "or set cluster.kubeconfig or KUBECONFIG to yours"
-        ) from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:  # what the client makes of a file that is no kubeconfig
-        raise Misconfigured(f"kubeconfig {where}: cannot be read: {_one_line(error)}; mend it") from None
-    named = {one["name"]: one for one in contexts}
-    chosen = context or (active or {}).get("name")
-    if not chosen or chosen not in named:
-        known = ", ".join(sorted(named)) or "none"
+    where = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    known = _read(where)
+    chosen = context or known.current
+    if not chosen or chosen not in known.contexts:
+        names = ", ".join(sorted(known.contexts)) or "none"
         what = f"there is no context {chosen!r}" if chosen else "no context is current"
-        raise Misconfigured(f"kubeconfig {where}: {what}; there are {known}; set cluster.context")
-    entry = named[chosen]["context"]
-    server = _server(kubeconfig, chosen)
+        raise Misconfigured(f"kubeconfig {where}: {what}; there are {names}; set cluster.context")
+    entry = known.contexts[chosen]
+    cluster, user = str(entry.get("cluster", "?")), str(entry.get("user", "?"))
     return Target(
         context=chosen,
-        cluster=entry.get("cluster", "?"),
-        user=entry.get("user", "?"),
+        cluster=cluster,
+        user=user,
         namespace=namespace,
         kubeconfig=kubeconfig,
-        server=server,
+        server=str(known.clusters.get(cluster, {}).get("server", "?")),
     )
 
 
-def _server(kubeconfig: str | None, context: str) -> str:
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
+@dataclass(kw_only=True)
+class _Kubeconfig:
+    contexts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    clusters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    current: str | None = None
 
-    merged = KubeConfigMerger(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).config.value  # type: ignore[no-untyped-call]
-    clusters = {one["name"]: one.get("cluster", {}) for one in merged.get("clusters") or []}
-    contexts = {one["name"]: one.get("context", {}) for one in merged.get("contexts") or []}
-    return str(clusters.get(contexts.get(context, {}).get("cluster"), {}).get("server", "?"))
+
+def _read(where: str) -> _Kubeconfig:
+    """The files of KUBECONFIG as kubectl merges them: the first one that names a thing wins."""
+    import yaml
+
+    found, count = _Kubeconfig(), 0
+    for name in filter(None, where.split(os.pathsep)):
+        try:
+            said = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise Misconfigured(f"kubeconfig {name}: cannot be read: {_one_line(error)}; mend it") from None
+        if not isinstance(said, dict):
+            raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
+        count += 1
+        try:
+            for into, plural, one in ((found.contexts, "contexts", "context"), (found.clusters, "clusters", "cluster")):
+                for entry in said.get(plural) or []:
+                    into.setdefault(str(entry["name"]), dict(entry.get(one) or {}))
+            found.current = found.current or said.get("current-context")
+        except (KeyError, TypeError, ValueError) as error:
+            raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig: {_one_line(error)}; mend it") from None
+    if not count:
+        raise Misconfigured(
+            f"kubeconfig {where}: not there; make one (`oci ce cluster create-kubeconfig ...`), "
+            "or set cluster.kubeconfig or KUBECONFIG to yours"
+        )
+    return found
 
 
 def connect(target: Target) -> ApiClient:
