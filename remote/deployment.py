@@ -149,7 +149,8 @@ def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
             raise ClusterError(str(error)) from None
         if completed.exit_code != 0:
             said = " ".join(completed.stderr.decode(errors="replace").split())
-            raise Misconfigured(f"{manifests}: cannot be rendered: {said[:400]}; `git diff manifests/`")
+            # Kustomize tells the way to the mistake first and the mistake last.
+            raise Misconfigured(f"{manifests}: cannot be rendered: ...{said[-300:]}; see `git diff manifests/`")
     return [stamped(one) for one in yaml.load_all(completed.stdout, Loader=_LOADER) if one]
 
 
