@@ -6,7 +6,8 @@ and talks to it in frames; standard output carries frames alone, standard error 
 
     in    the request (4 bytes of length; fields apart by NUL), then input: 4 bytes of length, bytes; length 0 ends it
     out   the request's nonce and a line feed, then frames: one byte of channel, 4 bytes of length, bytes
-          o standard output · e standard error · x the end: exit code, why, CRC-32 of all of o, CRC-32 of all of e
+          o standard output · e standard error · k nothing, a sign of life, where there was silence for a while ·
+          x the end: exit code, why, CRC-32 of all of o, CRC-32 of all of e, CRC-32 of these
 
 The caller keeps its end of the input open until it has the end frame: input that closes earlier means that the caller
 is gone, and then the command is ended, which kubectl itself never does. A caller behind a dead network closes nothing;
@@ -44,8 +45,9 @@ def read_exactly(size: int) -> bytes:
 class Relay:
     """One command's streams, both ways, until it has ended or has to."""
 
-    def __init__(self, deadline_sec: float, idle_sec: float | None) -> None:
-        self.began = self.heard = time.monotonic()
+    def __init__(self, deadline_sec: float, idle_sec: float | None, beat_sec: float) -> None:
+        self.began = self.heard = self.sent = time.monotonic()
+        self.beat_sec = beat_sec
         self.deadline, self.idle_sec = self.began + deadline_sec, idle_sec
         self.pid = 0
         self.status: int | None = None
@@ -116,10 +118,13 @@ class Relay:
         due = self.deadline if self.kill_at is None else self.kill_at
         if self.idle_sec is not None and self.kill_at is None:
             due = min(due, self.heard + self.idle_sec)
+        due = min(due, self.sent + self.beat_sec)
         return max(0.0, min(due - now, 1.0 if self.sources else 0.005))
 
     def keep_limits(self) -> None:
         now = time.monotonic()
+        if now >= self.sent + self.beat_sec:
+            self.frame(b"k", b"")
         if self.kill_at is not None:
             if now >= self.kill_at:
                 self.signal(SIGKILL)
@@ -188,6 +193,7 @@ class Relay:
     def frame(self, channel: bytes, content: bytes) -> None:
         if channel in self.sums:
             self.sums[channel] = zlib.crc32(content, self.sums[channel])
+        self.sent = time.monotonic()
         if not self.caller_gone:
             self.outgoing += channel + len(content).to_bytes(4, "big")
             self.outgoing += content
@@ -209,7 +215,8 @@ class Relay:
         """Say the end, and take in what input there still is: left unread, it would keep kubectl from ending."""
         status = self.status or 0
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        self.frame(b"x", b"%d %s %08x %08x" % (code, self.why.encode(), self.sums[b"o"], self.sums[b"e"]))
+        end = b"%d %s %08x %08x" % (code, self.why.encode(), self.sums[b"o"], self.sums[b"e"])
+        self.frame(b"x", b"%s %08x" % (end, zlib.crc32(end)))
         self.to_child = None
         self.pending.clear()
         until = time.monotonic() + DRAIN_SEC
@@ -224,14 +231,14 @@ class Relay:
 
 def main() -> None:
     request = read_exactly(int.from_bytes(read_exactly(4), "big")).split(b"\0")
-    nonce, deadline, idle, folder, takes_input, count = request[:6]
-    for pair in request[6 : 6 + int(count)]:
+    nonce, deadline, idle, beat, folder, takes_input, count = request[:7]
+    for pair in request[7 : 7 + int(count)]:
         name, _, value = pair.partition(b"=")
         os.environb[name] = value
     os.set_blocking(OUTPUT, False)
-    relay = Relay(float(deadline), float(idle) if idle else None)
+    relay = Relay(float(deadline), float(idle) if idle else None, float(beat))
     relay.outgoing += nonce + b"\n"
-    relay.spawn(request[6 + int(count) :], folder, bool(takes_input))
+    relay.spawn(request[7 + int(count) :], folder, bool(takes_input))
     relay.run()
     relay.finish()
     os._exit(0)

@@ -4,8 +4,9 @@ kubectl's exit code and the end of its streams mean nothing here (measured: exit
 `remote.inpod` runs the command in the pod and frames what it says; a reply without its end frame, or one that does not
 match its check sum, is HostUnreachable, never an exit code.
 
-The command does not outlive the call: its input is held open as a sign of life, and where a dead network hides that we
-are gone, the limits that travel with it end it. What must outlive the call is a job (`remote.job`).
+A stream that is silent is broken, however long the command may be silent: its program sends a sign of life into every
+pause. The command does not outlive the call: its input is held open as a sign of ours, and where a dead network hides
+that we are gone, the limits that travel with it end it. What must outlive the call is a job (`remote.job`).
 
 Not covered: a command whose children leave its session; they are its own to end, as on every host.
 """
@@ -13,6 +14,7 @@ Not covered: a command whose children leave its session; they are its own to end
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +34,8 @@ class PodHost:
     """The worker `index` of a fleet of pods: whichever pod holds that index now.
 
     `workdir` is a folder in the pod's own writable scratch, which dies with it: jobs of a pod that was replaced are
-    absent, and so lost. `environment` is for every command there, below the command's own.
+    absent, and so lost. After `silence_sec` without a sign of life a stream is given up; a new exec through a node that
+    has just died was seen to take 14 s and more to fail, and is not waited for either.
     """
 
     name: str
@@ -41,6 +44,7 @@ class PodHost:
     workdir: str
     container: str
     python: tuple[str, ...] = ("python3",)
+    silence_sec: float = 15.0
 
     def run(
         self,
@@ -55,7 +59,7 @@ class PodHost:
 
         Raises PodGone where the cluster says that no pod of this index lives, and ClusterRefused.
         """
-        nonce = secrets.token_hex(16)
+        nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
         pod = self._find()
         reply = Reply(self.name, nonce, on_stdout)
         asked = request(
@@ -64,6 +68,7 @@ class PodHost:
             takes_input=stdin is not None,
             timeout_sec=timeout_sec,
             idle_timeout_sec=idle_timeout_sec,
+            silence_sec=self.silence_sec,
         )
         try:
             carried = run_program(
@@ -73,18 +78,22 @@ class PodHost:
                 on_stdout=reply.feed,
                 is_complete=lambda: reply.is_complete,
                 timeout_sec=timeout_sec,
-                idle_timeout_sec=idle_timeout_sec,
+                idle_timeout_sec=self.silence_sec,
             )
         except CannotStart as error:
             raise ClusterRefused(f"{self.name}: {error}; install kubectl, or put it on PATH") from None
         except CommandTimedOut:
             self.pods.doubt()
-            raise
+            if time.monotonic() >= deadline:
+                raise
+            silence = f"nothing was heard from {pod.name} for {self.silence_sec:g} s"
+            raise HostUnreachable(f"{self.name}: {silence}") from None
         if reply.ending is None:
             self.pods.doubt()
             raise self._broken(pod, reply, carried)
         if reply.ending.why != "exited":
-            raise CommandTimedOut(f"{self.name}: {command.render()}: ended in its pod: {reply.ending.why}")
+            limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else reply.ending.why
+            raise CommandTimedOut(f"{self.name}: {command.render()}: {limit}")
         return Completed(exit_code=reply.ending.exit_code, stdout=bytes(reply.stdout), stderr=bytes(reply.stderr))
 
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:

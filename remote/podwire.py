@@ -19,7 +19,8 @@ _FRAME_BYTES = 1 << 15
 _LARGEST_FRAME_BYTES = 1 << 24
 _END_OF_INPUT = bytes(4)
 _HEAD_BYTES = 5
-_MARGIN_SEC = 5.0  # the caller's own limits pass first; the pod's are for a caller that cannot be heard any more
+_MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that cannot be heard any more
+_BEATS = 4  # signs of life that may go missing before a stream counts as broken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,23 @@ def bootstrap(program_bytes: int) -> str:
 
 
 def request(
-    command: Command, nonce: str, *, takes_input: bool, timeout_sec: float, idle_timeout_sec: float | None
+    command: Command,
+    nonce: str,
+    *,
+    takes_input: bool,
+    timeout_sec: float,
+    idle_timeout_sec: float | None,
+    silence_sec: float,
 ) -> bytes:
-    """The command with its limits, as `remote.inpod` reads it. A Command holds no NUL, so NUL parts the fields."""
+    """The command with its limits, as `remote.inpod` reads it. A Command holds no NUL, so NUL parts the fields.
+
+    `idle_timeout_sec` is for the command and kept in the pod; `silence_sec` is for the stream and kept here.
+    """
     fields = [
         nonce,
         repr(timeout_sec + _MARGIN_SEC),
-        "" if idle_timeout_sec is None else repr(idle_timeout_sec + _MARGIN_SEC),
+        "" if idle_timeout_sec is None else repr(idle_timeout_sec),
+        repr(silence_sec / _BEATS),
         command.folder or "",
         "1" if takes_input else "",
         str(len(command.environment)),
@@ -102,7 +113,7 @@ class Reply:
             self._greeted = True
         while len(self._rest) >= _HEAD_BYTES:
             channel, size = bytes(self._rest[:1]), int.from_bytes(self._rest[1:_HEAD_BYTES], "big")
-            if channel not in (b"o", b"e", b"x") or size > _LARGEST_FRAME_BYTES or self.ending is not None:
+            if channel not in (b"o", b"e", b"k", b"x") or size > _LARGEST_FRAME_BYTES or self.ending is not None:
                 raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
             if len(self._rest) < _HEAD_BYTES + size:
                 return
@@ -114,6 +125,8 @@ class Reply:
         if channel == b"x":
             self.ending = self._end(content)
             return
+        if channel == b"k":
+            return
         self._sums[channel] = zlib.crc32(content, self._sums[channel])
         if channel == b"e":
             self.stderr += content
@@ -123,8 +136,11 @@ class Reply:
             self._sink(content)
 
     def _end(self, content: bytes) -> Ending:
+        said, _, own = content.rpartition(b" ")
         try:
-            code, why, out, err = content.decode("ascii").split(" ")
+            if own != b"%08x" % zlib.crc32(said):
+                raise ValueError
+            code, why, out, err = said.decode("ascii").split(" ")
             sums = (int(out, 16), int(err, 16))
             ending = Ending(exit_code=int(code), why=why)
         except ValueError:

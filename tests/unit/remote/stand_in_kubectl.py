@@ -1,10 +1,10 @@
 """Stands in for kubectl in unit tests of PodHost: `get pods` and `exec`, the pod being this machine.
 
 STAND_IN_FOLDER holds pods.txt (the answer to `get pods`; absent: no answer), calls.log (a line per call) and
-fault.json: {"fault": NAME, "after": BYTES} for the coming exec calls, as far as `times` goes. Faults: cut (standard output ends
-after so many bytes, exit 0, as when a kubelet dies), freeze (nothing more comes after them), flip (one bit there),
-linger (does not leave after the command's end), deaf (says nothing, exit 1 with `words` on standard error), skip (a
-piece of ten bytes is lost there).
+fault.json: {"fault": NAME, "after": BYTES} for the coming exec calls, as far as `times` goes. Faults: cut (standard
+output ends after so many bytes, exit 0, as when a kubelet dies), freeze (nothing more comes after them), flip (one bit
+there), skip (ten bytes are lost there), linger (does not leave after the command's end), deaf (says nothing, exit 1
+with `words` on standard error).
 
 Not covered: everything that is kubectl's and the API server's; tests/cluster has that, with the real program.
 """

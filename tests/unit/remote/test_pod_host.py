@@ -5,6 +5,7 @@ kubectl is a stand-in here (see stand_in_kubectl.py); the program in the pod is 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -153,7 +154,7 @@ TALK = "echo begins; sleep 0.05; echo ends"
 
 def whole_answer(ground: Ground) -> int:
     """How many bytes kubectl brings for TALK."""
-    counted = len(f"{'0' * 32}\n") + 2 * 5 + len("begins\nends\n") + 5 + len(f"0 exited {0:08x} {0:08x}")
+    counted = len(f"{'0' * 32}\n") + 2 * 5 + len("begins\nends\n") + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
     assert ground.run("sh", "-c", TALK).stdout == b"begins\nends\n"
     return counted
 
@@ -178,10 +179,22 @@ def test_output_spoiled_on_its_way_is_lost_and_never_a_success(ground: Ground, f
 
 
 @pytest.mark.parametrize("after", [0, 20, 40])
-def test_a_frozen_stream_ends_at_the_idle_limit(ground: Ground, after: int) -> None:
+def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(ground: Ground, after: int) -> None:
+    ground.host = dataclasses.replace(ground.host, silence_sec=1.0)
     ground.fault("freeze", after)
+    with pytest.raises(HostUnreachable, match="nothing was heard from bench-0-abc for 1 s"):
+        ground.run("sh", "-c", TALK)
+
+
+def test_a_command_may_be_silent_for_longer_than_its_stream(ground: Ground) -> None:
+    ground.host = dataclasses.replace(ground.host, silence_sec=0.8)
+    assert ground.run("sh", "-c", "sleep 2; echo done").stdout == b"done\n"
+
+
+def test_a_command_silent_for_too_long_is_ended_in_the_pod(ground: Ground, tmp_path: Path) -> None:
     with pytest.raises(CommandTimedOut, match=r"silent for 0\.5 s"):
-        ground.run("sh", "-c", TALK, idle_timeout_sec=0.5)
+        ground.run("sh", "-c", "while :; do echo busy >&2; sleep 0.1; done", str(tmp_path), idle_timeout_sec=0.5)
+    wait_for(lambda: "busy" not in str(processes_under(tmp_path)), "the command is gone")
 
 
 def test_a_kubectl_that_stays_after_the_end_is_sent_away(ground: Ground) -> None:
