@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 
 _SUFFIXES = {
     "n": Decimal("1e-9"),
@@ -13,16 +14,15 @@ _SUFFIXES = {
     **{f"{letter}i": Decimal(1024) ** (power + 1) for power, letter in enumerate("KMGTPE")},
 }
 
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([A-Za-z]*)")
+
 
 def amount(quantity: object) -> Decimal:
     """The number a quantity stands for. Raises ValueError."""
-    text = str(quantity).strip()
-    digits = text.rstrip("numkKMGTPEi")
-    suffix = text[len(digits) :]
-    try:
-        return Decimal(digits) * _SUFFIXES[suffix]
-    except (InvalidOperation, KeyError):
-        raise ValueError(f"{quantity!r} is not a Kubernetes quantity") from None
+    found = _FORM.fullmatch(str(quantity))
+    if found is None or found[2] not in _SUFFIXES:
+        raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
+    return Decimal(found[1]) * _SUFFIXES[found[2]]
 
 
 def same(one: object, other: object) -> bool:
