@@ -1,4 +1,4 @@
-"""What must hold before an object is kept: its namespace, its references, Pod Security, quotas, and the API's own rules."""
+"""What must hold before an object is kept: its namespace, references, Pod Security, quotas, the API's own rules."""
 
 from __future__ import annotations
 
@@ -108,8 +108,9 @@ def check_change(resource: Resource, old: Json, new: Json) -> None:
     if resource.key == "pods" and _frozen(old["spec"]) != _frozen(new["spec"]):
         message = (
             "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
-            "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
+            "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
+            "previously negative)"
         )
         causes.append(("FieldValueForbidden", message, "spec"))
     elif resource.key == "jobs.batch":

@@ -7,7 +7,7 @@ from typing import Any
 Json = dict[str, Any]
 
 
-class Refusal(Exception):  # noqa: N818 (it becomes an answer, not a crash)
+class Refusal(Exception):
     """A request that ends in a `Status` of `code` instead of an object."""
 
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:

@@ -211,13 +211,16 @@ class Api:
             changed["status"] = {"phase": "Terminating"}
 
         marked = self.store.edit("namespaces", "", name, mark)
+        assert marked is not None
+        return marked
+
+    def empty_namespace(self, name: str) -> None:
+        """Delete what a terminating namespace still holds."""
         for key in list(self.store.keys()):
             for obj in self.store.list(key, name):
                 each = Target(resource=by_key(key), namespace=name, name=obj["metadata"]["name"])
                 with contextlib.suppress(Refusal):  # gone meanwhile
                     self.delete(each, {})
-        assert marked is not None
-        return marked
 
     # Pods
 

@@ -16,14 +16,19 @@ _Managers = dict[tuple[str, str], set[Path]]
 
 
 def check_declared(resource: Resource, obj: Json) -> None:
-    """Raises Refusal (500, as the real one does) at the first undeclared field."""
+    """Raises Refusal (500, as the real one does) at an undeclared field, naming the shallowest alone."""
     unknown = unknown_fields(resource, obj)
     if unknown:
         metadata = obj.get("metadata", {})
         where = f"{metadata['namespace']}/{metadata['name']}" if "namespace" in metadata else f"/{metadata['name']}"
         api = f"{resource.group}/{resource.version}, Kind={resource.kind}"
-        message = f"failed to create typed patch object ({where}; {api}): .{unknown[0]}: field not declared in schema"
+        field = min(unknown, key=_depth)
+        message = f"failed to create typed patch object ({where}; {api}): .{field}: field not declared in schema"
         raise Refusal(500, "", message)
+
+
+def _depth(path: str) -> int:
+    return path.count(".")
 
 
 def managers_of(obj: Json) -> _Managers:
@@ -94,15 +99,15 @@ def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, 
     mine = managers.pop((manager, "Apply"), set())
     present = owned(live, schema)
     conflicts = [
-        (name, path)
-        for (name, _), theirs in managers.items()
+        ((name, operation), path)
+        for (name, operation), theirs in managers.items()
         for path in sorted(theirs & wanted.keys())
         if not path[-1].startswith("k:") and present.get(path) != wanted[path]
     ]
     if conflicts and not force:
-        raise _conflict(conflicts)
+        raise _conflict([(_called(key, resource), path) for key, path in conflicts])
     for key in managers:
-        managers[key] = managers[key] - {path for name, path in conflicts if name == key[0]}
+        managers[key] = managers[key] - {path for loser, path in conflicts if loser == key}
     made = _merge(copy.deepcopy(live), {k: v for k, v in config.items() if k != "metadata"}, schema)
     made["metadata"] = _merge(made["metadata"], config.get("metadata", {}), child(schema, "metadata") or {})
     others: set[Path] = set().union(*managers.values())
@@ -113,19 +118,25 @@ def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, 
     return made
 
 
+def _called(manager: tuple[str, str], resource: Resource) -> str:
+    """A manager as conflicts name it: an updater with its API version."""
+    name, operation = manager
+    return f'"{name}"' if operation == "Apply" else f'"{name}" using {resource.api_version}'
+
+
 def _conflict(conflicts: list[tuple[str, Path]]) -> Refusal:
-    said = [f'conflict with "{name}": {shown(path)}' for name, path in conflicts]
+    said = [f"conflict with {name}: {shown(path)}" for name, path in conflicts]
     many = len(conflicts) > 1
     if many:
         by_manager: dict[str, list[str]] = {}
         for name, path in conflicts:
             by_manager.setdefault(name, []).append(shown(path))
-        text = "\n".join(f'conflicts with "{name}":\n- ' + "\n- ".join(where) for name, where in by_manager.items())
+        text = "\n".join(f"conflicts with {name}:\n- " + "\n- ".join(where) for name, where in by_manager.items())
         message = f"Apply failed with {len(conflicts)} conflicts: {text}"
     else:
         message = f"Apply failed with 1 conflict: {said[0]}"
     causes = [
-        {"reason": "FieldManagerConflict", "message": f'conflict with "{name}"', "field": shown(path)}
+        {"reason": "FieldManagerConflict", "message": f"conflict with {name}", "field": shown(path)}
         for name, path in conflicts
     ]
     return Refusal(409, "Conflict", message, {"causes": causes})

@@ -192,7 +192,7 @@ class Cluster(Kubectl):
             raise RuntimeError(f"the tests' API server has died:\n{(self._folder / 'server.log').read_text()[-4000:]}")
         return json.loads(line)  # type: ignore[no-any-return]
 
-    def call(self, name: str, **arguments: Any) -> Any:
+    def call(self, name: str, /, **arguments: Any) -> Any:
         """Call the server's process past the API; see `World`."""
         answer = self._ask({"call": name, "arguments": arguments})
         if "error" in answer:
@@ -292,7 +292,7 @@ class Faults:
         self._call("expire", user=user)
 
     def clear(self) -> None:
-        """Disarm all of the above, and let images be pulled again. Nodes stay as they are."""
+        """Disarm all of the above. Nodes and images stay as they are."""
         self._call("clear")
 
     def end_streams(self, node: str, how: str) -> None:
@@ -307,7 +307,7 @@ class Faults:
         self._call("lose_node", node=node, processes_die=processes_die)
 
     def find_node(self, node: str) -> None:
-        """The lost node is back; its kubelet reports what has become of its pods, and ends those marked for deletion."""
+        """The lost node is back; its kubelet reports what became of its pods, and ends those marked for deletion."""
         self._call("find_node", node=node)
 
     def silence_node(self, node: str) -> None:

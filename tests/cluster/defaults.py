@@ -1,4 +1,4 @@
-"""The fields that a real API server adds for good when an object is made; without them every apply says `configured`."""
+"""The fields that a real API server adds for good; without them every apply says `configured`."""
 
 from __future__ import annotations
 

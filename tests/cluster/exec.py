@@ -43,7 +43,7 @@ def exit_status(code: int) -> Json:
     }
 
 
-class _Ended(Exception):  # noqa: N818
+class _Ended(Exception):
     """A fault has ended the stream."""
 
 
@@ -137,8 +137,10 @@ class Session:
         done = asyncio.ensure_future(asyncio.gather(process.wait(), *pumps))
         over = asyncio.create_task(self._over.wait())
         try:
-            if self._left == 0 or self._stdin_left == 0:
-                self._end(self._fault.how if self._fault else "")
+            if self._fault and self._left == 0:
+                self._end(self._fault.how)
+            elif self._stdin_left == 0:
+                self._strike_stdin(process)
             await asyncio.wait([done, over, listening], return_when=asyncio.FIRST_COMPLETED)
             if listening.done() and not over.done() and not done.done():
                 return  # the client has gone; the process lives on and its output goes nowhere
@@ -147,7 +149,7 @@ class Session:
                 code = process.returncode or 0
                 if self._unread:
                     await self._over.wait()  # containerd still holds input that nobody will read
-                elif self._fault:
+                elif self._fault and self._fault.how != "stdin-cut":
                     self._end(self._fault.how)
                 else:
                     await self._finish(exit_status(code if code >= 0 else 128 - code))
@@ -193,7 +195,8 @@ class Session:
             data = data[: self._stdin_left]
             self._stdin_left -= len(data)
         if process.stdin.is_closing():
-            self._unread = self._unread or process.returncode is not None
+            # After a cut nobody waits for the rest; a process that is gone leaves it lying.
+            self._unread = self._unread or (process.returncode is not None and self._stdin_left is None)
         else:
             try:
                 process.stdin.write(data)
@@ -201,7 +204,15 @@ class Session:
             except ConnectionError:
                 self._unread = True
         if self._stdin_left == 0:
-            self._end(self._fault.how if self._fault else "")
+            self._strike_stdin(process)
+
+    def _strike_stdin(self, process: asyncio.subprocess.Process) -> None:
+        assert self._fault is not None
+        if self._fault.how == "stdin-cut":
+            if process.stdin is not None:
+                process.stdin.close()
+        else:
+            self._end(self._fault.how)
 
     async def _strike(self, how: str) -> None:
         """End the stream as a fault ends it."""

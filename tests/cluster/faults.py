@@ -1,4 +1,4 @@
-"""What goes wrong, and when: every fault is armed by a test and counted, so that it strikes at the same place each time."""
+"""What goes wrong, and when: faults are armed by tests and counted, so that they always strike at the same place."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ENDINGS = (
     "only-success-no-close",
     "freeze",  # the stream stays open and nothing moves any more, pongs included
     "internal-error",  # a Status of reason InternalError, then Close 1000
+    "stdin-cut",  # containerd closes the process's input early, and everything else ends well
 )
 
 
@@ -28,7 +29,8 @@ class ExecFault:
     """End the `nth` matching exec (counted from the arming, 1 is the next) and the `times - 1` after it as `how` says.
 
     It strikes after exactly `after_stdout_bytes` of standard output or `after_stdin_bytes` of input; with neither, when
-    the process has ended and all its output is out, in the place of its Status. `keep_running` says whether the
+    the process has ended and all its output is out, in the place of its Status. `stdin-cut` needs `after_stdin_bytes`
+    and lets the process end as it will. `keep_running` says whether the
     process lives on, as it does when only the stream is lost.
     """
 

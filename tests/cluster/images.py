@@ -48,6 +48,3 @@ class Images:
 
     def failure_of(self, image: str) -> PullFailure | None:
         return next((failure(c, image) for p, c in self._failing.items() if fnmatch.fnmatch(image, p)), None)
-
-    def clear(self) -> None:
-        self._failing.clear()

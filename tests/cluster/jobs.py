@@ -64,7 +64,7 @@ class JobController:
         create_pod: Callable[[str, Json], object],
         delete_pod: Callable[[str, str], object],
     ) -> None:
-        """`create_pod` (namespace, pod) admits as the API does; `delete_pod` (namespace, name) gives the pod its grace."""
+        """`create_pod` (namespace, pod) admits as the API does; `delete_pod` (namespace, name) gives grace."""
         self._store, self._events = store, events
         self._create_pod, self._delete_pod = create_pod, delete_pod
         self._living: dict[str, dict[str, int]] = {}  # Job uid to its unfinished pods' uids and indexes

@@ -1,4 +1,4 @@
-"""All kubelets in one: for every pod bound to a node, one worker that makes it run and tells the API server about it."""
+"""All kubelets in one: for every pod bound to a node, one worker that makes it run and tells the API server."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _one(at: Any, last: str, step: Json) -> None:
         case "add":
             at[index] = step["value"]
         case "replace":
-            at[index]  # it must be there  # noqa: B018
+            at[index]  # it must be there
             at[index] = step["value"]
         case "remove":
             del at[index]

@@ -66,6 +66,31 @@ def known() -> dict[tuple[str, str, str], Resource]:
     return found
 
 
+GROUPS: tuple[tuple[str, str], ...] = tuple(sorted({(group, version) for group, version, _ in known() if group}))
+
+
+def resource_list(path: str) -> Any:
+    """The APIResourceList of one group version, as clients ask for that do not know the aggregated documents."""
+    group, version = ("", "v1") if path == "/api/v1" else path.removeprefix("/apis/").split("/")
+    found = []
+    for part in ("discovery-api.json", "discovery-apis.json"):
+        for entry in document(part)["items"]:
+            for about in entry["versions"] if entry["metadata"].get("name", "") == group else []:
+                if about["version"] == version:
+                    found = about["resources"]
+    listed = []
+    for entry in found:
+        one = {"name": entry["resource"], "singularName": entry["singularResource"], "verbs": entry["verbs"]}
+        one |= {"namespaced": entry["scope"] == "Namespaced", "kind": entry["responseKind"]["kind"]}
+        listed.append(one | ({"shortNames": entry["shortNames"]} if "shortNames" in entry else {}))
+        for inner in entry.get("subresources", []):
+            name = f"{entry['resource']}/{inner['subresource']}"
+            kind = inner["responseKind"]["kind"]
+            listed.append({**one, "name": name, "singularName": "", "kind": kind, "verbs": inner["verbs"]})
+    group_version = f"{group}/{version}" if group else version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": listed}
+
+
 @cache
 def by_key(key: str) -> Resource:
     """`pods` or `jobs.batch`."""

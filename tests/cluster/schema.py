@@ -1,4 +1,4 @@
-"""The schemas of Kubernetes 1.34, as the package kubernetes-validate ships them: what a field may be and how it merges."""
+"""The schemas of Kubernetes 1.34, as the package kubernetes-validate ships them: what a field is and how it merges."""
 
 from __future__ import annotations
 

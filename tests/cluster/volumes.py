@@ -14,11 +14,11 @@ from tests.cluster.quantities import number
 from tests.cluster.store import Store
 
 
-class CannotMount(Exception):  # noqa: N818 (becomes an event)
+class CannotMount(Exception):
     """A volume that is not to be had; the message is the FailedMount event's."""
 
 
-class CannotConfigure(Exception):  # noqa: N818 (becomes a waiting state)
+class CannotConfigure(Exception):
     """An environment that is not to be had; the message is CreateContainerConfigError's."""
 
 
@@ -122,7 +122,7 @@ def mounts(store: Store, pod: Json, container: Json, state: Path, disk_bytes: in
             prepared["source"] = os.path.join(prepared["source"], sub)
             if "read_only" not in prepared:
                 os.makedirs(prepared["source"], exist_ok=True)
-                os.chmod(prepared["source"], 0o777)
+                os.chmod(prepared["source"], 0o777)  # noqa: S103 (as the kubelet)
         read_only = prepared.get("read_only", False) or mount.get("readOnly", False)
         made.append({"path": mount["mountPath"], "source": prepared["source"], "read_only": read_only})
     return made

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,8 @@ class World:
     async def _control(self) -> None:
         try:
             await self.controllers.run()
-        except Exception:
+        except Exception:  # noqa: BLE001
             # A controller that has died would look like a slow cluster: die loudly instead.
-            import traceback
-
             traceback.print_exc()
             os._exit(70)
 
@@ -154,7 +153,6 @@ class World:
 
     def do_clear(self) -> None:
         self.faults.clear()
-        self.images.clear()
 
     # Faults of nodes and kubelets
 

@@ -1,4 +1,4 @@
-"""POST, PUT and PATCH: decode strictly, merge, fill in defaults, admit, and keep; or all of that without the last (dry run)."""
+"""POST, PUT and PATCH: decode strictly, merge, fill in defaults, admit, keep; a dry run does all but the last."""
 
 from __future__ import annotations
 
