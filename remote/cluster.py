@@ -152,6 +152,10 @@ class Cluster:
         version = place.api.removeprefix("/apis/").removeprefix("/api/")
         return [{**item, "apiVersion": version, "kind": kind} for item in found.get("items") or []]
 
+    def knows(self, kind: str) -> bool:
+        """Whether the API has this kind: those of controllers are there only where they are installed. Raises as `get`."""
+        return self._one(KINDS[kind].api) is not None
+
     def namespace(self) -> dict[str, Any] | None:
         """The target's Namespace; None where it is not there. Raises as `get`."""
         return self._one(f"/api/v1/namespaces/{self.target.namespace}")
@@ -225,9 +229,10 @@ class Cluster:
         arguments = ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
         self._act(arguments, objects, timeout_sec=120.0, secrets=secrets)
 
-    def diff(self, objects: Sequence[Object]) -> str:
+    def diff(self, objects: Sequence[Object], *, take_over: bool = False) -> str:
         """What a server-side apply would change, as kubectl shows it; raises as `apply`."""
-        arguments = ("diff", "--server-side", f"--field-manager={FIELD_MANAGER}", "-f", "-")
+        force = ("--force-conflicts",) if take_over else ()
+        arguments = ("diff", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
         completed = self._act(arguments, objects, timeout_sec=120.0, fine=(0, 1))
         return completed.stdout.decode(errors="replace")
 

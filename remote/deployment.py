@@ -86,6 +86,7 @@ class Values:
     queue: str
     model: str
     data: str
+    profile: str
 
 
 def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -125,6 +126,7 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
             "queue": values.queue,
             "model": values.model,
             "data": values.data,
+            "profile": values.profile,
             "volumeHandle": values.volume_handle or "none",
             "volumeName": f"qlora-fleet-{values.namespace}",
             "capacity": values.capacity,

@@ -269,14 +269,15 @@ def diagnose_job(job: Object, events: Iterable[Object]) -> list[Finding]:
     wanted = job.get("spec", {}).get("parallelism", 1)
     if job.get("status", {}).get("active", 0) >= wanted:
         return []  # whatever was refused once is there now
-    for event in reversed(about):
-        if event.get("reason") == "FailedCreate":
-            message = " ".join(event.get("message", "").split())
-            known = _first(_REFUSALS, message)
-            cause, remedy = known or ("refused", "see `kubectl describe job`")
-            patience = 30.0 if cause in ("quota", "service-account") else SOON_SEC if known else PATIENT_SEC
-            return [Finding(subject=subject, cause=cause, reason=message, remedy=remedy, patience_sec=patience)]
-    return []
+    said = [" ".join(event.get("message", "").split()) for event in about if event.get("reason") == "FailedCreate"]
+    if not said:
+        return []
+    # The newest that says why: refusals are repeated with ever longer pauses, and not in the same words each time.
+    message = next((one for one in reversed(said) if _first(_REFUSALS, one)), said[-1])
+    known = _first(_REFUSALS, message)
+    cause, remedy = known or ("refused", "see `kubectl describe job`")
+    patience = 2 * SOON_SEC if cause in ("quota", "service-account") else SOON_SEC if known else PATIENT_SEC
+    return [Finding(subject=subject, cause=cause, reason=message, remedy=remedy, patience_sec=patience)]
 
 
 def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Finding]:

@@ -138,6 +138,7 @@ def values_of(settings: Settings, image: Image) -> Values:
         queue=section.queue,
         model=settings.model.path,
         data=settings.data.path,
+        profile=settings.bench.profile,
     )
 
 

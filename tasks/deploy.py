@@ -74,9 +74,10 @@ def deploy(
             wait(settings, cluster, jobs, plain=plain)
             return
         _check_nodes(settings, cluster, image, planned, partial=partial or dry_run)
+        _check_kinds(cluster, planned)
         _check_rights(cluster, planned)
         if dry_run:
-            _print_diff(cluster, planned)
+            _print_diff(cluster, planned, take_over=take_over)
             return
         with only_one(settings.results_folder, "deploy"):
             _refuse_losing_results(settings, cluster, planned, discard=discard_results)
@@ -181,7 +182,7 @@ def _print_plan(planned: Plan, image: Image, settings: Settings) -> None:
     print(f"plan: overlay {settings.cluster.overlay}: {len(planned.changes)} to change, {kept} unchanged", flush=True)
 
 
-def _print_diff(cluster: Cluster, planned: Plan) -> None:
+def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
     from remote.deployment import Verb
 
     if any(action.kind == "Namespace" for action in planned.of(Verb.CREATE)):
@@ -190,7 +191,7 @@ def _print_diff(cluster: Cluster, planned: Plan) -> None:
     # A Job that is replaced cannot be compared by the server, which would refuse the change; its fields are above.
     objects = [action.desired for action in planned.of(Verb.CREATE, Verb.APPLY) if action.desired is not None]
     if objects:
-        print(cluster.diff(objects), end="")
+        print(cluster.diff(objects, take_over=take_over), end="")
     print("dry run: nothing was changed")
 
 
@@ -224,6 +225,17 @@ def _pods_of(action: Action) -> int:
     if action.kind == "JobSet":
         spec = spec["replicatedJobs"][0]["template"]["spec"]
     return int(spec.get("parallelism", 1))
+
+
+def _check_kinds(cluster: Cluster, planned: Plan) -> None:
+    from remote.deployment import Verb
+
+    for kind in sorted({action.kind for action in planned.of(Verb.CREATE) if action.kind == "JobSet"}):
+        if not cluster.knows(kind):
+            raise UsageError(
+                f"this cluster knows no {kind}: its controller is not installed; choose another cluster.overlay "
+                "(job-4gpu does the same without it), or have it installed; nothing was changed"
+            )
 
 
 def _check_rights(cluster: Cluster, planned: Plan) -> None:

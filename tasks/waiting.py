@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
     patience = Patience()
-    pause, before = _FIRST_SEC, ""
+    pause, before = _FIRST_SEC, dict[object, str]()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         is_live = console.is_terminal and not plain
         while True:
@@ -61,11 +62,11 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
             told = _told(state)
             if is_live:
                 live.update(table(state), refresh=True)
-            elif told != before:
-                for line in told.splitlines():
-                    if line not in before.splitlines():
+            else:
+                for key, line in told.items():
+                    if key not in before:
                         console.print(line, markup=False, highlight=False)
-            pause = _FIRST_SEC if told != before else min(_LAST_SEC, pause * 1.5)
+            pause = _FIRST_SEC if told.keys() != before.keys() else min(_LAST_SEC, pause * 1.5)
             before = told
             if state.is_up:
                 break
@@ -114,9 +115,13 @@ def table(state: Fleet) -> Table:
     return shown
 
 
-def _told(state: Fleet) -> str:
-    lines = [f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}" for row in state.rows]
-    return "\n".join([*lines, *(f"  {finding}" for finding in state.all_findings)])
+def _told(state: Fleet) -> dict[object, str]:
+    """A line for each pod and finding, by what makes it another one: the words of a refusal differ from try to try."""
+    rows: dict[object, str] = {
+        row: f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
+        for row in (dataclasses.replace(row, findings=()) for row in state.rows)
+    }
+    return rows | {(finding.subject, finding.cause): f"  {finding}" for finding in state.all_findings}
 
 
 def _how_far(state: Fleet) -> str:

@@ -48,6 +48,7 @@ BASIC = Values(
     queue="gpus",
     model="/models/mistralai--Mistral-7B-Instruct-v0.3",
     data="/shared-data/chats.jsonl",
+    profile="gpu",
 )
 VARIANTS = {
     "pods": BASIC,

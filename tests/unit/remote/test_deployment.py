@@ -241,6 +241,7 @@ def values(**changes: Any) -> Values:
         "queue": "q",
         "model": "/m",
         "data": "/d",
+        "profile": "gpu",
     }
     return Values(**(fields | changes))
 
