@@ -153,7 +153,7 @@ class Cluster:
         return [{**item, "apiVersion": version, "kind": kind} for item in found.get("items") or []]
 
     def knows(self, kind: str) -> bool:
-        """Whether the API has this kind: those of controllers are there only where they are installed. Raises as `get`."""
+        """Whether the API has this kind; those of controllers are there only where they are installed."""
         return self._one(KINDS[kind].api) is not None
 
     def namespace(self) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
 
 if TYPE_CHECKING:
     from remote.cluster import Cluster
@@ -44,6 +44,8 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
         cluster = Cluster(target)
         try:
             yield cluster
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; what was started goes on, and the same again goes on from there") from None
         finally:
             cluster.close()
 

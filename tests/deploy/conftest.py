@@ -98,17 +98,16 @@ class Operator:
         return self.cluster.requests()[before:]
 
 
-@pytest.fixture
-def operator(cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
-    """An operator who has pushed an image and deployed nothing yet; two small workers."""
-    project = tmp_path / "project"
+def make_operator(cluster: Cluster, folder: Path) -> Operator:
+    """An operator with a project in `folder` and a namespace of its own."""
+    project = folder / "project"
     project.mkdir()
     for name in ("invoke.yaml", "tasks.py"):
         shutil.copy(ROOT / name, project)
     for name in ("tasks", "manifests"):
         (project / name).symlink_to(ROOT / name)
     namespace = f"fleet-{uuid.uuid4().hex[:8]}"
-    made = Operator(
+    return Operator(
         project=project,
         cluster=cluster,
         namespace=namespace,
@@ -126,8 +125,15 @@ def operator(cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
             },
         },
     )
+
+
+@pytest.fixture
+def operator(cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
+    """An operator who has pushed an image and deployed nothing yet; two small workers."""
+    made = make_operator(cluster, tmp_path)
     yield made
     cluster.faults.clear()
+    namespace = made.namespace
     # GPUs are few: whatever is left of this test must not keep the next one's pods waiting.
     cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
     cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
