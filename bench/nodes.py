@@ -25,14 +25,12 @@ from types import TracebackType
 from typing import Any
 
 from bench.inputs import InputError
+from bench.trial import NODE_ADDRESS as ADDRESS
+from bench.trial import NODE_COUNT as COUNT
+from bench.trial import NODE_PORT as PORT
+from bench.trial import NODE_RANK as RANK
+from bench.trial import NODE_TOKEN as TOKEN
 
-COUNT, RANK, ADDRESS, PORT, TOKEN = (
-    "QLORA_FLEET_NODES",
-    "QLORA_FLEET_NODE_RANK",
-    "QLORA_FLEET_RANK0_ADDRESS",
-    "QLORA_FLEET_RANK0_PORT",
-    "QLORA_FLEET_GANG",
-)
 JOIN_SEC = 180.0  # machines are started one after the other, and the first one may still be reading its model
 BEAT_SEC = 1.0
 SETTLE_SEC = 5.0  # within this, every machine has felt that a rank is gone: gloo and NCCL break at once

@@ -91,6 +91,7 @@ class Torchrun:
         (self.folder / TRIAL_FILE).write_text(trial.to_text(), encoding="utf-8")
         (self.folder / LINES_FILE).touch()
         self._taken = 0
+        self._here = range(trial.world_size) if nodes is None else nodes.ranks_here(trial.world_size)
         now = time.monotonic()
         self._started = now
         self._seen = [Seen(heard=now, moved=now) for _ in range(trial.world_size)]
@@ -141,6 +142,8 @@ class Torchrun:
                 seen.sign, seen.heard = sign, now
             limit = self._limits.silence_sec if seen.sign else FIRST_SIGN_SEC
             if now - seen.heard > limit:
+                if not seen.sign and rank not in self._here:
+                    raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
                 state = " (its process is stopped)" if _state(seen.sign.get("pid")) in ("T", "t") else ""
                 raise RankFailed(f"rank {rank} has been silent for {limit:g} s in {seen.place}{state}{self.last(rank)}")
         last_move = max(seen.moved for seen in self._seen)

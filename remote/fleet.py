@@ -19,7 +19,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,8 @@ class Fleet:
 
     `launch` makes the command for (host, trial, attempt, job folder); the trial lies in that folder as trial.json and
     the result is expected in its `out/`, or below `shared`, a folder that every host sees (`remote.shelter`).
-    `on_event` is called from several threads and must not raise.
+    `on_event` is called from several threads and must not raise. `agents` makes a host's agent; `only` these trials of
+    the run are this fleet's business.
     """
 
     def __init__(
@@ -102,11 +103,14 @@ class Fleet:
         on_event: Callable[[FleetEvent], None] = lambda _: None,
         limits: Limits | None = None,
         shared: str | None = None,
+        agents: Callable[[Host], Agent] = Agent,
+        only: Collection[str] | None = None,
     ) -> None:
         self.hosts, self.run_record, self.run_folder, self.ledger = list(hosts), run, run_folder, ledger
         self.launch, self.on_event, self.shared = launch, on_event, shared
         self.limits = Limits() if limits is None else limits
-        self._planned = {planned.trial_id: planned for planned in run.planned}
+        self._agents = agents
+        self._planned = {one.trial_id: one for one in run.planned if only is None or one.trial_id in only}
         self._stop = threading.Event()
         self._abandon = threading.Event()
         self._failure: BaseException | None = None
@@ -118,7 +122,7 @@ class Fleet:
         names = {host.name for host in self.hosts}
         self._budget: dict[str, int] = {}
         self._inherited: dict[str, list[tuple[PlannedTrial, Attempt]]] = {name: [] for name in names}
-        for trial_id in ledger.open_trials():
+        for trial_id in self._open_trials():
             self._take_stock(self._planned[trial_id], names)
 
     def _take_stock(self, planned: PlannedTrial, names: set[str]) -> None:
@@ -147,7 +151,7 @@ class Fleet:
         folder can no longer be written (jobs go on, resume later), and whatever else broke a worker's thread.
         """
         threads = [
-            threading.Thread(target=self._guard, args=(Agent(host),), name=host.name, daemon=True)
+            threading.Thread(target=self._guard, args=(self._agents(host),), name=host.name, daemon=True)
             for host in self.hosts
         ]
         for thread in threads:
@@ -159,7 +163,7 @@ class Fleet:
             self._join(threads)
         if self._failure is not None:
             raise self._failure
-        for trial_id in self.ledger.open_trials():
+        for trial_id in self._open_trials():
             attempts = self.ledger.entries[trial_id].attempts
             last = attempts[-1] if attempts else None
             if self._stop.is_set():
@@ -167,6 +171,9 @@ class Fleet:
             else:
                 self._end(self._planned[trial_id], last, End.LOST, "no worker is left that may run it")
         shutil.rmtree(self.run_folder / INCOMING, ignore_errors=True)  # what attempts left that came to nothing
+
+    def _open_trials(self) -> list[str]:
+        return [trial_id for trial_id in self.ledger.open_trials() if trial_id in self._planned]
 
     @property
     def was_stopped(self) -> bool:

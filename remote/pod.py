@@ -96,6 +96,13 @@ class PodHost:
             raise CommandTimedOut(f"{self.name}: {command.render()}: {limit}")
         return Completed(exit_code=reply.ending.exit_code, stdout=bytes(reply.stdout), stderr=bytes(reply.stderr))
 
+    def address(self) -> str:
+        """Where other pods reach this one now. Raises as `run` does."""
+        pod = self._find()
+        if not pod.ip:
+            raise HostUnreachable(f"{self.name}: {pod.name} has no address yet")
+        return pod.ip
+
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:
         """The one command that carries everything: its argv says nothing of what is run."""
         inside = (*self.python, *_PYTHON_FLAGS, "-c", bootstrap(len(_PROGRAM)))

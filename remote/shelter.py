@@ -11,18 +11,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.trial import NODE_RANK
 from remote.command import Command
 
-_LINK = """
+# A gang's leader alone writes output.
+_LINK = f"""
 import os, sys
-place, link, *argv = sys.argv[1:]
+place, link, done, *argv = sys.argv[1:]
 try:
-    os.makedirs(place, exist_ok=True)
-    if not os.path.lexists(link):
-        os.symlink(place, link)
+    if os.environ.get("{NODE_RANK}", "0") != "0":
+        os.execvp(argv[0], argv)
+    os.symlink(place, link)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    try:
+        os.mkdir(place)
+    except FileExistsError:
+        if os.path.exists(os.path.join(place, done)):
+            sys.exit(0)
+        sys.stderr.write(place + ": this attempt was begun by another worker that is gone\\n")
+        sys.exit(127)
     os.execvp(argv[0], argv)
 except OSError as error:
-    sys.stderr.write(f"{error.filename}: {error.strerror}\\n")
+    sys.stderr.write(str(error.filename) + ": " + str(error.strerror) + "\\n")
     sys.exit(127)
 """
 
@@ -32,7 +42,11 @@ def place_of(shared: str, run_id: str, trial_id: str, attempt: int) -> str:
     return f"{shared}/{run_id}/{trial_id}.{attempt}"
 
 
-def sheltered(command: Command, python: tuple[str, ...], place: str, link: str) -> Command:
-    """`command`, run with `link` pointing at `place`. A volume that is not there ends it with 127: another worker may
-    have it."""
-    return replace(command, argv=(*python, "-c", _LINK, place, link, *command.argv))
+def sheltered(command: Command, python: tuple[str, ...], place: str, link: str, done: str) -> Command:
+    """`command`, run with `link` pointing at `place`, which it must be the first to enter.
+
+    A pod can die, and its replacement be told once more to start the same attempt: where the file `done` lies in
+    `place` by then, there is nothing left to do; where it does not, the first copy may still be running somewhere, and
+    the attempt ends with 127, as it does without the volume: that is its worker's fault and not its own.
+    """
+    return replace(command, argv=(*python, "-c", _LINK, place, link, done, *command.argv))

@@ -106,9 +106,9 @@ def cancel(context: Context, run: str | None = None) -> None:
         if not ledger.open_trials():
             print(f"run {record.run_id}: nothing to cancel, every trial has its end")
             return
-        fleet = _fleet(settings, record, folder, ledger, workers(settings), None)
-        fleet.stop()
-        fleet.run()
+        for fleet in _fleets(settings, record, folder, ledger, workers(settings), None):
+            fleet.stop()
+            fleet.run()
         print(f"run {record.run_id}: cancelled; `inv bench --resume={record.run_id}` goes on with it")
 
 
@@ -132,7 +132,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, spread: str) ->
         settings,
         suite_name=suite_name,
         spread=spread,
-        planned=plan.plan_trials(trials, names, spread),
+        planned=plan.plan_trials(trials, names, spread, is_over_pods=settings.fleet.kind == "pods"),
         workers=names,
         inputs=inputs,
         now=datetime.datetime.now(datetime.timezone.utc),
@@ -278,35 +278,45 @@ def _work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, host
         price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
         plain=plain,
     )
-    fleet = _fleet(settings, run, folder, ledger, hosts, view)
+    was_stopped = False
     with _ledger_errors(run.run_id), _terminated_like_ctrl_c(), view:
         try:
-            fleet.run()
+            for fleet in _fleets(settings, run, folder, ledger, hosts, view):
+                if was_stopped:
+                    fleet.stop()
+                fleet.run()
+                was_stopped = fleet.was_stopped
         except KeyboardInterrupt:
             raise Interrupted(
                 f"run {run.run_id}: left at once; what runs goes on; `inv bench --resume={run.run_id}` goes back to it"
             ) from None
-    _conclude(run, ledger, interrupted=fleet.was_stopped)
+    _conclude(run, ledger, interrupted=was_stopped)
 
 
-def _fleet(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any) -> Fleet:
+def _fleets(
+    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any
+) -> Iterator[Fleet]:
+    """The run's fleets, to be run one after the other."""
     from remote.fleet import Fleet, Limits
-    from tasks.workers import launcher
+    from tasks.workers import crews, launcher
 
-    return Fleet(
-        hosts=hosts,
-        run=run,
-        run_folder=folder,
-        ledger=ledger,
-        launch=launcher(settings, run.run_id),
-        on_event=(lambda _: None) if view is None else view.handle,
-        shared=settings.shared_results,
-        limits=Limits(
-            lost_after_sec=max(1.0, settings.fleet.lost_after_sec - _ONE_TRY_SEC[settings.fleet.kind]),
-            give_up_after_sec=settings.fleet.give_up_after_sec,
-            max_attempts=settings.fleet.max_attempts,
-        ),
-    )
+    for crew in crews(settings, hosts, run):
+        yield Fleet(
+            hosts=crew.hosts,
+            run=run,
+            run_folder=folder,
+            ledger=ledger,
+            launch=launcher(settings, run.run_id),
+            on_event=(lambda _: None) if view is None else view.handle,
+            limits=Limits(
+                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - _ONE_TRY_SEC[settings.fleet.kind]),
+                give_up_after_sec=settings.fleet.give_up_after_sec,
+                max_attempts=settings.fleet.max_attempts,
+            ),
+            shared=settings.shared_results,
+            agents=crew.agents,
+            only=crew.trial_ids,
+        )
 
 
 def _conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:

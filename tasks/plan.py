@@ -53,15 +53,29 @@ def steps_of(trial: Trial) -> str:
     return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
 
 
-def plan_trials(trials: Sequence[Trial], workers: Sequence[str], spread: str) -> list[PlannedTrial]:
-    """replicate: every trial once on each worker; shard: every trial once, on whichever worker is idle."""
-    if spread == "shard":
-        return [PlannedTrial(trial_id=trial.trial_id, trial=trial) for trial in trials]
-    return [
-        PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
-        for trial in trials
-        for worker in workers
-    ]
+def plan_trials(
+    trials: Sequence[Trial], workers: Sequence[str], spread: str, *, is_over_pods: bool = False
+) -> list[PlannedTrial]:
+    """replicate: every trial once on each worker; shard: every trial once, on whichever worker is idle.
+
+    Over pods a distributed trial takes several workers at once, and is run once whatever `spread` says. Raises
+    UsageError where there are too few of them.
+    """
+    planned = []
+    for trial in trials:
+        together = is_over_pods and trial.kind == "distributed"
+        if together and trial.world_size > len(workers):
+            raise UsageError(
+                f"fleet.size: {trial.trial_id} has {trial.world_size} ranks, one in each pod, and the fleet has "
+                f"{len(workers)} pods; leave it out with --only, or raise fleet.size and type `inv deploy`"
+            )
+        if spread == "shard" or together:
+            planned.append(PlannedTrial(trial_id=trial.trial_id, trial=trial))
+            continue
+        planned += [
+            PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker) for worker in workers
+        ]
+    return planned
 
 
 def make_run(

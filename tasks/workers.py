@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bench.result import PlannedTrial
+from bench.result import RESULT_FILE, PlannedTrial
+from bench.trial import NODE_COUNT
+from remote.agent import Agent
 from remote.command import Command
 from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
 from remote.host import Host, HostUnreachable, check
@@ -52,6 +55,36 @@ def _pods(settings: Settings, names: list[str]) -> list[Host]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Who runs some of a run's trials: the fleet's hosts with their agents, and these trials' ids."""
+
+    hosts: list[Host]
+    agents: Callable[[Host], Agent]
+    trial_ids: frozenset[str]
+
+
+def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
+    """Who works on a run, one after the other: every worker by itself, then all of them together.
+
+    Over pods a distributed trial has one rank in each, and the first pod leads.
+    """
+    from remote.gang import GangAgent
+    from remote.pod import PodHost
+
+    together = frozenset(planned.trial_id for planned in run.planned if is_gang(settings, planned))
+    alone = frozenset(planned.trial_id for planned in run.planned) - together
+    found = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
+    if together and isinstance(leader := hosts[0], PodHost):
+        found.append(Crew(hosts=hosts[:1], agents=lambda _: GangAgent(hosts, leader.address), trial_ids=together))
+    return found
+
+
+def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
+    """Whether a trial takes several workers at once."""
+    return settings.fleet.kind == "pods" and planned.trial.kind == "distributed"
+
+
 def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
     """Workers have the same names in every fleet: a run must not go on in another one. Raises UsageError."""
     before, now = run.settings.get("cluster", {}), settings.public()["cluster"]
@@ -76,10 +109,13 @@ def launcher(settings: Settings, run_id: str) -> Launch:
             *("--trial-id", planned.trial_id, "--worker", host.name),
             *("--run-id", run_id, "--attempt", str(attempt)),
         )
+        if is_gang(settings, planned):
+            count = {NODE_COUNT: str(planned.trial.world_size)}
+            command = replace(command, environment={**command.environment, **count})
         if shared is None:
             return command
         place = place_of(shared, run_id, planned.trial_id, attempt)
-        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}")
+        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     return launch
 

@@ -5,23 +5,28 @@ The stand-in bench runs in the pods, and notes on the shared volume what it did,
 
 from __future__ import annotations
 
-import json
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.result import PlannedTrial
-from remote.command import Command
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet, Limits
-from remote.host import Host
-from remote.pod import PodHost
-from remote.pods import INDEX_LABEL, Kubectl, Pods
-from remote.shelter import place_of, sheltered
-from tests.cluster import Cluster, unavailable
-from tests.unit.remote.hostyard import FAKE_BENCH, Yard
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
+
+from bench.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
+from remote.command import Command  # noqa: E402
+from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet, Limits  # noqa: E402
+from remote.host import Host  # noqa: E402
+from remote.ledger import LEDGER_FILE, Ledger  # noqa: E402
+from remote.pod import PodHost  # noqa: E402
+from remote.pods import INDEX_LABEL, Kubectl, Pods  # noqa: E402
+from remote.shelter import place_of, sheltered  # noqa: E402
+from tests.cluster import Cluster, unavailable  # noqa: E402
+from tests.unit.remote.hostyard import FAKE_BENCH, Yard  # noqa: E402
 
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"
@@ -97,8 +102,13 @@ class PodYard(Yard):
     def __init__(self, folder: Path, cluster: Cluster, size: int) -> None:
         super().__init__(folder)
         self.cluster, self.size = cluster, size
-        self.pods = Pods(Kubectl(namespace="default", kubeconfig=str(cluster.kubeconfig)), SELECTOR)
-        self.log = cluster.claim_folder("shared") / "bench.log"
+        self.pods = pods_of(cluster.kubeconfig)
+        # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
+        self.label = secrets.token_hex(4)
+        self.shared = f"{SHARED}/{self.label}"
+        self.log = cluster.claim_folder("shared") / self.label / "bench.log"
+        self.log.parent.mkdir(parents=True)
+        self.log.parent.chmod(0o777)
 
     def deploy(self) -> None:
         self.cluster.apply(*volume(), job(self.size))
@@ -124,40 +134,15 @@ class PodYard(Yard):
         index = int(worker.rpartition("-")[2]) - 1
         return next(pod for pod in self.live() if pod["index"] == index)
 
-    def pod_hosts(self, count: int | None = None) -> list[PodHost]:
-        return [
-            PodHost(
-                name=f"worker-{index + 1}",
-                index=index,
-                pods=self.pods,
-                workdir="/scratch/fleet",
-                container="bench",
-                python=(sys.executable,),
-            )
-            for index in range(count or self.size)
-        ]
+    def pod_hosts(self) -> list[PodHost]:
+        return hosts_of(self.pods, self.size, self.label)
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        flags = {
-            "--trial": f"{folder}/{TRIAL_FILE}",
-            "--out": f"{folder}/{OUT_FOLDER}",
-            "--trial-id": planned.trial_id,
-            "--worker": host.name,
-            "--run-id": "r1",
-            "--attempt": str(attempt),
-        }
-        words = [word for pair in flags.items() for word in pair]
-        command = Command(
-            argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
-            environment={"FAKE_BENCH_LOG": f"{SHARED}/bench.log"},
-        )
-        return sheltered(
-            command, host.python, place_of(SHARED, "r1", planned.trial_id, attempt), f"{folder}/{OUT_FOLDER}"
-        )
+        return launch(self.shared, host, planned, attempt, folder)
 
     def pod_fleet(self, *, limits: Limits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
         fleet = self.fleet(self.pod_hosts() if hosts is None else hosts, limits=limits, **more)
-        fleet.shared = SHARED
+        fleet.shared = self.shared
         return fleet
 
     def started_after_success(self) -> list[str]:
@@ -181,6 +166,56 @@ def start(folder: Path, size: int, **options: Any) -> Iterator[PodYard]:
         yield yard
 
 
-def describe(yard: PodYard) -> str:
-    """The cluster's pods, for a test that goes wrong."""
-    return json.dumps(yard.live(), indent=1)
+def pods_of(kubeconfig: Path) -> Pods:
+    return Pods(Kubectl(namespace="default", kubeconfig=str(kubeconfig)), SELECTOR)
+
+
+def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
+    return [
+        PodHost(
+            name=f"worker-{index + 1}",
+            index=index,
+            pods=pods,
+            workdir=f"/scratch/{label}",
+            container="bench",
+            python=(sys.executable,),
+        )
+        for index in range(size)
+    ]
+
+
+def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+    flags = {
+        "--trial": f"{folder}/{TRIAL_FILE}",
+        "--out": f"{folder}/{OUT_FOLDER}",
+        "--trial-id": planned.trial_id,
+        "--worker": host.name,
+        "--run-id": "r1",
+        "--attempt": str(attempt),
+    }
+    words = [word for pair in flags.items() for word in pair]
+    command = Command(
+        argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
+        environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
+    )
+    place = place_of(shared, "r1", planned.trial_id, attempt)
+    return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+
+
+def operate(folder: Path, kubeconfig: Path, label: str) -> None:
+    """An operator with a process of its own, which can be killed: work on the run in `folder` until it is done."""
+    record, ledger = RunRecord.read(folder / "run" / "run.json"), Ledger(folder / "run" / LEDGER_FILE)
+    shared = f"{SHARED}/{label}"
+    Fleet(
+        hosts=hosts_of(pods_of(kubeconfig), len(record.workers), label),
+        run=record,
+        run_folder=folder / "run",
+        ledger=ledger,
+        launch=partial(launch, shared),
+        limits=LIMITS,
+        shared=shared,
+    ).run()
+
+
+if __name__ == "__main__":
+    operate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.nodes import ADDRESS, COUNT, PORT, RANK, TOKEN
 from bench.result import End, TrialResult
 from bench.torchrun import descendants
+from bench.trial import NODE_ADDRESS as ADDRESS
+from bench.trial import NODE_COUNT as COUNT
+from bench.trial import NODE_PORT as PORT
+from bench.trial import NODE_RANK as RANK
+from bench.trial import NODE_TOKEN as TOKEN
 from bench.trial import Trial
 
 WAIT_SEC = 150.0

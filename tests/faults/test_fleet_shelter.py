@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.result import PlannedTrial
+from bench.result import RESULT_FILE, PlannedTrial, RunRecord
+from remote.agent import Agent
 from remote.command import Command
-from remote.fleet import OUT_FOLDER, Fleet
+from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet
 from remote.host import Host
+from remote.job import Job, JobSpec
 from remote.shelter import place_of, sheltered
 from tests.unit.remote.hostyard import QUICK, Wire, Yard, wait_for
+
+
+def trial_files(record: RunRecord) -> dict[str, str]:
+    return {TRIAL_FILE: record.planned[0].trial.to_text()}
 
 
 class Volume(Yard):
@@ -27,7 +33,7 @@ class Volume(Yard):
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         place = place_of(str(self.shared), "r1", planned.trial_id, attempt)
         command = super().launch(host, planned, attempt, folder)
-        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}")
+        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     def sharing_fleet(self, wires: list[Wire]) -> Fleet:
         fleet = self.fleet(wires, limits=replace(QUICK, max_attempts=3))
@@ -105,4 +111,32 @@ def test_a_volume_that_is_not_there_is_the_workers_fault_and_not_the_trials(yard
     yard.sharing_fleet([Wire(host=host) for host in yard.hosts(1)]).run()
     assert yard.ends() == {"fine": "LOST"}
     assert "shared" in str(yard.reasons()["fine"])
+    assert not yard.noted("started")
+
+
+def test_a_replacement_told_to_start_the_same_attempt_again_does_not_run_it_again(yard: Volume) -> None:
+    record = yard.plan("fine", workers=1)
+    host, folder = yard.host(), f"{yard.host().workdir}/runs/r1/fine.1"
+    job = Job(Agent(host), folder)
+    for _ in range(2):
+        job.start(
+            JobSpec(
+                command=yard.launch(host, record.planned[0], 1, folder), deadline_sec=60.0, files=trial_files(record)
+            )
+        )
+        assert job.watch(lambda _: None, every_sec=0.05).exit_code == 0
+        shutil.rmtree(host.workdir)
+    assert len(yard.noted("started")) == 1
+
+
+def test_a_replacement_does_not_write_where_a_first_copy_may_still_be_writing(yard: Volume) -> None:
+    record = yard.plan("fine", workers=1)
+    host, folder = yard.host(), f"{yard.host().workdir}/runs/r1/fine.1"
+    (yard.shared / "r1" / "fine.1").mkdir(parents=True)
+    job = Job(Agent(host), folder)
+    job.start(
+        JobSpec(command=yard.launch(host, record.planned[0], 1, folder), deadline_sec=60.0, files=trial_files(record))
+    )
+    assert job.watch(lambda _: None, every_sec=0.05).exit_code == 127
+    assert "begun by another worker" in job.log_tail()[-1]
     assert not yard.noted("started")

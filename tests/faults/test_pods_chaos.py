@@ -1,7 +1,7 @@
 """A ledger of planned trials over pods, and faults at random, seeded: streams, API server, kubelets, nodes, pods.
 
-Real kubectl against the tests' own cluster. Whatever the dice say: at the end exactly one end per trial, every SUCCEEDED
-backed by a verified file, no trial begun again after it had succeeded, nothing still running.
+Real kubectl against the tests' own cluster. Whatever the dice say: at the end exactly one end per trial, every
+SUCCEEDED backed by a verified file, no trial begun again after it had succeeded, nothing still running.
 """
 
 from __future__ import annotations
