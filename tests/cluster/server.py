@@ -47,7 +47,7 @@ class Server:
         self._listener: asyncio.Server | None = None
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
 
     async def start(self) -> None:
         await self._runner.setup()
