@@ -33,7 +33,7 @@ from tests.faults.podyard import LIMITS, SELECTOR, PodYard, start
 from tests.unit.remote.hostyard import wait_for
 
 PODS = 3
-QUICK_SILENCE = 2.0
+QUICK_SILENCE = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ WHOLE = 33 + 2 * 5 + len(SAYS) + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
 
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_stream_ended_anyhow_before_the_last_byte_is_lost_and_after_it_is_not(yard: PodYard, how: str) -> None:
-    host = replace(hasty(yard)[0], silence_sec=1.0)
+    host = replace(hasty(yard)[0], silence_sec=0.6)
 
     def says() -> Completed:
         return run(host, "sh", "-c", "echo begins; sleep 0.05; echo ends")
