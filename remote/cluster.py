@@ -7,15 +7,16 @@ delete with their waits are its trade, and because its argv is what an operator 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from remote.command import Command, Secret
+from remote.command import Command, Secret, mask
 from remote.host import CommandTimedOut, Completed
 from remote.kubeconfig import (
     ClusterError,
@@ -76,6 +77,7 @@ class Cluster:
         self.target = target
         self.kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
         self.calls = self.kubectl_runs = 0
+        self._pods_version = ""
         self._client = connect(target)
 
     def close(self) -> None:
@@ -88,6 +90,24 @@ class Cluster:
     def _request(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
     ) -> dict[str, Any]:
+        with self._ask(method, path, query, body) as answer:
+            text = b"".join(answer)
+        try:
+            document: dict[str, Any] = json.loads(text)
+        except ValueError:
+            raise Unreachable(f"{self.target.server}: the answer to {path} was cut short; the same again") from None
+        return document
+
+    @contextlib.contextmanager
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        read_sec: float = _READ_SEC,
+    ) -> Iterator[Iterator[bytes]]:
+        """The answer's body in pieces as they come. Raises as `get`, in the reading too."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -102,8 +122,13 @@ class Cluster:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, _READ_SEC))
-            text = answer.read()  # type: ignore[no-untyped-call]
+            response = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, read_sec)).response
+            try:
+                if not 200 <= response.status < 300:
+                    raise self._refusal(response.status, response.read(), path)
+                yield response.stream()
+            finally:
+                response.close()  # one that was read to its end has given its connection back already
         except ApiException as error:
             raise self._refusal(error.status or 0, error.body or error.reason, path) from None
         except (HTTPError, OSError) as error:
@@ -111,13 +136,6 @@ class Cluster:
             raise Unreachable(
                 f"{self.target.server} does not answer: {said}; see that the VPN or bastion is up, then the same again"
             ) from None
-        if not 200 <= answer.status < 300:
-            raise self._refusal(answer.status, text, path)
-        try:
-            document: dict[str, Any] = json.loads(text)
-        except ValueError:
-            raise Unreachable(f"{self.target.server}: the answer to {path} was cut short; the same again") from None
-        return document
 
     def _refusal(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
@@ -193,7 +211,21 @@ class Cluster:
     def pods(self, selector: str = PART_OF) -> list[dict[str, Any]]:
         """The fleet's pods. Raises as `get`."""
         path = f"/api/v1/namespaces/{self.target.namespace}/pods"
-        return list(self.get(path, {"labelSelector": selector}).get("items") or [])
+        found = self.get(path, {"labelSelector": selector})
+        self._pods_version = str(found.get("metadata", {}).get("resourceVersion", ""))
+        return list(found.get("items") or [])
+
+    def await_change(self, within_sec: float) -> None:
+        """Return when one of the fleet's pods changes, at the latest after `within_sec`. Raises as `get`.
+
+        A watch, so that a pod's news is here at once and nothing is asked meanwhile.
+        """
+        path = f"/api/v1/namespaces/{self.target.namespace}/pods"
+        limit = max(1, round(within_sec))
+        query = {"labelSelector": PART_OF, "watch": "true", "timeoutSeconds": str(limit)}
+        query["resourceVersion"] = self._pods_version
+        with self._ask("GET", path, query, read_sec=limit + _READ_SEC) as answer:
+            next(iter(answer), None)
 
     def events(self) -> list[dict[str, Any]]:
         """The namespace's events. Raises as `get`."""
@@ -251,7 +283,8 @@ class Cluster:
         fine: tuple[int, ...] = (0,),
         secrets: tuple[Secret, ...] = (),
     ) -> Completed:
-        command = Command(argv=self.kubectl.argv(*arguments), secrets=secrets)
+        # The secrets are not named to the command: a short password may well be a part of a word in its argv.
+        command = Command(argv=self.kubectl.argv(*arguments))
         # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
         documents = yaml.safe_dump_all([dict(one) for one in objects], sort_keys=False).encode()
         self.kubectl_runs += 1
@@ -262,7 +295,7 @@ class Cluster:
         except CommandTimedOut as error:
             raise Unreachable(f"{error}; the same again") from None
         if completed.exit_code not in fine:
-            raise complaint(command.tail(completed.stderr.decode(errors="replace"), lines=40), arguments[0])
+            raise complaint(mask(completed.stderr.decode(errors="replace"), secrets), arguments[0])
         return completed
 
 

@@ -19,7 +19,7 @@ from remote.scheduling import explain_scheduling
 
 Object = Mapping[str, Any]
 
-SOON_SEC, PATIENT_SEC = 15.0, 120.0
+SOON_SEC, PATIENT_SEC = 10.0, 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

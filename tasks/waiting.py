@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,12 @@ if TYPE_CHECKING:
     from remote.readiness import Fleet
     from tasks.settings import Settings
 
-# Looks get rarer the longer nothing happens: 12 a minute at most, for all pods together.
-_FIRST_SEC, _LAST_SEC = 1.0, 5.0
+# One look is four requests for all pods together. Between looks a watch brings the news of any pod; without any, the
+# next look is for what is no pod's news: events, refused pods, claims. Changes that follow each other are looked at
+# together, more of them the longer they tell nothing new: a pull that fails changes its pod again and again.
+_QUIET_SEC, _TROUBLED_SEC = 15.0, 5.0
+_TOGETHER_SEC, _MOST_TOGETHER_SEC = 0.5, 5.0
+_AGAIN_SEC = 1.0
 _SILENCE_SEC = 60.0  # an API server that restarts is back before that
 
 
@@ -46,7 +49,8 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
     patience = Patience()
-    pause, before = _FIRST_SEC, dict[object, str]()
+    before: dict[object, str] = {}
+    together_sec = _TOGETHER_SEC
     with Live(console=console, auto_refresh=False, transient=True) as live:
         is_live = console.is_terminal and not plain
         while True:
@@ -57,7 +61,7 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
             except Unreachable as error:
                 if now - heard > _SILENCE_SEC:
                     raise Resumable(f"{error} (silent for {now - heard:.0f} s); `inv deploy` goes on") from None
-                time.sleep(pause)
+                time.sleep(_AGAIN_SEC)
                 continue
             told = _told(state)
             if is_live:
@@ -66,7 +70,7 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
                 for key, line in told.items():
                     if key not in before:
                         console.print(line, markup=False, highlight=False)
-            pause = _FIRST_SEC if told.keys() != before.keys() else min(_LAST_SEC, pause * 1.5)
+            together_sec = _TOGETHER_SEC if told.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
             before = told
             if state.is_up:
                 break
@@ -77,10 +81,23 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
                 first = next(iter(state.all_findings), None)
                 why = f": {first}" if first is not None else ""
                 raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
-            time.sleep(min(pause, max(0.1, limit - (now - began))))
+            quiet_sec = _TROUBLED_SEC if state.all_findings else _QUIET_SEC
+            _until_news(cluster, min(quiet_sec, limit - (now - began)), together_sec)
     console.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
     if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
         console.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
+
+
+def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
+    """Sleep until a pod changes, and then for `together_sec`, in which more may."""
+    from remote.kubeconfig import ClusterError
+
+    began = time.monotonic()
+    try:
+        cluster.await_change(max(1.0, within_sec))
+    except ClusterError:
+        time.sleep(_AGAIN_SEC)  # whatever it is, the look that follows meets it and says it
+    time.sleep(max(0.0, min(together_sec, began + within_sec - time.monotonic())))
 
 
 class Patience:
@@ -118,8 +135,11 @@ def table(state: Fleet) -> Table:
 def _told(state: Fleet) -> dict[object, str]:
     """A line for each pod and finding, by what makes it another one: the words of a refusal differ from try to try."""
     rows: dict[object, str] = {
-        row: f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
-        for row in (dataclasses.replace(row, findings=()) for row in state.rows)
+        # What a pod in trouble waits with goes to and fro; what the trouble is does not.
+        (row.job, row.index, row.pod, row.state if not row.findings else ""): (
+            f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
+        )
+        for row in state.rows
     }
     return rows | {(finding.subject, finding.cause): f"  {finding}" for finding in state.all_findings}
 
