@@ -58,7 +58,7 @@ class Nodes:
     @classmethod
     def from_environment(cls) -> Nodes | None:
         """None where the trial runs on one machine. Raises InputError."""
-        if COUNT not in os.environ:
+        if os.environ.get(COUNT, "1") == "1":
             return None
         given = {name: os.environ.get(name, "") for name in (COUNT, RANK, ADDRESS, PORT, TOKEN)}
         for name, least, most in ((COUNT, 1, 1024), (RANK, 0, 1023), (PORT, 1, 65_534)):
@@ -71,8 +71,6 @@ class Nodes:
             if not given[name]:
                 raise InputError(f"{name}: not set; it says where the ranks of {COUNT} machines meet")
         count, rank = int(given[COUNT]), int(given[RANK])
-        if count == 1:
-            return None
         return cls(count=count, rank=rank, address=given[ADDRESS], port=int(given[PORT]), token=given[TOKEN])
 
     def ranks_here(self, world_size: int, node: int | None = None) -> range:

@@ -114,8 +114,9 @@ def cancel(context: Context, run: str | None = None) -> None:
 
 def _plan(settings: Settings, suite_name: str, only: str | None, spread: str) -> tuple[RunRecord, list[Host]]:
     from remote.host import HostError
+    from remote.pods import ClusterRefused
     from tasks import plan
-    from tasks.workers import inspect, workers
+    from tasks.workers import inspect, where, workers
 
     if only is None:
         chosen = settings.bench.only or None
@@ -125,6 +126,8 @@ def _plan(settings: Settings, suite_name: str, only: str | None, spread: str) ->
     hosts = workers(settings)
     try:
         inputs = _agreed(inspect(settings, hosts))
+    except ClusterRefused as error:
+        raise UsageError(str(error)) from None
     except HostError as error:
         raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
     names = [host.name for host in hosts]
@@ -135,6 +138,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, spread: str) ->
         planned=plan.plan_trials(trials, names, spread, is_over_pods=settings.fleet.kind == "pods"),
         workers=names,
         inputs=inputs,
+        cluster=where(settings),
         now=datetime.datetime.now(datetime.timezone.utc),
     )
     return run, hosts

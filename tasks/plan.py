@@ -86,9 +86,13 @@ def make_run(
     planned: list[PlannedTrial],
     workers: list[str],
     inputs: Mapping[str, Any],
+    cluster: Mapping[str, str],
     now: datetime.datetime,
 ) -> RunRecord:
-    """The run as it will be written down. `inputs` is what the workers said of model and data."""
+    """The run as it will be written down. `inputs` is what the workers said of model and data.
+
+    `cluster` says where its pods are; empty where they are none.
+    """
     return RunRecord(
         run_id=f"{now:%Y%m%d-%H%M%S}-{suite_name}",
         created_at=now.isoformat(timespec="seconds"),
@@ -99,7 +103,11 @@ def make_run(
         workers=workers,
         planned=planned,
         settings=settings.public(),
-        provenance={**git_state(settings.root), "inputs": dict(inputs)},
+        provenance={
+            **git_state(settings.root),
+            "inputs": dict(inputs),
+            **({"cluster": dict(cluster)} if cluster else {}),
+        },
     )
 
 

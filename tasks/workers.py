@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.result import RESULT_FILE, PlannedTrial
@@ -21,6 +22,7 @@ from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from bench.result import RunRecord
+    from remote.kubeconfig import Target
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
@@ -39,8 +41,10 @@ def _pods(settings: Settings, names: list[str]) -> list[Host]:
     from remote.pod import PodHost
     from remote.pods import Kubectl, Pods
 
-    cluster, pods = settings.cluster, settings.fleet.pods
-    kubectl = Kubectl(namespace=cluster.namespace, context=cluster.context, kubeconfig=cluster.kubeconfig)
+    pods, target = settings.fleet.pods, _target(settings)
+    print(f"cluster: {target}", flush=True)
+    # The context by name, also where it is only the current one: what is current may change while a run goes on.
+    kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
     shared_list = Pods(kubectl, pods.selector)
     return [
         PodHost(
@@ -87,13 +91,32 @@ def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
 
 def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
     """Workers have the same names in every fleet: a run must not go on in another one. Raises UsageError."""
-    before, now = run.settings.get("cluster", {}), settings.public()["cluster"]
-    told = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
-    if run.fleet_kind == "pods":
-        told |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace", "kubeconfig")}
+    told: dict[str, tuple[Any, Any]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
+    if run.fleet_kind == settings.fleet.kind == "pods":
+        before, now = run.provenance.get("cluster", {}), where(settings)
+        told |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
+        told["the cluster at"] = (before.get("server"), now["server"])
     for name, (was, is_now) in told.items():
         if was != is_now:
             raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
+
+
+def where(settings: Settings) -> dict[str, str]:
+    """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
+    if settings.fleet.kind != "pods":
+        return {}
+    target = _target(settings)
+    return {"context": target.context, "server": target.server, "namespace": target.namespace}
+
+
+def _target(settings: Settings) -> Target:
+    from remote.kubeconfig import resolve
+    from tasks.cluster import errors
+
+    section = settings.cluster
+    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    with errors():
+        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 
 
 def launcher(settings: Settings, run_id: str) -> Launch:

@@ -84,7 +84,7 @@ def result_of(project, trial_id: str) -> TrialResult:
 
 
 def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster) -> None:
-    first = pods.start("bench", "--quick", INVOKE_BENCH_MEASURED_STEPS="40")
+    first = pods.start("bench", "--quick", INVOKE_BENCH_MEASURED_STEPS="8")
     started = pods.wait_until(lambda: len(pods.events("started")) == 2 and pods.events("started"), "two trials")
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate(timeout=10)
@@ -125,7 +125,7 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
     running = pods.start(
         *("bench", "--suite=distributed", "--only=ddp-2"),
         INVOKE_FLEET_SIZE="2",
-        INVOKE_BENCH_MEASURED_STEPS="60",
+        INVOKE_BENCH_MEASURED_STEPS="4",
         QLORA_FLEET_SILENCE_SEC="5",
     )
 
