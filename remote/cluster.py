@@ -36,6 +36,9 @@ Object = Mapping[str, Any]
 FIELD_MANAGER = "qlora-fleet"
 PART_OF = "app.kubernetes.io/part-of=qlora-fleet"
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
+# A Secret's content is never brought here: only a server that does not know how to leave it out would send it.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +91,14 @@ class Cluster:
         return self._request("GET", path, query)
 
     def _request(
-        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        accept: str = "application/json",
     ) -> dict[str, Any]:
-        with self._ask(method, path, query, body) as answer:
+        with self._ask(method, path, query, body, accept=accept) as answer:
             text = b"".join(answer)
         try:
             document: dict[str, Any] = json.loads(text)
@@ -106,12 +114,13 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         read_sec: float = _READ_SEC,
+        accept: str = "application/json",
     ) -> Iterator[Iterator[bytes]]:
         """The answer's body in pieces as they come. Raises as `get`, in the reading too."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
-        headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body else {})}
+        headers = {"Accept": accept, **({"Content-Type": "application/json"} if body else {})}
         self.calls += 1
         try:
             parts = self._client.param_serialize(
@@ -179,8 +188,19 @@ class Cluster:
         return self._one(f"/api/v1/namespaces/{self.target.namespace}")
 
     def has_secret(self, name: str) -> bool:
-        """Whether the namespace has a Secret of this name; what is in it is dropped unread."""
-        return self._one(f"/api/v1/namespaces/{self.target.namespace}/secrets/{name}") is not None
+        """Whether the namespace has a Secret of this name; what is in it is not asked for."""
+        path = f"/api/v1/namespaces/{self.target.namespace}/secrets/{name}"
+        try:
+            self._request("GET", path, accept=_METADATA)
+        except NotThere:
+            return False
+        return True
+
+    def secrets(self) -> list[dict[str, Any]]:
+        """The fleet's Secrets by name and label; what is in them is not asked for. Raises as `get`."""
+        path = f"/api/v1/namespaces/{self.target.namespace}/secrets"
+        found = self._request("GET", path, {"labelSelector": PART_OF}, accept=_METADATA_LIST)
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": one["metadata"]} for one in found.get("items") or []]
 
     def _one(self, path: str) -> dict[str, Any] | None:
         try:
@@ -306,7 +326,12 @@ def complaint(stderr: str, verb: str) -> ClusterError:
     short = said[:400]
     rules: tuple[tuple[str, type[ClusterError], str], ...] = (
         (
-            "conflict",
+            "being terminated",
+            Unreachable,
+            "wait until the namespace is gone, then the same again",
+        ),
+        (
+            "Apply failed with",
             Conflict,
             "somebody else manages that field: `inv deploy --take-over` takes it, or leave it to them",
         ),

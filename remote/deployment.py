@@ -287,6 +287,15 @@ def ended(job: Object) -> str | None:
     return None
 
 
+def is_training(workload: Object) -> bool:
+    """Whether a Job or JobSet is in the middle of work of its own; a worker only waits for commands."""
+    template = workload.get("spec", {}).get("template", {}).get("metadata", {})
+    component = (template.get("labels") or {}).get(COMPONENT_LABEL)
+    if workload["kind"] == "JobSet":
+        return not workload.get("status", {}).get("terminalState")
+    return component == "train" and ended(workload) is None and bool(workload.get("status", {}).get("active"))
+
+
 def identity(one: Object) -> tuple[str, str]:
     """What makes an object the same in manifests and cluster, within one namespace."""
     return one["kind"], one["metadata"]["name"]

@@ -108,7 +108,7 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
     settings = house.load(context)
     with cluster_of(settings, changes=not dry_run, yes=yes) as cluster:
         live = [one for one in cluster.live() if one["kind"] != "Namespace"]
-        live += cluster.list_of("Secret")
+        live += cluster.secrets()
         own = [one for one in live if (one["metadata"].get("labels") or {}).get(OWNER_LABEL) == OWNER]
         # Workloads first: what they use goes when nobody uses it any more.
         own.sort(key=lambda one: one["kind"] not in ("Job", "JobSet"))
@@ -262,9 +262,15 @@ def _check_rights(cluster: Cluster, planned: Plan) -> None:
 
 
 def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> None:
+    from remote.deployment import is_training
     from tasks.uncollected import uncollected
 
     for action in planned.ends_pods:
+        if action.live is not None and is_training(action.live) and not discard:
+            raise Refused(
+                f"{action.title} is still training; wait for it (`inv status`), "
+                "or type the same with --discard-results; nothing was changed"
+            )
         since = (action.live or {})["metadata"].get("creationTimestamp", "1970-01-01T00:00:00Z")
         lost = uncollected(settings.results_folder, cluster.target, since)
         if lost and not discard:

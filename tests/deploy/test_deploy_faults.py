@@ -37,6 +37,11 @@ def test_a_missing_kubeconfig_is_said_with_how_to_make_one(operator: Operator) -
     assert "oci ce cluster create-kubeconfig" in operator.inv("deploy", "--dry-run", code=2)
 
 
+def test_without_kubectl_a_deployment_says_what_to_install(operator: Operator) -> None:
+    operator.path = str(operator.project)
+    assert "install kubectl" in operator.inv("deploy", code=2)
+
+
 @pytest.mark.parametrize("words", [("nodes",), ("deploy",), ("teardown", "--yes"), ("logs",)])
 def test_expired_credentials_are_said_by_every_task(words: tuple[str, ...], operator: Operator) -> None:
     operator.cluster.faults.expire_credentials()

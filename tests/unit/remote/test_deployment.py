@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.deployment import DIGEST, Image, Plan, Values, Verb, differences, kustomization, plan, stamped
+from remote.deployment import DIGEST, Image, Plan, Values, Verb, differences, is_training, kustomization, plan, stamped
 from remote.quantity import amount, same
 
 DIGEST_HEX = "sha256:" + "ab" * 32
@@ -133,6 +133,21 @@ def test_an_ended_job_is_started_again_only_when_asked(kind: str, word: str) -> 
     assert plan([thing("Job")], [live]).is_empty
     (action,) = plan([thing("Job")], [live], replace_ended=True).actions
     assert (action.verb, action.why) == (Verb.REPLACE, f"it {word}")
+
+
+def work(component: str, **status: Any) -> dict[str, Any]:
+    template = {"metadata": {"labels": {"app.kubernetes.io/component": component}}}
+    return {"kind": "Job", "metadata": {"name": "x"}, "spec": {"template": template}, "status": status}
+
+
+def test_only_work_that_is_going_on_is_in_the_middle_of_it() -> None:
+    done = [{"type": "Complete", "status": "True"}]
+    assert is_training(work("train", active=1))
+    assert not is_training(work("train", active=1, conditions=done))
+    assert not is_training(work("train"))
+    assert not is_training(work("worker", active=4)), "a worker only waits; what it runs is in a run's ledger"
+    assert is_training({"kind": "JobSet", "metadata": {"name": "x"}, "spec": {}, "status": {}})
+    assert not is_training({"kind": "JobSet", "metadata": {}, "spec": {}, "status": {"terminalState": "Completed"}})
 
 
 def test_a_plan_names_the_rights_it_needs() -> None:

@@ -133,6 +133,12 @@ COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
         Conflict,
         "--take-over",
     ),
+    "namespace going": (
+        'Error from server (Forbidden): error when creating "err/cmterm.json": configmaps "c" is forbidden: unable to '
+        "create new content in namespace err-term because it is being terminated",
+        Unreachable,
+        "wait until",
+    ),
     "kind missing": (
         'error: resource mapping not found for name: "q" namespace: "err" from "err/crd.json": no matches for kind '
         '"LocalQueue" in version "kueue.x-k8s.io/v1beta1"\nensure CRDs are installed first',
