@@ -25,6 +25,8 @@ import yaml
 
 from remote.deployment import Image, Values, plan, render
 from remote.nodes import GPU
+from tasks.nodes import need_of
+from tasks.settings import ClusterSection, Settings
 from tests.cluster.podsecurity import violations
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -298,3 +300,14 @@ def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"cannot be rendered: .*job\.yaml") as caught:
         render(BASIC, tmp_path / "manifests")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nodes_are_judged_by_what_the_pods_tolerate(name: str) -> None:
+    variant = VARIANTS[name]
+    cluster = ClusterSection(overlay=variant.overlay, preemptible=variant.preemptible)  # type: ignore[arg-type]
+    need = need_of(Settings(root=ROOT, cluster=cluster), variant.image)
+    tolerated = pod_spec(name)["tolerations"]
+    assert all(toleration in tolerated for toleration in need.tolerations)
+    own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+    assert [one for one in tolerated if one["key"] not in own] == list(need.tolerations)
