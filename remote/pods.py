@@ -97,6 +97,7 @@ class Pods:
         self._lock = threading.Lock()
         self._pods: list[Pod] = []
         self._read_at: float | None = None
+        self._failed: tuple[float, HostError] | None = None
         self._doubted = False
 
     def find(self, index: int) -> Pod:
@@ -109,10 +110,18 @@ class Pods:
     def all(self) -> list[Pod]:
         """Every pod of the selector, read as `find` says."""
         with self._lock:
-            age_sec = None if self._read_at is None else time.monotonic() - self._read_at
-            if age_sec is None or age_sec > _FRESH_SEC or (self._doubted and age_sec > _NOT_BEFORE_SEC):
+            now = time.monotonic()
+            age_sec = None if self._read_at is None else now - self._read_at
+            if age_sec is not None and age_sec <= (_NOT_BEFORE_SEC if self._doubted else _FRESH_SEC):
+                return self._pods
+            if self._failed is not None and now - self._failed[0] <= _NOT_BEFORE_SEC:
+                raise self._failed[1]  # all who waited for the same answer have it
+            try:
                 self._pods = self._read()
-                self._read_at, self._doubted = time.monotonic(), False
+            except HostError as error:
+                self._failed = (time.monotonic(), error)
+                raise
+            self._read_at, self._doubted = time.monotonic(), False
             return self._pods
 
     def doubt(self) -> None:
@@ -183,8 +192,8 @@ _REFUSALS = {
     "Unauthorized": "the credentials are not accepted; renew the kubeconfig",
     "certificate has expired": "the credentials have expired; renew the kubeconfig",
     "Forbidden": "the account has no right to; it needs get and list on pods, get and create on pods/exec",
-    "does not exist": "see `kubectl config get-contexts`, then set cluster.context",
-    "stat ": "see cluster.kubeconfig",
+    "error: context": "see `kubectl config get-contexts`, then set cluster.context",
+    "error: stat ": "see cluster.kubeconfig",
 }
 _NOISE = ("Unknown stream id", "Defaulted container")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # A try that a dead node answers with silence takes 15 s, and the last one has to end within fleet.lost_after_sec.
-_ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
+ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
 
 
 @task(
@@ -313,7 +313,7 @@ def _fleets(
             launch=launcher(settings, run.run_id),
             on_event=(lambda _: None) if view is None else view.handle,
             limits=Limits(
-                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - _ONE_TRY_SEC[settings.fleet.kind]),
+                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
                 give_up_after_sec=settings.fleet.give_up_after_sec,
                 max_attempts=settings.fleet.max_attempts,
             ),

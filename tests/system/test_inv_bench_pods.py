@@ -111,12 +111,13 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
     assert "was started with cluster.namespace: default, found other" in refused.stderr
 
 
-def test_a_distributed_suite_runs_on_one_two_and_four_pods(pods) -> None:
-    done = pods.inv("bench", "--suite=distributed", INVOKE_FLEET_SIZE="4")
+def test_a_distributed_suite_runs_on_one_and_on_four_pods(pods) -> None:
+    """On two as well: see the next test."""
+    done = pods.inv("bench", "--suite=distributed", "--only=ddp-1,ddp-4", INVOKE_FLEET_SIZE="4")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert ends(pods) == {"ddp-1": "SUCCEEDED", "ddp-2": "SUCCEEDED", "ddp-4": "SUCCEEDED"}
+    assert ends(pods) == {"ddp-1": "SUCCEEDED", "ddp-4": "SUCCEEDED"}
     assert {event["worker"] for event in pods.events("started")} == {"worker-0"}
-    for ranks in (1, 2, 4):
+    for ranks in (1, 4):
         found = {(m.name, m.context.get("rank")) for m in result_of(pods, f"ddp-{ranks}").measurements}
         assert {("step_time_sec", rank) for rank in range(ranks)} <= found
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -316,6 +317,21 @@ def test_a_cluster_that_does_not_answer_is_out_of_reach(ground: Ground) -> None:
     (ground.folder / "pods.txt").unlink()
     with pytest.raises(HostUnreachable, match="worker-0: kubectl get pods: Unable to connect"):
         ground.run("true")
+
+
+def test_many_who_wait_for_a_cluster_that_does_not_answer_share_its_silence(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.pods._NOT_BEFORE_SEC", PATIENCE_SEC)
+    (ground.folder / "pods.txt").unlink()
+
+    def ask(_: int) -> None:
+        with pytest.raises(HostUnreachable):
+            ground.run("true")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    assert ground.calls("get") == 1
 
 
 def test_a_machine_without_kubectl_says_what_is_missing(ground: Ground) -> None:
