@@ -27,8 +27,9 @@ def uncollected(results_folder: Path, target: Target, since: str) -> list[str]:
         except ResultError as error:
             found.append(f"{path.parent.name}: cannot be read, so whether it was collected is not known: {error}")
             continue
-        cluster = run.settings.get("cluster", {})
-        is_here = cluster.get("namespace") == target.namespace and cluster.get("context") in (None, target.context)
+        # By address, not by context: a context can be renamed while the pods are the same.
+        cluster = run.provenance.get("cluster") or {}
+        is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         if run.fleet_kind != "pods" or not is_here or _moment(run.created_at) < _moment(since):
             continue
         missing = _missing(path.parent, [planned.trial_id for planned in run.planned])

@@ -201,7 +201,7 @@ def test_teardown_takes_away_what_was_made_and_nothing_else(deployed: Operator) 
     assert deployed.namespace in [one["metadata"]["name"] for one in deployed.cluster.objects("namespaces")]
 
 
-def write_run(results: Path, make_trial: Any, namespace: str) -> str:
+def write_run(results: Path, make_trial: Any, server: str, namespace: str) -> str:
     """A run that was planned over these pods and never collected."""
     import datetime
 
@@ -220,8 +220,8 @@ def write_run(results: Path, make_trial: Any, namespace: str) -> str:
         fleet_kind="pods",
         workers=["worker-0"],
         planned=[PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")],
-        settings={"cluster": {"namespace": namespace, "context": None}},
-        provenance={},
+        settings={},
+        provenance={"cluster": {"context": "tests", "server": server, "namespace": namespace}},
     ).write(folder)
     Ledger.create(folder / LEDGER_FILE, ["small"])
     return "run run-1: 1 of 1 trials have not ended; `inv collect --run=run-1` brings it"
@@ -231,7 +231,7 @@ def write_run(results: Path, make_trial: Any, namespace: str) -> str:
 def test_results_that_were_not_collected_stop_what_would_lose_them(
     words: tuple[str, ...], deployed: Operator, make_trial: Any
 ) -> None:
-    reason = write_run(deployed.results, make_trial, deployed.namespace)
+    reason = write_run(deployed.results, make_trial, deployed.cluster.server, deployed.namespace)
     deployed.set(size=1)
     before = [pod["metadata"]["uid"] for pod in deployed.objects("pods")]
     refused = deployed.inv(*words, code=4)

@@ -46,3 +46,7 @@ def test_a_job_of_one_gpu_trains_and_leaves_its_result(tiny_model: Path, tiny_da
         # It is done; the same again leaves it so, and --replace asks for another.
         assert "nothing to do" in operator.inv("deploy")
         assert "replace    job/train  (it completed)" in operator.inv("deploy", "--dry-run", "--replace")
+        said = operator.inv("teardown", "--yes")
+        assert f"persistentvolume/qlora-fleet-{operator.namespace}" in said
+        assert "stays: " in said
+        assert cluster.objects("persistentvolumes") == []

@@ -24,7 +24,7 @@ from tasks.waiting import Patience
 
 Make = Callable[..., Context]
 HEX = "sha256:" + "ab" * 32
-TARGET = Target(context="dev", cluster="c", user="u", namespace="qlora-fleet")
+TARGET = Target(context="dev", cluster="c", user="u", namespace="qlora-fleet", server="https://dev:6443")
 IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
 
 
@@ -84,8 +84,8 @@ def run(results: Path, make_trial: Callable[..., Trial], run_id: str = "r1", **c
         "fleet_kind": "pods",
         "workers": ["worker-0"],
         "planned": [planned],
-        "settings": {"cluster": {"namespace": "qlora-fleet", "context": None}},
-        "provenance": {},
+        "settings": {},
+        "provenance": {"cluster": {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}},
     }
     folder = results / run_id
     folder.mkdir(parents=True)
@@ -124,8 +124,9 @@ def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(
     "changes",
     [
         {"fleet_kind": "local"},
-        {"settings": {"cluster": {"namespace": "other", "context": None}}},
-        {"settings": {"cluster": {"namespace": "qlora-fleet", "context": "prod"}}},
+        {"provenance": {"cluster": {"context": "dev", "server": "https://dev:6443", "namespace": "other"}}},
+        {"provenance": {"cluster": {"context": "dev", "server": "https://prod:6443", "namespace": "qlora-fleet"}}},
+        {"provenance": {}},
         {"created_at": "2026-11-20T10:59:59+00:00"},
     ],
 )
