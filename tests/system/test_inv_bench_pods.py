@@ -144,6 +144,17 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
     assert [event["attempt"] for event in pods.events("started")] == [1, 2]
 
 
+def test_credentials_that_expired_are_refused_before_anything_starts(pods, cluster: Cluster) -> None:
+    cluster.faults.expire_credentials()
+    refused = pods.inv("bench", "--quick")
+    cluster.faults.clear()
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "renew the kubeconfig" in refused.stderr
+    assert refused.stdout.startswith("cluster: context tests (")
+    assert not pods.ledger()
+
+
 def test_too_few_pods_for_a_gang_are_refused_before_anything_starts(pods) -> None:
     refused = pods.inv("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
     assert refused.returncode == 2
