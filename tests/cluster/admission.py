@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -116,7 +117,7 @@ def check_change(resource: Resource, old: Json, new: Json) -> None:
     elif resource.key == "jobs.batch":
         for field in ("template", "completionMode", "selector", "completions"):
             if old["spec"].get(field) != new["spec"].get(field):
-                message = f"Invalid value: {new['spec'].get(field)}: field is immutable"
+                message = f"Invalid value: {json.dumps(new['spec'].get(field))}: field is immutable"
                 causes.append(("FieldValueInvalid", message, f"spec.{field}"))
     elif resource.key == "secrets" and old.get("type") != new.get("type"):
         causes.append(("FieldValueInvalid", f'Invalid value: "{new.get("type")}": field is immutable', "type"))

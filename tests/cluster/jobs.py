@@ -119,7 +119,7 @@ class JobController:
         )
         status |= {"active": len(alive), "ready": ready, "terminating": terminating}
         if not alive:
-            status.pop("active")
+            del status["active"]
 
     def _write(self, job: Json, status: Json) -> None:
         metadata = job["metadata"]
@@ -133,6 +133,8 @@ class JobController:
         if not any(c["type"] == "Suspended" for c in conditions):
             self._say(job, "Suspended", "Job suspended")
             conditions.append(_condition("Suspended", "JobSuspended", "Job suspended"))
+            status.setdefault("uncountedTerminatedPods", {})
+            self._numbers(status, [], 0)
             self._write(job, status)
 
     def _count(self, job: Json, pods: list[Json], status: Json, done: set[int], failed: set[int]) -> tuple[str, ...]:
@@ -220,7 +222,9 @@ class JobController:
         target = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
         conditions.append(_condition(target, reason, message))
         conditions.append(_condition(kind, reason, message))
-        self._numbers(status, [], len(alive))
+        self._numbers(status, [], 0)
+        if kind == "Failed":
+            status["failed"] = status.get("failed", 0) + len(alive)
         if kind == "Complete":
             status["completionTime"] = now()
             self._say(job, "Completed", "Job completed")
