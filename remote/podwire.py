@@ -83,7 +83,8 @@ class Reply:
     def __init__(self, name: str, nonce: str, on_stdout: Callable[[bytes], None] | None = None) -> None:
         self._name, self._greeting = name, f"{nonce}\n".encode()
         self._sink = on_stdout
-        self._rest = bytearray()
+        self._head = bytearray()  # what has come of the greeting, then of a frame's head
+        self._channel, self._left, self._last = b"", 0, bytearray()
         self._greeted = False
         self._sums = {b"o": 0, b"e": 0}
         self.stdout, self.stderr = bytearray(), bytearray()
@@ -100,32 +101,44 @@ class Reply:
 
     def feed(self, piece: bytes) -> None:
         """Take in what came. Raises HostUnreachable where it cannot be the pod's whole and unspoiled answer."""
-        self._rest += piece
+        view = memoryview(piece)
         if not self._greeted:
-            size = len(self._greeting)
-            if not self._greeting.startswith(bytes(self._rest[:size])):
-                raise HostUnreachable(
-                    f"{self._name}: something else than our program answers: {bytes(self._rest[:60])!r}"
-                )
-            if len(self._rest) < size:
-                return
-            del self._rest[:size]
-            self._greeted = True
-        while len(self._rest) >= _HEAD_BYTES:
-            channel, size = bytes(self._rest[:1]), int.from_bytes(self._rest[1:_HEAD_BYTES], "big")
-            if channel not in (b"o", b"e", b"k", b"x") or size > _LARGEST_FRAME_BYTES or self.ending is not None:
-                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
-            if len(self._rest) < _HEAD_BYTES + size:
-                return
-            content = bytes(self._rest[_HEAD_BYTES : _HEAD_BYTES + size])
-            del self._rest[: _HEAD_BYTES + size]
-            self._take(channel, content)
+            view = self._greet(view)
+        while view:
+            if not self._left:
+                view = self._begin_frame(view)
+                continue
+            content, view = view[: self._left], view[self._left :]
+            self._left -= len(content)
+            self._take(bytes(content))
 
-    def _take(self, channel: bytes, content: bytes) -> None:
+    def _greet(self, view: memoryview) -> memoryview:
+        missing = len(self._greeting) - len(self._head)
+        self._head += view[:missing]
+        if not self._greeting.startswith(self._head):
+            raise HostUnreachable(f"{self._name}: something else than our program answers: {bytes(self._head[:60])!r}")
+        if len(self._head) == len(self._greeting):
+            self._greeted = True
+            self._head.clear()
+        return view[missing:]
+
+    def _begin_frame(self, view: memoryview) -> memoryview:
+        missing = _HEAD_BYTES - len(self._head)
+        self._head += view[:missing]
+        if len(self._head) == _HEAD_BYTES:
+            self._channel, self._left = bytes(self._head[:1]), int.from_bytes(self._head[1:], "big")
+            self._head.clear()
+            is_known = not self._left if self._channel == b"k" else self._channel in (b"o", b"e", b"x")
+            if not is_known or self._left > _LARGEST_FRAME_BYTES or self.ending is not None:
+                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
+        return view[missing:]
+
+    def _take(self, content: bytes) -> None:
+        channel = self._channel
         if channel == b"x":
-            self.ending = self._end(content)
-            return
-        if channel == b"k":
+            self._last += content
+            if not self._left:
+                self.ending = self._end(bytes(self._last))
             return
         self._sums[channel] = zlib.crc32(content, self._sums[channel])
         if channel == b"e":

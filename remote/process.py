@@ -6,10 +6,12 @@ LocalHost runs the command itself this way; hosts behind a client program (kubec
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from typing import IO, Protocol, cast
 from remote.host import CommandTimedOut, Completed, Readable
 
 _PIECE = 1 << 16
+_READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
 _KILL_AFTER_SEC = 2.0
 _LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
 
@@ -65,6 +68,9 @@ def run_program(
         )
     except OSError as error:
         raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
+    if sys.platform == "linux" and process.stdout is not None:
+        with contextlib.suppress(OSError):  # more than this user may have: slower, and well
+            fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     limits = _Limits(label, timeout_sec, idle_timeout_sec)
     said = _Said()
     try:
@@ -150,7 +156,7 @@ def _pump(
                 if stream is process.stdin:
                     more = feed.write_some(key.fd)
                 else:
-                    piece = os.read(key.fd, _PIECE)
+                    piece = os.read(key.fd, _READ_BYTES)
                     more = bool(piece)
                     if more:
                         sinks[stream](piece)
