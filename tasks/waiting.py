@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # One look is four requests for all pods together. Between looks a watch brings the news of any pod; without any, the
 # next look is for what is no pod's news: events, refused pods, claims. Changes that follow each other are looked at
 # together, more of them the longer they tell nothing new: a pull that fails changes its pod again and again.
-_QUIET_SEC, _TROUBLED_SEC = 15.0, 5.0
-_TOGETHER_SEC, _MOST_TOGETHER_SEC = 0.5, 5.0
+_QUIET_SEC = 15.0
+_TOGETHER_SEC, _MOST_TOGETHER_SEC = 0.5, 10.0
 _AGAIN_SEC = 1.0
 _SILENCE_SEC = 60.0  # an API server that restarts is back before that
 
@@ -81,8 +81,8 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
                 first = next(iter(state.all_findings), None)
                 why = f": {first}" if first is not None else ""
                 raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
-            quiet_sec = _TROUBLED_SEC if state.all_findings else _QUIET_SEC
-            _until_news(cluster, min(quiet_sec, limit - (now - began)), together_sec)
+            within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
+            _until_news(cluster, within_sec, together_sec)
     console.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
     if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
         console.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
@@ -115,6 +115,15 @@ class Patience:
             if finding.patience_sec is not None and lasted_sec >= finding.patience_sec:
                 return finding
         return None
+
+    def left_sec(self, findings: Sequence[Finding], now: float) -> float:
+        """Seconds until the first of these findings has lasted too long."""
+        ends = [
+            self._since[finding.subject, finding.cause] + finding.patience_sec
+            for finding in findings
+            if finding.patience_sec is not None
+        ]
+        return min(ends, default=float("inf")) - now
 
 
 def table(state: Fleet) -> Table:

@@ -170,6 +170,14 @@ def test_a_finding_that_went_away_starts_again() -> None:
     assert patience.exhausted([finding()], 100.0) is None
 
 
+def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
+    patience = Patience()
+    both = [finding(), finding("invalid-name", 10.0), finding("terminating", None)]
+    patience.exhausted(both, 100.0)
+    assert patience.left_sec(both, 104.0) == 6.0
+    assert patience.left_sec(both[2:], 104.0) == float("inf")
+
+
 def test_what_may_pass_at_any_time_never_ends_the_wait() -> None:
     patience = Patience()
     patience.exhausted([finding(patience_sec=None)], 0.0)
