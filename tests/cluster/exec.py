@@ -43,10 +43,6 @@ def exit_status(code: int) -> Json:
     }
 
 
-class _Ended(Exception):
-    """A fault has ended the stream."""
-
-
 class Session:
     """One exec."""
 
@@ -71,7 +67,7 @@ class Session:
         ends = self._kubelet.sessions.setdefault(node.name, set())
         ends.add(self._end)
         try:
-            with contextlib.suppress(ConnectionError, _Ended):
+            with contextlib.suppress(ConnectionError):
                 await self._send(_STDOUT, b"")
                 if node.exec_answer:
                     await self._cannot_dial(node.address, node.exec_answer)

@@ -77,7 +77,6 @@ class Faults:
     answers: list[AnswerFault] = field(default_factory=list)
     denied: list[dict[str, str]] = field(default_factory=list)
     expired: set[str] = field(default_factory=set)
-    frozen: asyncio.Event = field(default_factory=asyncio.Event)
     moving: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def compressed(indexes: set[int]) -> str:
-    """`0-2,5` as in completedIndexes; two neighbours are written with a comma, as the real one does not: `0,1`."""
+    """`0-2,5` as in completedIndexes; of two neighbours both are written, `0,1`."""
     spans: list[list[int]] = []
     for index in sorted(indexes):
         if spans and spans[-1][1] == index - 1:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.cluster.faults import Faults
 
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+_OPENAPI_V2_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+_OPENAPI_V2 = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.34"  # swagger, and info with a title and a version
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _MAX_BODY_BYTES = 16 * 2**20
 
@@ -141,6 +143,8 @@ class Server:
             return web.json_response(document("discovery-version.json"))
         if path in ("/readyz", "/healthz", "/livez"):
             return web.Response(text="ok")
+        if path == "/openapi/v2":  # asked for when v3 does not know a kind; an empty one says: nor do I
+            return web.Response(body=_OPENAPI_V2, headers={"Content-Type": _OPENAPI_V2_TYPE})
         if path == "/openapi/v3":
             return web.json_response(document("openapi/index.json"))
         if path.startswith("/openapi/v3/"):

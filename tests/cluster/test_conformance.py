@@ -397,6 +397,7 @@ def test_a_pod_that_finds_no_node_is_told_why_in_the_recorded_words(crowded: Clu
 
 PYTHON_CLIENT = """
 import sys
+from kubernetes import client, config, stream, watch
 config.load_kube_config(sys.argv[1])
 core = client.CoreV1Api()
 print("running" in {found.metadata.name for found in core.list_namespaced_pod("err").items})
