@@ -74,12 +74,11 @@ POD = Kind(api="/api/v1", plural="pods")
 
 
 class Cluster:
-    """Reads and changes the target. `calls` counts the requests of the client, `kubectl_runs` those of kubectl."""
+    """Reads and changes the target. Its methods raise the errors of `remote.kubeconfig`."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-        self.calls = self.kubectl_runs = 0
         self._pods_version = ""
         self._client = connect(target)
 
@@ -121,7 +120,6 @@ class Cluster:
         from urllib3.exceptions import HTTPError
 
         headers = {"Accept": accept, **({"Content-Type": "application/json"} if body else {})}
-        self.calls += 1
         try:
             parts = self._client.param_serialize(
                 method,
@@ -307,7 +305,6 @@ class Cluster:
         command = Command(argv=self.kubectl.argv(*arguments))
         # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
         documents = yaml.safe_dump_all([dict(one) for one in objects], sort_keys=False).encode()
-        self.kubectl_runs += 1
         try:
             completed = run_program(command.argv, label=command.render(), stdin=documents, timeout_sec=timeout_sec)
         except CannotStart as error:

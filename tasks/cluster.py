@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from remote.cluster import Cluster
     from remote.deployment import Image, Values
     from remote.kubeconfig import Target
@@ -77,6 +79,13 @@ def errors() -> Iterator[None]:
         raise Resumable(str(error)) from None
     except ClusterError as error:
         raise TaskFailed(str(error)) from None
+
+
+def console() -> Console:
+    """A console for tables of names, which must not be cut where nobody sees a terminal's edge."""
+    from rich.console import Console
+
+    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 
 
 def asks(question: str) -> bool:

@@ -86,13 +86,13 @@ def report(cluster: Cluster, need: Need) -> list[NodeReport]:
 
 def show(reports: list[NodeReport]) -> None:
     """The nodes as a table, then one line for each finding; nodes of other instance types are only counted."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from remote.quantity import in_gib
+    from tasks.cluster import console
 
-    console = Console(soft_wrap=True)
+    screen = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("node", "qualifies", "instance type", "GPUs", "free", "disk", "kubelet", "driver"):
         table.add_column(head, no_wrap=True)
@@ -110,12 +110,12 @@ def show(reports: list[NodeReport]) -> None:
             Text(one.driver or "unknown"),
         )
     if table.row_count:
-        console.print(table)
+        screen.print(table)
     for one in reports:
         if one.is_candidate or one.gpus:
             for finding in one.findings:
-                console.print(f"  {finding}", markup=False, highlight=False)
+                screen.print(f"  {finding}", markup=False, highlight=False)
     others = [one for one in reports if not one.is_candidate and not one.gpus]
     if others:
         names = ", ".join(one.name for one in others[:3]) + (", ..." if len(others) > 3 else "")
-        console.print(f"  {len(others)} nodes without GPU, of another instance type: {names}", markup=False)
+        screen.print(f"  {len(others)} nodes without GPU, of another instance type: {names}", markup=False)

@@ -15,16 +15,12 @@ from tasks.errors import TaskFailed, UsageError
 @task
 def status(context: Context) -> None:
     """Show every pod, and what is wrong with those not up."""
-    from rich.console import Console
-
-    from remote.diagnosis import diagnose_claim
     from remote.readiness import fleet
     from tasks import settings as house
-    from tasks.cluster import cluster_of
+    from tasks.cluster import cluster_of, console
     from tasks.waiting import table
 
-    settings = house.load(context)
-    console = Console(soft_wrap=True)
+    settings, screen = house.load(context), console()
     with cluster_of(settings) as cluster:
         jobs = cluster.list_of("Job")
         sets = cluster.list_of("JobSet")
@@ -32,19 +28,16 @@ def status(context: Context) -> None:
             raise TaskFailed(f"nothing is deployed in namespace {cluster.target.namespace}; `inv deploy`")
         pods, claims = cluster.pods(), cluster.list_of("PersistentVolumeClaim")
         state = fleet(jobs, pods, claims, [])
-        events = [] if state.is_up else cluster.events()
-        state = state if state.is_up else fleet(jobs, pods, claims, events)
+        if not state.is_up:
+            state = fleet(jobs, pods, claims, cluster.events())
         for claim in claims:
             phase = claim.get("status", {}).get("phase", "?")
-            console.print(f"volume claim {claim['metadata']['name']}: {phase}", markup=False, highlight=False)
-            if state.is_up:
-                for finding in diagnose_claim(claim, events):
-                    console.print(f"  {finding}", markup=False, highlight=False)
+            screen.print(f"volume claim {claim['metadata']['name']}: {phase}", markup=False, highlight=False)
         if state.rows:
-            console.print(table(state))
+            screen.print(table(state))
         for finding in state.all_findings:
-            console.print(f"  {finding}", markup=False, highlight=False)
-        console.print(f"{state.up} of {len(state.rows)} pods are up", markup=False, highlight=False)
+            screen.print(f"  {finding}", markup=False, highlight=False)
+        screen.print(f"{state.up} of {len(state.rows)} pods are up", markup=False, highlight=False)
 
 
 @task(help={"pod": "a pod's name, or its index (default: the first that is Ready)"})

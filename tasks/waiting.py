@@ -40,19 +40,21 @@ def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> Fleet:
 
 def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]], *, plain: bool) -> None:
     """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless."""
-    from rich.console import Console
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     from remote.kubeconfig import Unreachable
+    from tasks.cluster import console
 
-    console = Console(soft_wrap=True)
+    screen = console()
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
     patience = Patience()
     before: dict[object, str] = {}
     together_sec = _TOGETHER_SEC
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        is_live = console.is_terminal and not plain
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+        is_live = screen.is_terminal and not plain
         while True:
             now = time.monotonic()
             try:
@@ -65,11 +67,11 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
                 continue
             told = _told(state)
             if is_live:
-                live.update(table(state), refresh=True)
+                live.update(Group(table(state), *(Text(f"  {one}") for one in state.all_findings)), refresh=True)
             else:
                 for key, line in told.items():
                     if key not in before:
-                        console.print(line, markup=False, highlight=False)
+                        screen.print(line, markup=False, highlight=False)
             together_sec = _TOGETHER_SEC if told.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
             before = told
             if state.is_up:
@@ -83,9 +85,9 @@ def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]]
                 raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
             within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
             _until_news(cluster, within_sec, together_sec)
-    console.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
+    screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
     if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
-        console.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
+        screen.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
 
 
 def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
@@ -127,7 +129,7 @@ class Patience:
 
 
 def table(state: Fleet) -> Table:
-    """Every pod, then what is wrong and what to do."""
+    """Every pod: where it is and how."""
     from rich.table import Table
     from rich.text import Text
 
