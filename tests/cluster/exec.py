@@ -2,8 +2,9 @@
 
 Binary frames; the first byte is the channel. The recordings this follows: the server opens with an empty frame on
 channel 1; the end is a Status on channel 3 and Close 1000; infrastructure that fails after the upgrade says so on
-channel 3 as well. As under containerd, standard input ends when the process has closed its standard output or error,
-and a process that leaves input unread behind gets no Status at all.
+channel 3 as well. A process that leaves input unread behind gets no Status at all. That containerd closes
+standard input as soon as a process has closed its output does not happen by itself, since nsenter holds both open:
+`stdin-cut` does it.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class Session:
         assert process.stdout is not None
         assert process.stderr is not None
         pumps = [
-            asyncio.create_task(self._pump(process.stdout, _STDOUT, process)),
-            asyncio.create_task(self._pump(process.stderr, _STDERR, process)),
+            asyncio.create_task(self._pump(process.stdout, _STDOUT)),
+            asyncio.create_task(self._pump(process.stderr, _STDERR)),
         ]
         listening = asyncio.create_task(self._listen(process))
         done = asyncio.ensure_future(asyncio.gather(process.wait(), *pumps))
@@ -156,7 +157,7 @@ class Session:
             listening.cancel()  # from here on nobody answers a ping
             _outlive(done, process)
 
-    async def _pump(self, stream: asyncio.StreamReader, channel: int, process: asyncio.subprocess.Process) -> None:
+    async def _pump(self, stream: asyncio.StreamReader, channel: int) -> None:
         while data := await stream.read(_FRAME_BYTES):
             if self._how or self._ws.closed:
                 continue  # nobody is there, and a process must not die of that
@@ -169,8 +170,6 @@ class Session:
                     continue
             with contextlib.suppress(ConnectionError):
                 await self._send(channel, data)
-        if process.stdin is not None:
-            process.stdin.close()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         """Take what the client sends until it goes away."""
