@@ -30,9 +30,10 @@ def yard(tmp_path: Path) -> Iterator[PodYard]:
 
 
 class Dice:
-    """Throws one fault after the other until it is told to stop, then mends all that can be mended."""
+    """Throws `count` faults, one after the other, or until it is told to stop, then mends all that can be mended."""
 
-    def __init__(self, yard: PodYard, seed: int) -> None:
+    def __init__(self, yard: PodYard, seed: int, count: int) -> None:
+        self._left = count  # on a slow machine a run could be disturbed for ever
         self.yard, self.faults, self.chooser = yard, yard.cluster.faults, random.Random(seed)
         self.thrown: Counter[str] = Counter()
         self._enough = threading.Event()
@@ -66,10 +67,12 @@ class Dice:
             self._silent_node,
         ]
         try:
-            while not self._enough.wait(self.chooser.uniform(0.1, 0.7)):
+            while self._left and not self._enough.wait(self.chooser.uniform(0.1, 0.7)):
+                self._left -= 1
                 throw = self.chooser.choice(throws)
                 self.thrown[throw.__name__] += 1
                 throw()
+            self._mend()
         except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
             self.failure = error
 
@@ -151,15 +154,15 @@ def hasty(hosts: list[PodHost]) -> list[PodHost]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "rounds"), [(21, 3), *[pytest.param(s, 8, marks=pytest.mark.slow) for s in (22, 23)]])
+@pytest.mark.parametrize(("seed", "rounds"), [(21, 2), pytest.param(23, 4, marks=pytest.mark.slow)])
 def test_whatever_befalls_the_pods_every_trial_has_one_true_end(yard: PodYard, seed: int, rounds: int) -> None:
     names = [f"{kind} {number}" for number in range(rounds) for kind in ("steps", "fine", "killed-once", "oom-result")]
     yard.plan(*names, workers=PODS)
     fleet = yard.pod_fleet(hosts=hasty(yard.pod_hosts()), limits=replace(LIMITS, give_up_after_sec=400.0))
-    with Dice(yard, seed) as dice:
+    with Dice(yard, seed, count=12 * rounds) as dice:
         fleet.run()
     # Which faults fall depends on how long the run takes, not on the seed alone.
-    assert len(dice.thrown) >= 4, "the dice were too kind to show anything"
+    assert len(dice.thrown) >= 3, "the dice were too kind to show anything"
     for trial_id, end in yard.ends().items():
         wanted = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
         assert end == wanted, (trial_id, yard.reasons()[trial_id], dice.thrown)
