@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ async def _serve(answers: int) -> None:
     def say(**what: object) -> None:
         os.write(answers, json.dumps(what).encode() + b"\n")
 
-    async with World(Path(configuration.pop("state")), configuration) as world:
+    state = Path(configuration.pop("state"))
+    async with World(state, configuration) as world:
         say(port=world.server.port)
         while line := await reader.readline():
             asked = json.loads(line)
@@ -37,6 +39,8 @@ async def _serve(answers: int) -> None:
                 say(error=f"{type(error).__name__}: {error}")
             else:
                 say(result=result)
+    # Whoever started this removes the folder too, unless it was killed.
+    shutil.rmtree(state, ignore_errors=True)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def _build(spec: dict[str, Any]) -> None:
     os.makedirs(root + spec["cwd"], exist_ok=True)
 
 
-def _become(spec: dict[str, Any], report: int) -> None:
+def _become(spec: dict[str, Any]) -> None:
     """In the child: PID 1 of the container. Returns only by raising."""
     root = spec["root"]
     _mount("proc", f"{root}/proc", "proc", _NOSUID_NODEV)
@@ -105,7 +105,6 @@ def _become(spec: dict[str, Any], report: int) -> None:
     os.setuid(spec["uid"])
     _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setuid, which clears it
-    os.set_inheritable(report, False)
     os.execvpe(spec["argv"][0], spec["argv"], spec["environment"])  # noqa: S606
 
 
@@ -123,18 +122,22 @@ def main() -> None:
     try:
         _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID)
         _build(spec)
+        started, starting = os.pipe()  # closed by the exec itself, so its end means that PID 1 is the command
         pid = os.fork()
         if pid == 0:
             try:
                 os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-                _become(spec, report)
+                os.set_inheritable(report, False)
+                _become(spec)
             except OSError as error:
-                tell(error=error.strerror, file=spec["argv"][0])
+                os.write(starting, json.dumps({"error": error.strerror, "file": spec["argv"][0]}).encode())
             os._exit(127)
     except OSError as error:
         tell(error=str(error), file="")
         return
-    tell(pid=pid)
+    os.close(starting)
+    failed = os.read(started, 65536)
+    tell(**(json.loads(failed) if failed else {"pid": pid}))
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     tell(exit=code if code >= 0 else 128 - code)
