@@ -137,10 +137,9 @@ class Hub:
 
     def _hear(self, link: socket.socket) -> None:
         node = 0
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
+        with link, contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
             hello = json.loads(lines.readline(_LONGEST_LINE))
             if hello["token"] != self._nodes.token or not 0 < hello["node"] < self._nodes.count:
-                link.close()
                 return
             node = int(hello["node"])
             self._links[node] = link
