@@ -91,8 +91,11 @@ class PodHost:
         if reply.ending is None:
             self.pods.doubt()
             raise self._broken(pod, reply, carried)
+        if reply.ending.why == "caller-gone":  # its input closed, and we had not closed it
+            self.pods.doubt()
+            raise HostUnreachable(f"{self.name}: the stream to {pod.name} broke before the command's end")
         if reply.ending.why != "exited":
-            limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else reply.ending.why
+            limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else "not done in time"
             raise CommandTimedOut(f"{self.name}: {command.render()}: {limit}")
         return Completed(exit_code=reply.ending.exit_code, stdout=bytes(reply.stdout), stderr=bytes(reply.stderr))
 

@@ -23,7 +23,6 @@ _FRESH_SEC = 30.0
 _NOT_BEFORE_SEC = 2.0
 _FIELDS = (
     ".metadata.name",
-    ".metadata.uid",
     rf".metadata.labels.{INDEX_LABEL.replace('.', chr(92) + '.')}",
     ".metadata.creationTimestamp",
     ".metadata.deletionTimestamp",
@@ -65,10 +64,12 @@ class Kubectl:
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """One pod as the cluster shows it. `created_at` is RFC 3339 in UTC, so text order is order in time."""
+    """One pod as the cluster shows it. A replacement has another name, so a name stands for one pod for ever.
+
+    `created_at` is RFC 3339 in UTC: its text order is its order in time.
+    """
 
     name: str
-    uid: str
     index: int
     created_at: str
     is_terminating: bool
@@ -149,13 +150,12 @@ def parse(text: str) -> list[Pod]:
     pods = []
     for line in text.splitlines():
         fields = line.split("\t")
-        if len(fields) != len(_FIELDS) or not fields[2].isdigit():
+        if len(fields) != len(_FIELDS) or not fields[1].isdigit():
             continue
-        name, uid, index, created, deleted, node, ip, phase, reason, ready = fields
+        name, index, created, deleted, node, ip, phase, reason, ready = fields
         pods.append(
             Pod(
                 name=name,
-                uid=uid,
                 index=int(index),
                 created_at=created,
                 is_terminating=bool(deleted),

@@ -33,7 +33,6 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
     host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
     pod = Pod(
         name="bench-0-x7k2p",
-        uid="1",
         index=0,
         created_at="2026-01-01T00:00:00Z",
         is_terminating=False,

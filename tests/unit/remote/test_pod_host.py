@@ -29,7 +29,7 @@ STAND_IN = Path(__file__).with_name("stand_in_kubectl.py")
 
 def line(name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase: str = "Running", **more: str) -> str:
     """A pod as LIST_TEMPLATE prints it."""
-    parts = [name, f"uid-{name}", str(index), created, more.get("deleted", ""), more.get("node", "node-1"), "10.0.0.1"]
+    parts = [name, str(index), created, more.get("deleted", ""), more.get("node", "node-1"), "10.0.0.1"]
     return "\t".join([*parts, phase, more.get("reason", ""), more.get("ready", "True")]) + "\n"
 
 
