@@ -6,11 +6,12 @@ not another's communication. Samples and tokens of the steps are per device, as 
 them are over all ranks. Efficiency here is against the same ranks in the same run with communication left out;
 efficiency against one rank is the report's, from that trial.
 
-Not covered: ranks on several machines.
+On several machines the first one does all that; the others run their share of the ranks (`follow`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -24,10 +25,11 @@ from typing import Any
 
 from bench import scaling
 from bench.ends import Stops
-from bench.inputs import InputError, Inputs
+from bench.inputs import InputError, Inputs, check_trial
+from bench.nodes import Hub, LeaderGone, Link, Nodes
 from bench.record import Record
 from bench.result import Steps, summarize
-from bench.torchrun import Limits, RankFailed, RankOutOfMemory, Torchrun
+from bench.torchrun import Limits, RankFailed, RankGone, RankOutOfMemory, Torchrun
 from bench.trial import Trial
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
@@ -49,13 +51,15 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         raise InputError(
             f"{trial.data}: holds {data_facts.samples} samples for {trial.world_size} ranks; each needs one of its own"
         )
-    limits, endpoint = make_limits(trial), rendezvous()
-    backend = choose_backend(trial, visible_gpus())
+    limits, endpoint, nodes = make_limits(trial), rendezvous(), Nodes.from_environment()
+    backend = choose_backend(trial, visible_gpus(), nodes)
     record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned(trial)
     told = Told(record)
-    with Torchrun(trial, backend, endpoint, limits) as ranks:
+    with contextlib.ExitStack() as open_things:
+        ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, nodes))
+        hub = None if nodes is None else open_things.enter_context(Hub(nodes, trial.world_size, ranks.folder))
         try:
-            while (code := ranks.poll()) is None:
+            while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
                 stops.check()
                 for line in ranks.lines():
                     told.take(line)
@@ -64,8 +68,11 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             for line in ranks.lines():
                 told.take(line)
             if code != 0:
+                if hub is not None:
+                    hub.settle()
+                    ranks.look()
                 raise ranks.failure()
-        except (RankFailed, RankOutOfMemory) as error:
+        except (RankFailed, RankGone, RankOutOfMemory) as error:
             record.log(str(error))
             if isinstance(error, RankOutOfMemory):
                 record.peak_vram_bytes = error.peak_vram_bytes
@@ -74,6 +81,35 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
                     record.log(f"rank {rank}: {words}")
             raise
     report(record, told, backend)
+
+
+def follow(trial: Trial, nodes: Nodes, stops: Stops) -> int:
+    """Run this machine's share of the ranks for the first machine; the process's exit code.
+
+    Nothing is measured or written here: what there is to say, the first machine says.
+    """
+    limits = make_limits(trial)
+    mine = nodes.ranks_here(trial.world_size)
+    try:
+        with Link(nodes, limits.silence_sec) as link:
+            try:
+                check_trial(trial)
+                backend = choose_backend(trial, visible_gpus(), nodes)
+            except InputError as error:
+                link.complain(mine[0], str(error))
+                raise
+            with Torchrun(trial, backend, rendezvous(), limits, nodes) as ranks:
+                while (code := ranks.poll()) is None:
+                    stops.check()
+                    link.check()
+                    link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
+                    time.sleep(POLL_SEC)
+                link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
+                link.end({"ranks": [], **ranks.failures()} if code else {})
+            return 0 if code == 0 else 1
+    except LeaderGone as gone:
+        print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)
+        return 1
 
 
 def visible_gpus() -> int:
@@ -89,13 +125,14 @@ def visible_gpus() -> int:
         raise InputError(f"torch cannot count the GPUs ({error}); try: {sys.executable} -m bench selfcheck") from None
 
 
-def choose_backend(trial: Trial, gpus: int) -> str:
+def choose_backend(trial: Trial, gpus: int, nodes: Nodes | None = None) -> str:
     """nccl with a GPU for every rank, gloo where there is none at all. Raises InputError for anything between."""
     if gpus == 0:
         return "gloo"
-    if gpus < trial.world_size:
+    here = trial.world_size if nodes is None else len(nodes.ranks_here(trial.world_size))
+    if gpus < here:
         raise InputError(
-            f"world_size: {trial.world_size} ranks need a GPU each, this machine shows {gpus}; choose a trial of at "
+            f"world_size: {here} ranks need a GPU each, this machine shows {gpus}; choose a trial of at "
             f"most {gpus} ranks, or a machine with more"
         )
     return "nccl"

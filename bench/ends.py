@@ -36,6 +36,10 @@ class Stopped(BaseException):
         self.end, self.reason = end, reason
 
 
+class WorkerGone(RuntimeError):
+    """Something took away a machine that the trial was running on: not the trial's doing, and worth another try."""
+
+
 class Stops:
     """Raises Stopped in the main thread, once: on SIGINT, on SIGTERM and when the deadline passes."""
 
@@ -80,6 +84,8 @@ def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str
     if isinstance(error, Stopped):
         return error.end, error.reason
     said = " ".join(str(error).split()) or "no message"
+    if isinstance(error, WorkerGone):
+        return End.LOST, said[:300]
     if is_out_of_memory(error):
         return End.OUT_OF_MEMORY, said[:300] if record is None else _out_of_memory(said, record)
     return End.FAILED, f"{type(error).__name__}: {said}"[:300]

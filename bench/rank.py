@@ -6,7 +6,7 @@ an order set by the seed; base weights are the same files on every rank, so only
 Steps without communication would let the ranks' weights part. They have an optimizer of their own, and the weights
 are put back after every block of them, so that the trial trains one model throughout; that is checked at the end.
 
-Not covered: ranks on several machines; sharded models.
+Not covered: sharded models.
 """
 
 from __future__ import annotations

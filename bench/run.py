@@ -16,6 +16,7 @@ from pathlib import Path
 from bench import ends, environment, isolation, telemetry
 from bench.ends import Stopped, Stops
 from bench.inputs import InputError, Inputs, check_trial
+from bench.nodes import Nodes
 from bench.record import Clock, Record, Request
 from bench.result import EXIT_NOT_WRITTEN, RESULT_FILE, End, ResultError, TrialResult
 from bench.trial import Trial, TrialError
@@ -33,6 +34,9 @@ def run(request: Request) -> int:
     try:
         trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
+        nodes = Nodes.from_environment() if trial.kind == "distributed" else None
+        if nodes is not None and nodes.rank > 0:
+            return importlib.import_module("bench.distributed").follow(trial, nodes, stops)  # type: ignore[no-any-return]
         refuse_finished(request.out)
         inputs = check_trial(trial)
         found = isolation.look_around(trial, strict=request.strict)

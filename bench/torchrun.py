@@ -27,8 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bench.ends import Stopped
+from bench.ends import Stopped, WorkerGone
 from bench.inputs import InputError
+from bench.nodes import Nodes
 from bench.result import End
 from bench.trial import Trial
 
@@ -41,6 +42,10 @@ LOG_LINES = 8
 
 class RankFailed(RuntimeError):
     """A rank died or hangs; the message begins with which."""
+
+
+class RankGone(WorkerGone):
+    """A rank's machine is gone; the message begins with which."""
 
 
 class RankOutOfMemory(MemoryError):
@@ -74,26 +79,31 @@ class Seen:
 
 
 class Torchrun:
-    """`world_size` ranks of `bench.rank` on this machine; a context manager that leaves no process and no file."""
+    """`world_size` ranks of `bench.rank`; a context manager that leaves no process and no file.
 
-    def __init__(self, trial: Trial, backend: str, endpoint: str, limits: Limits) -> None:
+    They run on this machine, or, with `nodes`, this machine's share of them does; the signs of the others are looked
+    for in the same folder (`bench.nodes`).
+    """
+
+    def __init__(self, trial: Trial, backend: str, endpoint: str, limits: Limits, nodes: Nodes | None = None) -> None:
         self._trial, self._limits = trial, limits
         self.folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ranks-"))
         (self.folder / TRIAL_FILE).write_text(trial.to_text(), encoding="utf-8")
         (self.folder / LINES_FILE).touch()
         self._taken = 0
+        self._here = range(trial.world_size) if nodes is None else nodes.ranks_here(trial.world_size)
         now = time.monotonic()
         self._started = now
         self._seen = [Seen(heard=now, moved=now) for _ in range(trial.world_size)]
         argv = (
             *(sys.executable, "-m", "bench.torchrun", str(os.getpid()), str(self.folder)),
-            *("--nnodes", "1", "--nproc-per-node", str(trial.world_size), "--max-restarts", "0"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"),
+            *(_on_one_machine(trial, endpoint) if nodes is None else _on_several(trial, nodes)),
             *("--monitor-interval", "0.2", "--redirects", "3", "--log-dir", str(self.folder / "logs")),
             *("-m", "bench.rank", str(self.folder), backend, str(limits.silence_sec), str(limits.step_sec)),
         )
         with (self.folder / "torchrun.log").open("wb") as log:
-            self._process = subprocess.Popen(argv, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            variables = environment(is_alone=nodes is None)
+            self._process = subprocess.Popen(argv, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def __enter__(self) -> Torchrun:
         return self
@@ -132,6 +142,8 @@ class Torchrun:
                 seen.sign, seen.heard = sign, now
             limit = self._limits.silence_sec if seen.sign else FIRST_SIGN_SEC
             if now - seen.heard > limit:
+                if not seen.sign and rank not in self._here:
+                    raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
                 state = " (its process is stopped)" if _state(seen.sign.get("pid")) in ("T", "t") else ""
                 raise RankFailed(f"rank {rank} has been silent for {limit:g} s in {seen.place}{state}{self.last(rank)}")
         last_move = max(seen.moved for seen in self._seen)
@@ -141,11 +153,16 @@ class Torchrun:
 
     def failure(self) -> Exception:
         """Why torchrun ended with an error: the rank that failed first, by signal, by its own words, by exit code."""
-        known = _read(self.folder / FAILURES_FILE)
+        known = self.failures()
+        for path in self.folder.glob("failures-*.json"):
+            for name, more in _read(path).items():
+                known.setdefault(name, []).extend(more)
         for rank, code in known.get("ranks", []):
             if code < 0 and code != -signal.SIGTERM:  # torchrun ends the others by SIGTERM
                 name = signal.Signals(-code).name
                 return RankFailed(f"rank {rank} was killed by {name} in {self._seen[rank].place}{self.last(rank)}")
+        for rank in known.get("gone", []):
+            return RankGone(f"rank {rank} is gone with its machine in {self._seen[rank].place}{self.last(rank)}")
         said = [error for rank in range(self._trial.world_size) if (error := _read(self.folder / f"error-{rank}.json"))]
         if said:
             first = min(said, key=lambda error: float(error["at"]))
@@ -160,6 +177,10 @@ class Torchrun:
             return RankFailed(f"rank {rank} ended with {name} in {self._seen[rank].place}{self.last(rank)}")
         tail = known.get("torchrun") or " ".join(_tail(self.folder / "torchrun.log")[-1:]) or "it says nothing"
         return RankFailed(f"torchrun ended with code {self._process.returncode}: {tail}")
+
+    def failures(self) -> dict[str, Any]:
+        """What torchrun itself wrote of ranks that failed on this machine; empty where none did."""
+        return _read(self.folder / FAILURES_FILE)
 
     def last(self, rank: int) -> str:
         """A rank's last log line, to end a reason with."""
@@ -181,7 +202,7 @@ class Torchrun:
     def _end(self) -> None:
         """End torchrun and everything below it, and remove the folder. Raises RankFailed if a process survives."""
         doomed = descendants(self._process.pid) if self._process.poll() is None else []
-        doomed += [seen.sign["pid"] for seen in self._seen if seen.sign and self._is_rank(seen.sign["pid"])]
+        doomed += [seen.sign["pid"] for seen in self._seen if "pid" in seen.sign and self._is_rank(seen.sign["pid"])]
         if self._process.poll() is None:
             self._process.kill()
         for pid in doomed:
@@ -203,12 +224,29 @@ class Torchrun:
             return False
 
 
-def environment() -> dict[str, str]:
+def _on_one_machine(trial: Trial, endpoint: str) -> tuple[str, ...]:
+    return (
+        *("--nnodes", "1", "--nproc-per-node", str(trial.world_size), "--max-restarts", "0"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"),
+    )
+
+
+def _on_several(trial: Trial, nodes: Nodes) -> tuple[str, ...]:
+    # Static: machine n has the n-th share of the ranks, and nobody looks up a name.
+    here = str(len(nodes.ranks_here(trial.world_size)))
+    return (
+        *("--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", here),
+        *("--max-restarts", "0", "--rdzv-backend", "static", "--rdzv-conf", f"timeout={int(FIRST_SIGN_SEC)}"),
+        *("--master-addr", nodes.address, "--master-port", str(nodes.port)),
+    )
+
+
+def environment(*, is_alone: bool = True) -> dict[str, str]:
     """What the ranks run in: no name is looked up, no collective waits for ever, one thread each unless told."""
     return {
         "OMP_NUM_THREADS": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if is_alone and sys.platform == "linux" else {}),
         **os.environ,
         "PYTHONUNBUFFERED": "1",
     }

@@ -26,6 +26,9 @@ BASE_PRECISIONS = ("nf4", "bf16")
 LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
 PROFILES = ("gpu", "tiny")
+# How the machines of a distributed trial are told their places: see bench.nodes, remote.gang.
+NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
+NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 KINDS = ("training", "hardware", "loading", "inference", "distributed")
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -7,7 +7,8 @@ moment; a new Fleet over the same ledger picks up what runs, what has ended mean
 
 A host that stops answering for `lost_after_sec` is lost: its trial goes to another host (unless pinned to it), and the
 host is asked again until it answers or `give_up_after_sec` has passed. When it comes back with the trial still running
-or done, the first complete result wins and the other copy is cancelled.
+or done, the first complete result wins and the other copy is cancelled. Where the workers share a volume, a result that
+a dead one left there counts, and its trial is not run again.
 
 Not covered: two operators on two machines driving the same hosts; the slot lock on the host keeps them from running
 two trials at once there, but each would wait for the other.
@@ -18,8 +19,9 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +44,7 @@ from remote.host import CommandTimedOut, Host, HostError, HostUnreachable, one_l
 from remote.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder, slot_of
 from remote.ledger import Attempt, Ledger
 from remote.queue import TrialQueue
+from remote.shelter import place_of
 from remote.transfer import ChecksumMismatch, pull
 from remote.verdict import Verdict, belongs, judge
 
@@ -84,7 +87,9 @@ class Fleet:
     """Runs the open trials of a ledger over hosts.
 
     `launch` makes the command for (host, trial, attempt, job folder); the trial lies in that folder as trial.json and
-    the result is expected in its `out/`. `on_event` is called from several threads and must not raise.
+    the result is expected in its `out/`, or below `shared`, a folder that every host sees (`remote.shelter`).
+    `on_event` is called from several threads and must not raise. `agents` makes a host's agent; `only` these trials of
+    the run are this fleet's business.
     """
 
     def __init__(
@@ -97,11 +102,15 @@ class Fleet:
         launch: Launch,
         on_event: Callable[[FleetEvent], None] = lambda _: None,
         limits: Limits | None = None,
+        shared: str | None = None,
+        agents: Callable[[Host], Agent] = Agent,
+        only: Collection[str] | None = None,
     ) -> None:
         self.hosts, self.run_record, self.run_folder, self.ledger = list(hosts), run, run_folder, ledger
-        self.launch, self.on_event = launch, on_event
+        self.launch, self.on_event, self.shared = launch, on_event, shared
         self.limits = Limits() if limits is None else limits
-        self._planned = {planned.trial_id: planned for planned in run.planned}
+        self._agents = agents
+        self._planned = {one.trial_id: one for one in run.planned if only is None or one.trial_id in only}
         self._stop = threading.Event()
         self._abandon = threading.Event()
         self._failure: BaseException | None = None
@@ -113,7 +122,7 @@ class Fleet:
         names = {host.name for host in self.hosts}
         self._budget: dict[str, int] = {}
         self._inherited: dict[str, list[tuple[PlannedTrial, Attempt]]] = {name: [] for name in names}
-        for trial_id in ledger.open_trials():
+        for trial_id in self._open_trials():
             self._take_stock(self._planned[trial_id], names)
 
     def _take_stock(self, planned: PlannedTrial, names: set[str]) -> None:
@@ -142,7 +151,7 @@ class Fleet:
         folder can no longer be written (jobs go on, resume later), and whatever else broke a worker's thread.
         """
         threads = [
-            threading.Thread(target=self._guard, args=(Agent(host),), name=host.name, daemon=True)
+            threading.Thread(target=self._guard, args=(self._agents(host),), name=host.name, daemon=True)
             for host in self.hosts
         ]
         for thread in threads:
@@ -154,7 +163,7 @@ class Fleet:
             self._join(threads)
         if self._failure is not None:
             raise self._failure
-        for trial_id in self.ledger.open_trials():
+        for trial_id in self._open_trials():
             attempts = self.ledger.entries[trial_id].attempts
             last = attempts[-1] if attempts else None
             if self._stop.is_set():
@@ -162,6 +171,9 @@ class Fleet:
             else:
                 self._end(self._planned[trial_id], last, End.LOST, "no worker is left that may run it")
         shutil.rmtree(self.run_folder / INCOMING, ignore_errors=True)  # what attempts left that came to nothing
+
+    def _open_trials(self) -> list[str]:
+        return [trial_id for trial_id in self.ledger.open_trials() if trial_id in self._planned]
 
     @property
     def was_stopped(self) -> bool:
@@ -213,12 +225,29 @@ class Fleet:
     def _attend(self, agent: Agent, planned: PlannedTrial) -> None:
         """Start a new attempt and see it through."""
         attempts = self.ledger.entries[planned.trial_id].attempts
+        if self.shared is not None and self._is_done_already(agent, planned, attempts):
+            return
         number = max((attempt.number for attempt in attempts), default=0) + 1
         folder = f"{agent.host.workdir}/runs/{self.run_record.run_id}/{planned.trial_id}.{number}"
         self.ledger.started(planned.trial_id, number, agent.host.name, folder)
         attempt = Attempt(number=number, worker=agent.host.name, folder=folder)
         self._tell(Happening.STARTED, attempt, planned)
         self._see_through(agent, planned, attempt)
+
+    def _is_done_already(self, agent: Agent, planned: PlannedTrial, attempts: Sequence[Attempt]) -> bool:
+        """Whether an earlier attempt left its result on the shared volume before its host died; then it counts."""
+        try:
+            for attempt in attempts:
+                job, gone = self._job(agent, attempt), JobStatus(state=JobState.ABSENT)
+                judged = partial(self._judge, job, planned, attempt, gone)
+                verdict, result = self._reach(agent, judged)
+                if result is not None and not verdict.end.is_resumable:
+                    self._end(planned, attempt, verdict.end, verdict.reason, result)
+                    return True
+        except (_WorkerLost, _Stopped):
+            self._queue.put(planned)
+            raise
+        return False
 
     def _pick_up(self, agent: Agent, planned: PlannedTrial, attempt: Attempt) -> None:
         """An earlier attempt on this host, after a resume or after the host was lost: go on from what it is now."""
@@ -311,15 +340,27 @@ class Fleet:
         for folder in (incoming.parent, incoming):  # not parents=True: a run's folder that went away is not made anew
             folder.mkdir(exist_ok=True)
         path, result, damage = incoming / RESULT_FILE, None, None
-        try:
-            pull(job.agent, f"{attempt.folder}/{OUT_FOLDER}", incoming, only=(RESULT_FILE,))
-            result = TrialResult.read(path) if path.exists() else None
-        except (ResultError, ChecksumMismatch) as error:
-            damage = str(error)
+        for place in self._outputs(planned, attempt):
+            try:
+                pull(job.agent, place, incoming, only=(RESULT_FILE,))
+                result = TrialResult.read(path) if path.exists() else None
+            except (ResultError, ChecksumMismatch) as error:
+                damage = str(error)
+            if result is not None:
+                break
         log_tail = job.log_tail() if result is None else []
         verdict = judge(planned, attempt.number, status, result, log_tail, damage)
         is_its_own = result is not None and belongs(result, planned, attempt.number)
         return verdict, path if is_its_own else None
+
+    def _outputs(self, planned: PlannedTrial, attempt: Attempt) -> list[str]:
+        """Where the attempt's output may lie: with its job, and, once its host is gone, on the shared volume."""
+        shared = (
+            []
+            if self.shared is None
+            else [place_of(self.shared, self.run_record.run_id, planned.trial_id, attempt.number)]
+        )
+        return [f"{attempt.folder}/{OUT_FOLDER}", *shared]
 
     def _settle(self, planned: PlannedTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
         may_again = attempt.number < self._budget[planned.trial_id] and not self._halted()

@@ -6,18 +6,29 @@ LocalHost runs the command itself this way; hosts behind a client program (kubec
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, cast
+from dataclasses import dataclass, field
+from typing import IO, Protocol, cast
 
 from remote.host import CommandTimedOut, Completed, Readable
 
 _PIECE = 1 << 16
+_READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
 _KILL_AFTER_SEC = 2.0
+_LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
+
+
+class HeldOpen(Protocol):
+    """Input that may outlast its content: None from `read` means that no more will come, and no end either."""
+
+    def read(self, size: int, /) -> bytes | None: ...
 
 
 class CannotStart(Exception):
@@ -30,16 +41,19 @@ def run_program(
     label: str,
     environment: Mapping[str, str] | None = None,
     folder: str | None = None,
-    stdin: bytes | Readable | None = None,
+    stdin: bytes | Readable | HeldOpen | None = None,
     on_stdout: Callable[[bytes], None] | None = None,
+    is_complete: Callable[[], bool] | None = None,
     timeout_sec: float,
     idle_timeout_sec: float | None = None,
 ) -> Completed:
     """Run `argv` to its end in a process group of its own; `label` names it in messages, secrets already masked.
 
-    `environment` is the whole environment (None: ours). Raises CommandTimedOut when the program outlives `timeout_sec`
-    or says nothing on standard output for `idle_timeout_sec`; CannotStart. Whatever ends this call early, an exception
-    from `on_stdout` included, ends the program too.
+    `environment` is the whole environment (None: ours). A `stdin` whose `read` gives None has no more to say, but stays
+    open for as long as the program runs. Once `is_complete()` holds, nothing more is expected of the program: it is
+    ended if it does not leave by itself. Raises CommandTimedOut when the program outlives `timeout_sec` or says nothing
+    on standard output for `idle_timeout_sec`; CannotStart. Whatever ends this call early, an exception from `on_stdout`
+    included, ends the program too.
     """
     try:
         process = subprocess.Popen(
@@ -54,13 +68,19 @@ def run_program(
         )
     except OSError as error:
         raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
+    if sys.platform == "linux" and process.stdout is not None:
+        with contextlib.suppress(OSError):  # more than this user may have: slower, and well
+            fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     limits = _Limits(label, timeout_sec, idle_timeout_sec)
+    said = _Said()
     try:
-        out, err = _pump(process, stdin, on_stdout, limits)
+        _pump(process, stdin, on_stdout, limits, is_complete, said)
         code = process.wait(limits.left_sec())
-    except subprocess.TimeoutExpired:
+    except (CommandTimedOut, subprocess.TimeoutExpired):
         _end(process)
-        raise limits.passed() from None
+        if not limits.is_leaving:
+            raise limits.passed() from None
+        code = 0  # as it would have said, had it left
     except BaseException:
         _end(process)
         raise
@@ -69,7 +89,13 @@ def run_program(
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=out, stderr=err)
+    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=bytes(said.out), stderr=bytes(said.err))
+
+
+@dataclass(kw_only=True)
+class _Said:
+    out: bytearray = field(default_factory=bytearray)
+    err: bytearray = field(default_factory=bytearray)
 
 
 class _Limits:
@@ -79,6 +105,13 @@ class _Limits:
         self.label, self.timeout_sec, self.idle_timeout_sec = label, timeout_sec, idle_timeout_sec
         self.deadline = time.monotonic() + timeout_sec
         self.heard = time.monotonic()
+        self.is_leaving = False
+
+    def leave_soon(self) -> None:
+        """All that matters was heard: from now on only a moment is left, whatever the limits were."""
+        if not self.is_leaving:
+            self.is_leaving, self.idle_timeout_sec = True, None
+            self.deadline = min(self.deadline, time.monotonic() + _LEAVE_SEC)
 
     def left_sec(self) -> float:
         """Seconds until the nearer limit. Raises CommandTimedOut when it has passed."""
@@ -98,17 +131,19 @@ class _Limits:
 
 def _pump(
     process: subprocess.Popen[bytes],
-    stdin: bytes | Readable | None,
+    stdin: bytes | Readable | HeldOpen | None,
     on_stdout: Callable[[bytes], None] | None,
     limits: _Limits,
-) -> tuple[bytes, bytes]:
-    out, err = bytearray(), bytearray()
-
+    is_complete: Callable[[], bool] | None,
+    said: _Said,
+) -> None:
     def hear(piece: bytes) -> None:
         limits.heard = time.monotonic()
-        (out.extend if on_stdout is None else on_stdout)(piece)
+        (said.out.extend if on_stdout is None else on_stdout)(piece)
+        if is_complete is not None and is_complete():
+            limits.leave_soon()
 
-    sinks = {process.stdout: hear, process.stderr: err.extend}
+    sinks = {process.stdout: hear, process.stderr: said.err.extend}
     feed = _Feed(stdin)
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -121,27 +156,30 @@ def _pump(
                 if stream is process.stdin:
                     more = feed.write_some(key.fd)
                 else:
-                    piece = os.read(key.fd, _PIECE)
+                    piece = os.read(key.fd, _READ_BYTES)
                     more = bool(piece)
                     if more:
                         sinks[stream](piece)
                 if not more:
                     selector.unregister(stream)
-                    stream.close()
-    return bytes(out), bytes(err)
+                    if stream is not process.stdin or not feed.stays_open:
+                        stream.close()
 
 
 class _Feed:
     """What is still to be written to a program's standard input."""
 
-    def __init__(self, source: bytes | Readable | None) -> None:
+    def __init__(self, source: bytes | Readable | HeldOpen | None) -> None:
         self._file = None if source is None or isinstance(source, bytes) else source
         self._left = memoryview(source if isinstance(source, bytes) else b"")
+        self.stays_open = False
 
     def write_some(self, handle: int) -> bool:
         """Write what fits now; False when nothing is left or nobody reads."""
         if not self._left and self._file is not None:
-            self._left = memoryview(self._file.read(_PIECE))
+            piece = self._file.read(_PIECE)
+            self.stays_open = piece is None
+            self._left = memoryview(piece or b"")
         if not self._left:
             return False
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, compare, model, monitor, report, tune
+from tasks import bench, collect, compare, deploy, model, monitor, nodes, report, status, tune
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
@@ -17,8 +17,14 @@ ns = Collection(
     bench.cancel,
     collect.collect,
     compare.compare,
+    deploy.deploy,
+    deploy.teardown,
     monitor.monitor,
+    nodes.nodes,
     report.report,
+    status.status,
+    status.shell,
+    status.logs,
     tune.tune,
     Collection("model", model.demo),
 )

@@ -98,24 +98,26 @@ def cancel(context: Context, run: str | None = None) -> None:
     from tasks import settings as house
     from tasks.lock import only_one
     from tasks.runs import find_run, read_run
-    from tasks.workers import workers
+    from tasks.workers import refuse_other_fleet, workers
 
     settings = house.load(context)
     folder = find_run(settings.results_folder, run)
     record = read_run(folder)
+    refuse_other_fleet(settings, record)
     with only_one(settings.results_folder, f"cancel (run {record.run_id})"), running.ledger_errors(record.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in record.planned])
         if not ledger.open_trials():
             print(f"run {record.run_id}: nothing to cancel, every trial has its end")
             return
-        fleet = running.fleet_of(settings, record, folder, ledger, workers(settings), None)
-        fleet.stop()
-        fleet.run()
+        for fleet in running.fleets_of(settings, record, folder, ledger, workers(settings), None):
+            fleet.stop()
+            fleet.run()
         print(f"run {record.run_id}: cancelled; `inv bench --resume={record.run_id}` goes on with it")
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
     from remote.host import HostError
+    from remote.pods import ClusterRefused
     from tasks import plan
     from tasks.workers import inspect, workers
 
@@ -130,6 +132,8 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     hosts = workers(settings)
     try:
         inputs = _agreed(inspect(settings, hosts))
+    except ClusterRefused as error:
+        raise UsageError(str(error)) from None
     except HostError as error:
         raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
     run = running.plan_of(settings, suite_name, trials, hosts, inputs=inputs)
@@ -202,10 +206,11 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
     from remote.ledger import LEDGER_FILE, Ledger
     from tasks.lock import only_one
     from tasks.runs import find_run, read_run
-    from tasks.workers import workers
+    from tasks.workers import refuse_other_fleet, workers
 
     folder = find_run(settings.results_folder, name)
     run = read_run(folder)
+    refuse_other_fleet(settings, run)
     if dry_run:
         with running.ledger_errors(run.run_id):
             seen = Ledger(folder / LEDGER_FILE)

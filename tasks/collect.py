@@ -1,8 +1,9 @@
 """`inv collect`: every worker's results into the run's folder, each byte verified, as often as one likes.
 
 The ledger says which attempt of a trial counts. Its result is here already (the fleet brings it before it writes the
-trial's end); what else the trial left (telemetry, log) comes now. A trial that left no result gets a record of its end
-written from the ledger, so that whoever reads the folder finds one record for every planned trial.
+trial's end); what else the trial left (telemetry, log) comes now. Where the workers share a volume and the one that ran
+a trial is gone, its files come through another. A trial that left no result gets a record of its end written from the
+ledger, so that whoever reads the folder finds one record for every planned trial.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ def collect(context: Context, run: str | None = None) -> None:
     from remote.ledger import LEDGER_FILE, Ledger, LedgerError
     from tasks import settings as house
     from tasks.runs import find_run, read_run
-    from tasks.workers import workers
+    from tasks.workers import refuse_other_fleet, workers
 
     settings = house.load(context)
     folder = find_run(settings.results_folder, run)
     record = read_run(folder)
+    refuse_other_fleet(settings, record)
     try:
         entries = Ledger(folder / LEDGER_FILE).entries
     except LedgerError as error:
@@ -59,7 +61,7 @@ def collect(context: Context, run: str | None = None) -> None:
     agents = {host.name: Agent(host) for host in workers(settings)}
 
     def bring(planned: PlannedTrial) -> Collected:
-        return _bring(record, folder, planned, entries.get(planned.trial_id), agents)
+        return _bring(record, folder, planned, entries.get(planned.trial_id), agents, settings.shared_results)
 
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
@@ -72,11 +74,14 @@ def collect(context: Context, run: str | None = None) -> None:
 
 
 def _bring(
-    run: RunRecord, folder: Path, planned: PlannedTrial, entry: Entry | None, agents: dict[str, Agent]
+    run: RunRecord,
+    folder: Path,
+    planned: PlannedTrial,
+    entry: Entry | None,
+    agents: dict[str, Agent],
+    shared: str | None,
 ) -> Collected:
-    from bench.result import RESULT_FILE, End, ResultError, TrialResult
-    from remote.host import HostError, one_line
-    from remote.transfer import ChecksumMismatch
+    from bench.result import RESULT_FILE, ResultError, TrialResult
 
     trial_id = planned.trial_id
     if entry is None or entry.end is None:
@@ -86,16 +91,9 @@ def _bring(
     attempt = entry.winner
     here = Collected(trial_id=trial_id)
     if attempt is not None:
-        agent = agents.get(attempt.worker)
-        if agent is None:
-            here = Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet")
-        else:
-            try:
-                here = _pull(trial_id, agent, attempt, into, has_result=entry.end is not End.LOST)
-            except ChecksumMismatch as error:
-                here = Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
-            except HostError as error:
-                here = Collected(trial_id=trial_id, missing=one_line(error))
+        here = _from_its_worker(trial_id, entry, attempt, agents, into)
+        if here.missing is not None and not here.is_unsafe and shared is not None:
+            here = _from_the_volume(run, here, entry, attempt, agents, into, shared)
     try:
         known = TrialResult.read(into / RESULT_FILE)
         tells_its_end = (known.trial_id, known.status) == (trial_id, entry.end)
@@ -109,17 +107,75 @@ def _bring(
     return here
 
 
-def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, has_result: bool) -> Collected:
-    """The files of one attempt: its log, and what lies in its output folder."""
-    from bench.result import PROGRESS_FILE, RESULT_FILE
-    from remote.fleet import OUT_FOLDER
-    from remote.job import LOG_FILE
-    from remote.transfer import manifest, pull
+def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict[str, Agent], into: Path) -> Collected:
+    """The files of one attempt from the worker that ran it."""
+    from remote.host import HostError, one_line
+    from remote.transfer import ChecksumMismatch
 
-    out = f"{attempt.folder}/{OUT_FOLDER}"
+    agent = agents.get(attempt.worker)
+    if agent is None:
+        return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet")
+    try:
+        return _pull(trial_id, agent, attempt, into, has_result=_has_result(entry))
+    except ChecksumMismatch as error:
+        return Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
+    except HostError as error:
+        return Collected(trial_id=trial_id, missing=one_line(error))
+
+
+def _from_the_volume(
+    run: RunRecord,
+    before: Collected,
+    entry: Entry,
+    attempt: Attempt,
+    agents: dict[str, Agent],
+    into: Path,
+    shared: str,
+) -> Collected:
+    """The attempt's files on the shared volume, through any worker that answers; `before` where none has them."""
+    from remote.host import HostError, one_line
+    from remote.shelter import place_of
+    from remote.transfer import ChecksumMismatch, pull
+
+    place = place_of(shared, run.run_id, before.trial_id, attempt.number)
+    for agent in agents.values():
+        try:
+            moved = pull(agent, place, into, only=_wanted(agent, place, has_result=_has_result(entry)))
+        except ChecksumMismatch as error:
+            return replace(before, missing=one_line(error), is_unsafe=True)
+        except HostError:
+            continue
+        if moved.came or moved.already:
+            return Collected(
+                trial_id=before.trial_id, came=len(moved.came), already=len(moved.already), byte_count=moved.byte_count
+            )
+        return before
+    return before
+
+
+def _has_result(entry: Entry) -> bool:
+    from bench.result import End
+
+    return entry.end is not End.LOST
+
+
+def _wanted(agent: Agent, out: str, *, has_result: bool) -> list[str]:
+    from bench.result import PROGRESS_FILE, RESULT_FILE
+    from remote.transfer import manifest
+
     # A result there that the fleet could not trust is not this trial's end; it stays on its worker.
     unwanted = {PROGRESS_FILE} if has_result else {PROGRESS_FILE, RESULT_FILE}
-    names = [entry.path for entry in manifest(agent, out) if entry.path not in unwanted]
+    return [entry.path for entry in manifest(agent, out) if entry.path not in unwanted]
+
+
+def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, has_result: bool) -> Collected:
+    """The files of one attempt: its log, and what lies in its output folder."""
+    from remote.fleet import OUT_FOLDER
+    from remote.job import LOG_FILE
+    from remote.transfer import pull
+
+    out = f"{attempt.folder}/{OUT_FOLDER}"
+    names = _wanted(agent, out, has_result=has_result)
     log, rest = pull(agent, attempt.folder, into, only=(LOG_FILE,)), pull(agent, out, into, only=names)
     came, already = (*log.came, *rest.came), (*log.already, *rest.already)
     missing = None if came or already else f"{agent.host.name} has nothing of it any more"

@@ -75,25 +75,34 @@ def steps_of(trial: Trial) -> str:
     return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
 
 
-def plan_trials(trials: Sequence[Trial], workers: Sequence[str], spread: str, repeats: int = 1) -> list[PlannedTrial]:
+def plan_trials(
+    trials: Sequence[Trial],
+    workers: Sequence[str],
+    spread: str,
+    repeats: int = 1,
+    *,
+    is_over_pods: bool = False,
+) -> list[PlannedTrial]:
     """replicate: every trial on each worker; shard: every trial once, on whichever worker is idle; all `repeats` times.
 
     Each repeat is a process of its own, and a round of all trials ends before the next begins: what changes slowly
-    (heat, a neighbour) then meets every configuration alike.
+    (heat, a neighbour) then meets every configuration alike. Over pods a distributed trial takes several workers at
+    once, and is run once a round whatever `spread` says. Raises UsageError where there are too few of them.
     """
-    places: Sequence[str | None] = [None] if spread == "shard" else workers
-    return [
-        PlannedTrial(
-            trial_id=".".join(
-                [trial.trial_id, *([] if worker is None else [worker]), *([f"r{turn}"] if repeats > 1 else [])]
-            ),
-            trial=trial,
-            worker=worker,
-        )
-        for turn in range(1, repeats + 1)
-        for trial in trials
-        for worker in places
-    ]
+    planned = []
+    for turn in range(1, repeats + 1):
+        for trial in trials:
+            together = is_over_pods and trial.kind == "distributed"
+            if together and trial.world_size > len(workers):
+                raise UsageError(
+                    f"fleet.size: {trial.trial_id} has {trial.world_size} ranks, one in each pod, and the fleet has "
+                    f"{len(workers)} pods; leave it out with --only, or raise fleet.size and type `inv deploy`"
+                )
+            places: Sequence[str | None] = [None] if spread == "shard" or together else workers
+            for worker in places:
+                parts = [trial.trial_id, *([] if worker is None else [worker]), *([f"r{turn}"] if repeats > 1 else [])]
+                planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=worker))
+    return planned
 
 
 def make_run(
@@ -103,9 +112,13 @@ def make_run(
     planned: list[PlannedTrial],
     workers: list[str],
     inputs: Mapping[str, Any],
+    cluster: Mapping[str, str],
     now: datetime.datetime,
 ) -> RunRecord:
-    """The run as it will be written down. `inputs` is what the workers said of model and data."""
+    """The run as it will be written down. `inputs` is what the workers said of model and data.
+
+    `cluster` says where its pods are; empty where they are none.
+    """
     return RunRecord(
         run_id=f"{now:%Y%m%d-%H%M%S}-{suite_name}",
         created_at=now.isoformat(timespec="seconds"),
@@ -116,7 +129,11 @@ def make_run(
         workers=workers,
         planned=planned,
         settings=settings.public(),
-        provenance={**git_state(settings.root), "inputs": dict(inputs)},
+        provenance={
+            **git_state(settings.root),
+            "inputs": dict(inputs),
+            **({"cluster": dict(cluster)} if cluster else {}),
+        },
     )
 
 

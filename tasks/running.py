@@ -24,20 +24,31 @@ if TYPE_CHECKING:
     from remote.ledger import Ledger
     from tasks.settings import Settings
 
+# A try that a dead node answers with silence takes 15 s, and the last one has to end within fleet.lost_after_sec.
+ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
+
 
 def plan_of(
     settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
 ) -> RunRecord:
     """The run of these trials over these hosts, spread and repeated as the settings say. Touches nothing."""
     from tasks import plan
+    from tasks.workers import where
 
     names = [host.name for host in hosts]
     return plan.make_run(
         settings,
         suite_name=suite_name,
-        planned=plan.plan_trials(trials, names, settings.bench.spread, settings.bench.repeats),
+        planned=plan.plan_trials(
+            trials,
+            names,
+            settings.bench.spread,
+            settings.bench.repeats,
+            is_over_pods=settings.fleet.kind == "pods",
+        ),
         workers=names,
         inputs=inputs,
+        cluster=where(settings),
         now=datetime.datetime.now(datetime.timezone.utc),
     )
 
@@ -114,34 +125,46 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
         price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
         plain=plain,
     )
-    fleet = fleet_of(settings, run, folder, ledger, hosts, view)
+    was_stopped = False
     with ledger_errors(run.run_id), _terminated_like_ctrl_c(), view:
         try:
-            fleet.run()
+            for fleet in fleets_of(settings, run, folder, ledger, hosts, view):
+                if was_stopped:
+                    fleet.stop()
+                fleet.run()
+                was_stopped = fleet.was_stopped
         except KeyboardInterrupt:
             raise Interrupted(
                 f"run {run.run_id}: left at once; what runs goes on; `inv bench --resume={run.run_id}` goes back to it"
             ) from None
-    conclude(run, ledger, interrupted=fleet.was_stopped)
+    conclude(run, ledger, interrupted=was_stopped)
 
 
-def fleet_of(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any) -> Fleet:
+def fleets_of(
+    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any
+) -> Iterator[Fleet]:
+    """The run's fleets, to be run one after the other."""
     from remote.fleet import Fleet, Limits
-    from tasks.workers import launcher
+    from tasks.workers import crews, launcher
 
-    return Fleet(
-        hosts=hosts,
-        run=run,
-        run_folder=folder,
-        ledger=ledger,
-        launch=launcher(settings, run.run_id, strict=run.settings.get("bench", {}).get("strict", False)),
-        on_event=(lambda _: None) if view is None else view.handle,
-        limits=Limits(
-            lost_after_sec=settings.fleet.lost_after_sec,
-            give_up_after_sec=settings.fleet.give_up_after_sec,
-            max_attempts=settings.fleet.max_attempts,
-        ),
-    )
+    strict = run.settings.get("bench", {}).get("strict", False)
+    for crew in crews(settings, hosts, run):
+        yield Fleet(
+            hosts=crew.hosts,
+            run=run,
+            run_folder=folder,
+            ledger=ledger,
+            launch=launcher(settings, run.run_id, strict=strict),
+            on_event=(lambda _: None) if view is None else view.handle,
+            limits=Limits(
+                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
+                give_up_after_sec=settings.fleet.give_up_after_sec,
+                max_attempts=settings.fleet.max_attempts,
+            ),
+            shared=settings.shared_results,
+            agents=crew.agents,
+            only=crew.trial_ids,
+        )
 
 
 def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:

@@ -65,14 +65,26 @@ class LocalSection(Section):
     threads: int = Field(default=1, ge=1, le=256)
 
 
+class PodsSection(Section):
+    selector: Text = Field(
+        default="app.kubernetes.io/name=bench,app.kubernetes.io/component=worker", description="a label selector"
+    )
+    container: Text = Field(default="bench", description="a container's name")
+    python: Text = Field(default="python3", description="a program in the image")
+    scratch: Text = Field(default="/scratch/qlora-fleet", pattern="^/", description="an absolute path in the pod")
+    shared: Text | None = Field(default=None, pattern="^/", description="an absolute path in the pod")
+    threads: int = Field(default=4, ge=1, le=256)
+
+
 class FleetSection(Section):
-    kind: Literal["local"] = "local"
+    kind: Literal["local", "pods"] = "local"
     size: int = Field(default=4, ge=1, le=1024)
     workspace: Text | None = Field(default=None, description="a folder's path")
     lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
     give_up_after_sec: float = Field(default=600.0, ge=1, le=604_800)
     max_attempts: int = Field(default=2, ge=1, le=10)
     local: LocalSection = LocalSection()
+    pods: PodsSection = PodsSection()
 
 
 class BenchSection(Section):
@@ -119,6 +131,46 @@ class CostSection(Section):
         return self
 
 
+_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
+_QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+
+Name = Annotated[str, Field(pattern=_NAME)]
+Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+_NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
+
+
+class FssSection(Section):
+    volume_handle: Text | None = Field(
+        default=None,
+        pattern=r"^\S+:\S+:/\S*$",
+        description="text like ocid1.filesystem...:MOUNT-TARGET-IP:/EXPORT",
+    )
+    capacity: Quantity = Field(default="200Gi", description="a Kubernetes quantity like 200Gi")
+
+
+class ClusterSection(Section):
+    kubeconfig: Text | None = Field(default=None, description="a file's path")
+    context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
+    namespace: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    overlay: Literal[
+        "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
+    ] = "pods"
+    image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
+    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
+    registry_user: Text | None = Field(default=None, description="a registry's user name")
+    instance_type: Text = Field(
+        default="VM.GPU.A10.1", pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label"
+    )
+    preemptible: bool = False
+    cpu: Quantity = Field(default="4", description="a Kubernetes quantity like 4 or 500m")
+    memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
+    shm: Quantity = Field(default="4Gi", description="a Kubernetes quantity like 4Gi")
+    scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
+    queue: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    ready_within_sec: float = Field(default=1800.0, ge=1, le=86_400)
+    fss: FssSection = FssSection()
+
+
 class Sections(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -127,6 +179,10 @@ class Sections(Section):
     bench: BenchSection = BenchSection()
     tune: TuneSection = TuneSection()
     cost: CostSection = CostSection()
+    cluster: ClusterSection = ClusterSection()
+
+
+_IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # as image and manifests have them
 
 
 class Settings(Sections):
@@ -136,8 +192,17 @@ class Settings(Sections):
 
     @property
     def workspace(self) -> Path:
-        """The folder on a local worker where `python -m bench` is started and relative paths begin."""
+        """The folder on a worker where `python -m bench` is started and relative paths begin."""
+        if self.fleet.kind == "pods":
+            return Path(_IMAGE_WORKSPACE, self.fleet.workspace or "")
         return self.root / (self.fleet.workspace or "")
+
+    @property
+    def shared_results(self) -> str | None:
+        """A folder that every worker sees and that outlives them all; None where the fleet has none."""
+        if self.fleet.kind != "pods":
+            return None
+        return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.fss.volume_handle else None)
 
     @property
     def results_folder(self) -> Path:
@@ -292,7 +357,7 @@ def expected(info: FieldInfo) -> str:
         choices = typing.get_args(kind)
         words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     else:
-        words = info.description or {int: "a whole number", float: "a number"}.get(kind, "text")
+        words = info.description or {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
     if "ge" in bounds:
         words += f" from {bounds['ge']} to {bounds['le']}"
     if "gt" in bounds:

@@ -3,34 +3,129 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bench.result import PlannedTrial
-from bench.trial import Trial
+from bench.result import RESULT_FILE, PlannedTrial
+from bench.trial import NODE_COUNT, Trial
+from remote.agent import Agent
 from remote.command import Command
 from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
 from remote.host import Host, HostUnreachable, check
 from remote.local import LocalHost
+from remote.shelter import place_of, sheltered
+from tasks.errors import UsageError
 from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from bench.result import RunRecord
+    from remote.kubeconfig import Target
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
 def workers(settings: Settings) -> list[Host]:
-    """The fleet's hosts, named worker-0, worker-1, ..."""
-    folder = settings.root / settings.fleet.local.folder
+    """The fleet's hosts, named worker-0, worker-1, ...; where they are pods, the pods with these indices."""
     names = [f"worker-{index}" for index in range(settings.fleet.size)]
+    if settings.fleet.kind == "pods":
+        return _pods(settings, names)
+    folder = settings.root / settings.fleet.local.folder
     return [LocalHost(name=name, workdir=str(folder / name)) for name in names]
+
+
+def _pods(settings: Settings, names: list[str]) -> list[Host]:
+    from remote.pod import PodHost
+    from remote.pods import Kubectl, Pods
+
+    pods, target = settings.fleet.pods, _target(settings)
+    print(f"cluster: {target}", flush=True)
+    # The context by name, also where it is only the current one: what is current may change while a run goes on.
+    kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
+    shared_list = Pods(kubectl, pods.selector)
+    return [
+        PodHost(
+            name=name,
+            index=index,
+            pods=shared_list,
+            workdir=pods.scratch,
+            container=pods.container,
+            python=(pods.python,),
+        )
+        for index, name in enumerate(names)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Who runs some of a run's trials: the fleet's hosts with their agents, and these trials' ids."""
+
+    hosts: list[Host]
+    agents: Callable[[Host], Agent]
+    trial_ids: frozenset[str]
+
+
+def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
+    """Who works on a run, one after the other: every worker by itself, then all of them together.
+
+    Over pods a distributed trial has one rank in each, and the first pod leads.
+    """
+    from remote.gang import GangAgent
+    from remote.pod import PodHost
+
+    together = frozenset(planned.trial_id for planned in run.planned if is_gang(settings, planned))
+    alone = frozenset(planned.trial_id for planned in run.planned) - together
+    found = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
+    if together and isinstance(leader := hosts[0], PodHost):
+        found.append(Crew(hosts=hosts[:1], agents=lambda _: GangAgent(hosts, leader.address), trial_ids=together))
+    return found
+
+
+def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
+    """Whether a trial takes several workers at once."""
+    return settings.fleet.kind == "pods" and planned.trial.kind == "distributed"
+
+
+def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
+    """Workers have the same names in every fleet: a run must not go on in another one. Raises UsageError."""
+    told: dict[str, tuple[Any, Any]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
+    if run.fleet_kind == settings.fleet.kind == "pods":
+        before, now = run.provenance.get("cluster", {}), where(settings)
+        told |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
+        told["the cluster at"] = (before.get("server"), now["server"])
+    for name, (was, is_now) in told.items():
+        if was != is_now:
+            raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
+
+
+def where(settings: Settings) -> dict[str, str]:
+    """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
+    if settings.fleet.kind != "pods":
+        return {}
+    target = _target(settings)
+    return {"context": target.context, "server": target.server, "namespace": target.namespace}
+
+
+def _target(settings: Settings) -> Target:
+    from remote.kubeconfig import resolve
+    from tasks.cluster import errors
+
+    section = settings.cluster
+    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    with errors():
+        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 
 
 def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
     """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
 
+    shared = settings.shared_results
+
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        return _bench(
+        command = _bench(
             settings,
             host,
             *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
@@ -38,6 +133,13 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
             *("--run-id", run_id, "--attempt", str(attempt)),
             *(["--strict"] if strict else []),
         )
+        if is_gang(settings, planned):
+            count = {NODE_COUNT: str(planned.trial.world_size)}
+            command = replace(command, environment={**command.environment, **count})
+        if shared is None:
+            return command
+        place = place_of(shared, run_id, planned.trial_id, attempt)
+        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     return launch
 
@@ -96,7 +198,8 @@ def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
 
 
 def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
-    threads = str(settings.fleet.local.threads)
+    fleet = settings.fleet
+    threads = str(fleet.pods.threads if fleet.kind == "pods" else fleet.local.threads)
     return Command(
         argv=(*host.python, "-m", "bench", *arguments),
         # Without these every worker starts as many threads as there are cores, and all of them crawl.

@@ -67,3 +67,14 @@ def make_trial() -> Callable[..., Trial]:
         return Trial(**(fields | changes))
 
     return make
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kubeconfig", help="run the tests that any cluster can pass on this one (skips faults by switch)"
+    )
+    parser.addoption("--cluster-image", default="busybox:1.36", help="what pods on that cluster run")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"cluster: {config.getoption('kubeconfig') or 'the one of the tests themselves'}"

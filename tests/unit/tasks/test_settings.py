@@ -130,7 +130,7 @@ def test_another_projects_section_may_stand_in_the_users_own_file(project: Path,
 
 
 SIZE = "a whole number from 1 to 1024"
-SECTIONS = "model, data, results, fleet, bench, cost"
+SECTIONS = "model, data, results, fleet, bench, cost, cluster"
 FLEET = ", ".join(FleetSection.model_fields)
 PATH_NEEDED = "a folder's path"
 
@@ -155,7 +155,7 @@ MISTAKES = {
     "bench: {only: !!set {a}}": "f.yaml:1: bench.only: expected a list of trial ids, found a set",
     "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
     # not one of the choices
-    "fleet: {kind: pods}": 'f.yaml:1: fleet.kind: expected local, found "pods"',
+    "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
     "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',
     "bench: {profile: a10}": 'f.yaml:1: bench.profile: expected one of gpu, tiny, found "a10"',
     "bench: {spread: all}": 'f.yaml:1: bench.spread: expected one of replicate, shard, found "all"',
@@ -186,7 +186,7 @@ MISTAKES = {
     # unknown keys
     "fleet:\n  siez: 3": "f.yaml:2: fleet.siez: unknown setting; did you mean fleet.size?",
     "fleet: {local: {thread: 3}}": "f.yaml:1: fleet.local.thread: unknown setting; did you mean fleet.local.threads?",
-    "fleet: {nodes: 3}": f"f.yaml:1: fleet.nodes: unknown setting; fleet has {FLEET}",
+    "fleet: {gpus: 3}": f"f.yaml:1: fleet.gpus: unknown setting; fleet has {FLEET}",
     "fleet: {1: 3}": f"f.yaml:1: fleet.1: unknown setting; fleet has {FLEET}",
     "# first\nflete: {size: 3}": "f.yaml:2: flete: unknown setting; did you mean fleet?",
     "threads: 3": "f.yaml:1: threads: unknown setting; did you mean fleet.local.threads?",
@@ -339,3 +339,29 @@ def test_a_long_value_leaves_room_for_the_message(project: Path, context: Make) 
     assert len(refusal(context("f.yaml"))) < 160
     (project / "f.yaml").write_text(f"fleet: {{size: 0x{'f' * 5000}}}")
     assert refusal(context("f.yaml")).endswith("found a number too long to show")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("namespace: Qlora_Fleet", "cluster.namespace: expected a Kubernetes name"),
+        ("memory: 24 GB", "cluster.memory: expected a Kubernetes quantity like 24Gi"),
+        ("cpu: 4", "cluster.cpu: expected a Kubernetes quantity like 4 or 500m"),
+        ("preemptible: 1", "cluster.preemptible: expected true or false, found 1"),
+        ("fss: {volume_handle: 10.0.0.5}", "cluster.fss.volume_handle: expected text like ocid1.filesystem"),
+        ("overlay: pod", "cluster.overlay: expected one of pods, preemptible"),
+    ],
+)
+def test_a_mistake_in_the_clusters_section_says_what_it_may_hold(
+    text: str, words: str, project: Path, context: Make
+) -> None:
+    (project / "f.yaml").write_text(f"cluster:\n  {text}\n")
+    assert refusal(context("f.yaml")).startswith(f"f.yaml:2: {words}")
+
+
+def test_a_yes_or_no_setting_comes_from_the_environment_too(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "true")
+    assert settings.load(context()).cluster.preemptible is True
+    monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "perhaps")
+    words = 'environment INVOKE_CLUSTER_PREEMPTIBLE: cluster.preemptible: expected true or false, found "perhaps"'
+    assert refusal(context()) == words

@@ -1,0 +1,84 @@
+"""Several hosts that run one trial together: to the fleet one agent, to the ledger one attempt and one end.
+
+The first host leads: its job is the trial's, with its folder, result and log. Starting it starts a job in the same
+folder on every other host first, each told its place by environment variables; cancelling it cancels them all. What the
+others come to, the leader learns by itself (`bench.nodes`), ends with, and says; and when it ends, for whatever reason,
+so do they.
+
+Where the ranks meet is the leader's own address, so that no cluster DNS is needed. Not covered: gangs side by side on
+disjoint hosts; trials of a gang run one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bench.trial import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from remote.agent import Agent
+from remote.host import Host, HostError
+
+_FIRST_PORT, _PORTS = 21_000, 4_000  # below what systems hand out to outgoing connections; two for each gang
+
+
+class GangAgent(Agent):
+    """The agent of `members[0]`, which leads. `address` says where the others reach it; it raises as a host does."""
+
+    def __init__(self, members: Sequence[Host], address: Callable[[], str]) -> None:
+        super().__init__(members[0])
+        self._others = [Agent(member) for member in members[1:]]
+        self._address = address
+
+    def line(
+        self, verb: str, arguments: dict[str, Any], *, payload: Any = None, timeout_sec: float = 60.0
+    ) -> dict[str, Any]:
+        """As `Agent.line`; `start`, `cancel` and `holder` are for every member."""
+        ask = super().line
+        if verb == "start":
+            return self._start(arguments, payload, timeout_sec)
+        if verb == "cancel":
+            self._tell_others(verb, arguments, timeout_sec)
+        if verb == "holder":
+            answers = [agent.line(verb, arguments, timeout_sec=timeout_sec) for agent in self._others]
+            answers.append(ask(verb, arguments, timeout_sec=timeout_sec))
+            return next((answer for answer in answers if answer["holder"] is not None), answers[-1])
+        return ask(verb, arguments, payload=payload, timeout_sec=timeout_sec)
+
+    def _start(self, arguments: dict[str, Any], payload: Any, timeout_sec: float) -> dict[str, Any]:
+        count = int(payload["environment"].get(NODE_COUNT, "1"))
+        if count > 1 + len(self._others):
+            raise HostError(f"{self.host.name}: {count} hosts are needed, {1 + len(self._others)} are there")
+        if count == 1:
+            return super().line("start", arguments, payload=payload, timeout_sec=timeout_sec)
+        address = self._address()
+
+        def start(rank: int) -> dict[str, Any]:
+            mine = {**payload, "environment": {**payload["environment"], **place(arguments["job"], address, rank)}}
+            return self._others[rank - 1].line("start", arguments, payload=mine, timeout_sec=timeout_sec)
+
+        with ThreadPoolExecutor(max_workers=min(32, count - 1)) as pool:
+            answers = list(pool.map(start, range(1, count)))
+        busy = next((answer for answer in answers if answer["state"] == "busy"), None)
+        if busy is not None:
+            return busy
+        first = {**payload, "environment": {**payload["environment"], **place(arguments["job"], address, 0)}}
+        return super().line("start", arguments, payload=first, timeout_sec=timeout_sec)
+
+    def _tell_others(self, verb: str, arguments: dict[str, Any], timeout_sec: float) -> None:
+        def tell(agent: Agent) -> None:
+            try:
+                agent.line(verb, arguments, timeout_sec=timeout_sec)
+            except HostError:
+                return  # out of reach: its ranks end by themselves once the leader's have
+
+        with ThreadPoolExecutor(max_workers=min(32, max(1, len(self._others)))) as pool:
+            list(pool.map(tell, self._others))
+
+
+def place(job: str, address: str, rank: int) -> dict[str, str]:
+    """A member's place. Made from the job's folder alone, so that a start that is repeated says the same again."""
+    digest = hashlib.sha256(job.encode()).digest()
+    port = _FIRST_PORT + 2 * (int.from_bytes(digest[:4], "big") % _PORTS)
+    return {NODE_RANK: str(rank), NODE_ADDRESS: address, NODE_PORT: str(port), NODE_TOKEN: digest[4:20].hex()}

@@ -1,0 +1,40 @@
+"""Kubernetes quantities ("4", "500m", "24Gi") as numbers, so that "1" and "1000m" are the same."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_SUFFIXES = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{letter: Decimal(1000) ** (power + 1) for power, letter in enumerate("kMGTPE")},
+    **{f"{letter}i": Decimal(1024) ** (power + 1) for power, letter in enumerate("KMGTPE")},
+}
+
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([A-Za-z]*)")
+
+
+def amount(quantity: object) -> Decimal:
+    """The number a quantity stands for. Raises ValueError."""
+    found = _FORM.fullmatch(str(quantity))
+    if found is None or found[2] not in _SUFFIXES:
+        raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
+    return Decimal(found[1]) * _SUFFIXES[found[2]]
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values are the same text, or the same quantity."""
+    if one == other:
+        return True
+    try:
+        return amount(one) == amount(other)
+    except ValueError:
+        return False
+
+
+def in_gib(number: Decimal | float) -> str:
+    """Bytes for people: 24.0 GiB."""
+    return f"{float(number) / 2**30:.1f} GiB"

@@ -1,0 +1,67 @@
+"""How long an unchanged `inv deploy` takes and what it asks of the API, on the tests' own cluster (four nodes).
+
+That cluster answers from memory on this machine. A real one is a network away: about two round trips one after the
+other, since what can be asked at once is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from bench.result import summarize
+from tests.benchmarks import Figure, spread
+from tests.cluster import Cluster, unavailable
+from tests.deploy.conftest import Operator, make_operator
+
+ROUNDS = 7
+
+
+def main() -> list[Figure]:
+    why = unavailable()
+    if why:
+        raise RuntimeError(why)
+    with tempfile.TemporaryDirectory() as folder, Cluster(nodes=4, image_back_off_sec=10.0) as cluster:
+        operator = make_operator(cluster, Path(folder))
+        operator.set(size=4)
+        first = _seconds(operator, "a password\n")
+        before = len(cluster.requests())
+        unchanged = [_seconds(operator) for _ in range(ROUNDS)]
+        calls = (len(cluster.requests()) - before) / ROUNDS
+        rendered = [_kustomize(operator) for _ in range(ROUNDS)]
+        cluster.faults.fail_pulls("*", "timeout")
+        waited = _calls_while_waiting(operator)
+    return [
+        Figure(name="inv deploy, 4 pods from nothing to Ready", value=f"{first:.2f} s, n=1"),
+        Figure(name="inv deploy, unchanged", value=spread(summarize(unchanged), "s"), goal="3 s"),
+        Figure(name="  of which kubectl kustomize", value=spread(summarize(rendered), "s")),
+        Figure(name="  API calls", value=f"{calls:.0f}"),
+        Figure(name="inv deploy while it waits, API calls per minute and pod", value=f"{waited:.1f}"),
+    ]
+
+
+def _seconds(operator: Operator, stdin: str = "") -> float:
+    began = time.perf_counter()
+    operator.inv("deploy", stdin=stdin)
+    return time.perf_counter() - began
+
+
+def _kustomize(operator: Operator) -> float:
+    began = time.perf_counter()
+    folder = str(operator.project / "manifests" / "overlays" / "pods")
+    subprocess.run(("kubectl", "kustomize", folder), stdout=subprocess.DEVNULL, check=True, timeout=60)
+    return time.perf_counter() - began
+
+
+def _calls_while_waiting(operator: Operator) -> float:
+    """Calls per minute and pod over half a minute of waiting for pods whose image does not come."""
+    operator.set(ready_within_sec=1.0, image=f"fra.ocir.io/ns/another@sha256:{'cd' * 32}")
+    operator.inv("deploy", code=3)
+    operator.set(ready_within_sec=30.0)
+    before = len(operator.cluster.requests())
+    began = time.perf_counter()
+    operator.inv("deploy", code=3)
+    minutes = (time.perf_counter() - began) / 60
+    return (len(operator.cluster.requests()) - before) / minutes / 4

@@ -1,0 +1,231 @@
+"""What a fleet of pods costs: a command in each of 64, what it makes of this process, files brought home, API calls.
+
+Against the tests' own cluster with real kubectl: its API server is Python and its pods are processes of this machine,
+so the ratios stand for a real cluster better than the seconds do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.result import RunRecord, summarize
+from remote.agent import Agent
+from remote.command import Command
+from remote.fleet import Limits
+from remote.transfer import pull
+from tasks.bench import ONE_TRY_SEC
+from tests.benchmarks import Figure, spread
+from tests.cluster import Cluster, unavailable
+from tests.faults.podyard import PodYard, hosts_of, pods_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PODS, AT_ONCE, PAIRS = 64, 16, 5
+COLLECTED_BYTES = 200 * 10**6
+WATCHED_SEC, TRIAL_SEC, TRIALS = 60.0, 60.0, 8
+TRIVIAL = Command(argv=("true",))
+
+
+def main() -> list[Figure]:
+    if why := unavailable():
+        raise RuntimeError(why)
+    with tempfile.TemporaryDirectory() as folder, Cluster(nodes=PODS) as cluster:
+        yard = PodYard(Path(folder), cluster, PODS)
+        yard.deploy()
+        return [
+            *_fan_out(yard),
+            *_memory(yard),
+            *_collect(yard, Path(folder)),
+            _overhead(cluster, Path(folder)),
+            _api_calls(cluster, Path(folder)),
+            _noticed(cluster, Path(folder)),
+        ]
+
+
+def _fan_out(yard: PodYard) -> list[Figure]:
+    names = "".join(f"{pod['name']}\n" for pod in yard.live()).encode()
+    argv = ("xargs", "-P", str(AT_ONCE), "-I", "{}", "kubectl", "exec", "{}", "-c", "bench", "--", "true")
+    hosts = yard.pod_hosts()
+
+    broken = []
+
+    def bare() -> float:
+        began = time.perf_counter()
+        done = subprocess.run(
+            argv, input=names, env=yard.cluster.environment, stderr=subprocess.PIPE, check=False, timeout=300
+        )
+        broken.append(done.stderr.count(b"error:"))  # kubectl by itself is not always lucky on a busy machine
+        return time.perf_counter() - began
+
+    def ours() -> float:
+        began = time.perf_counter()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            done = list(pool.map(lambda host: host.run(TRIVIAL, timeout_sec=120.0).exit_code, hosts))
+        assert done == [0] * PODS
+        return time.perf_counter() - began
+
+    ours(), bare()  # caches of kubectl and of the file system
+    pairs = [(ours(), bare()) for _ in range(PAIRS)]
+    ratio = summarize([mine / theirs for mine, theirs in pairs])
+    return [
+        Figure(
+            name=f"a command in {PODS} pods, {AT_ONCE} at a time",
+            value=spread(summarize([mine for mine, _ in pairs]), "s"),
+            ratio=f"{spread(ratio, 'x')} of xargs -P and bare kubectl exec",
+            goal="1.2 x",
+        ),
+        Figure(
+            name="the same by xargs -P",
+            value=spread(summarize([theirs for _, theirs in pairs]), "s"),
+            ratio=f"{sum(broken)} of {PODS * len(broken)} failed",
+        ),
+    ]
+
+
+def _memory(yard: PodYard) -> list[Figure]:
+    """The largest an operator's process has been after a fan-out over few pods and over many."""
+    found = {}
+    for count in (4, PODS):
+        argv = (sys.executable, "-m", "tests.benchmarks.fanout", str(yard.cluster.kubeconfig), yard.label, str(count))
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+        found[count] = int(done.stdout)
+    return [
+        Figure(
+            name=f"operator's memory, {PODS} pods",
+            value=f"{found[PODS] / 1e6:.1f} MB",
+            ratio=f"{found[PODS] / found[4]:.2f} x of 4 pods ({found[4] / 1e6:.1f} MB)",
+            goal="flat",
+        )
+    ]
+
+
+def operator(kubeconfig: Path, label: str, count: int) -> None:
+    """Prints its own peak in bytes, after a command in each of `count` pods, all at once."""
+    import resource
+
+    hosts = hosts_of(pods_of(kubeconfig), count, label)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda host: host.run(TRIVIAL, timeout_sec=120.0), hosts))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _collect(yard: PodYard, folder: Path) -> list[Figure]:
+    host = yard.pod_hosts()[0]
+    place = f"/scratch/{yard.label}/collected"
+    fill = f"mkdir -p {place} && head -c {COLLECTED_BYTES} /dev/urandom > {place}/big"
+    host.run(Command(argv=("sh", "-c", fill)), timeout_sec=120.0)
+    pod = str(yard.pod_of("worker-1")["name"])
+    tar = f"set -o pipefail; kubectl exec {pod} -c bench -- tar cf - -C {place} big | tar xf - -C"
+
+    def ours(number: int) -> float:
+        began = time.perf_counter()
+        moved = pull(Agent(host), place, folder / f"ours-{number}")
+        assert moved.byte_count == COLLECTED_BYTES
+        return time.perf_counter() - began
+
+    def raw(number: int) -> float:
+        into = folder / f"raw-{number}"
+        into.mkdir()
+        began = time.perf_counter()
+        argv = ("bash", "-c", f"{tar} {into} && sync {into}/big")
+        subprocess.run(argv, env=yard.cluster.environment, check=True, timeout=300)
+        return time.perf_counter() - began
+
+    pairs = [(ours(number), raw(number)) for number in range(3)]
+    ratio = summarize([theirs / mine for mine, theirs in pairs])
+    return [
+        Figure(
+            name="verified collect of 200 MB",
+            value=spread(summarize([COLLECTED_BYTES / 1e6 / mine for mine, _ in pairs]), "MB/s"),
+            ratio=f"{spread(ratio, 'x')} of tar over kubectl exec",
+            goal="0.9 x",
+        ),
+        Figure(
+            name="the same by tar, on disk, not verified",
+            value=spread(summarize([COLLECTED_BYTES / 1e6 / theirs for _, theirs in pairs]), "MB/s"),
+        ),
+    ]
+
+
+def _overhead(cluster: Cluster, folder: Path) -> Figure:
+    """Short trials, one after the other on one pod: what of their time is not the trial's own."""
+    yard = PodYard(folder / "overhead", cluster, 1)
+    yard.folder.mkdir()
+    yard.plan(*(f"fine {number}" for number in range(TRIALS)), workers=1)
+    began = time.perf_counter()
+    yard.pod_fleet().run()
+    each = (time.perf_counter() - began) / TRIALS
+    assert set(yard.ends().values()) == {"SUCCEEDED"}
+    by_hand = _by_hand(yard)
+    return Figure(
+        name="what fleet and pod add to a trial",
+        value=f"{each - by_hand:.2f} s",
+        ratio=f"{100 * (each - by_hand) / TRIAL_SEC:.1f} % of a trial of 60 s ({each:.2f} s, {by_hand:.2f} s by hand)",
+        goal="3 %",
+    )
+
+
+def _by_hand(yard: PodYard) -> float:
+    """The mean time of the same trial, started by bare kubectl exec."""
+    host, pod = yard.pod_hosts()[0], str(yard.pod_of("worker-1")["name"])
+    planned = RunRecord.read(yard.run_folder / "run.json").planned[0]
+    began = time.perf_counter()
+    for number in range(TRIALS):
+        folder = f"/scratch/{yard.label}/by-hand/{number}"
+        command = yard.launch(host, planned, 100 + number, folder)
+        trial = planned.trial.to_text()
+        prepare = ("sh", "-c", 'mkdir -p "$0" && cat > "$0/trial.json" && export "$1" && shift && exec "$@"', folder)
+        (variable,) = (f"{name}={value}" for name, value in command.environment.items())
+        argv = ("exec", "-i", pod, "-c", "bench", "--", *prepare, variable, *command.argv)
+        done = yard.cluster.kubectl(*argv, stdin=trial.encode())
+        assert done.returncode == 0, done.stderr.decode()
+    return (time.perf_counter() - began) / TRIALS
+
+
+def _api_calls(cluster: Cluster, folder: Path) -> Figure:
+    """Requests while four trials run and nothing happens."""
+    yard = PodYard(folder / "calls", cluster, 4)
+    yard.folder.mkdir()
+    yard.plan(*(f"slow {number}" for number in range(4)), workers=4)
+    with yard.running(yard.pod_fleet()):
+        while len(yard.noted("started")) < 4:
+            time.sleep(0.1)
+        time.sleep(2.0)
+        before = len(cluster.requests())
+        time.sleep(WATCHED_SEC)
+        made = len(cluster.requests()) - before
+        yard.say_go()
+    rate = made / 4 / (WATCHED_SEC / 60)
+    return Figure(
+        name="API calls while trials run",
+        value=f"{rate:.2f} per minute and pod",
+        ratio=f"{made} in {WATCHED_SEC:g} s with 4 pods",
+    )
+
+
+def _noticed(cluster: Cluster, folder: Path) -> Figure:
+    """A node falls silent, unnoticed by the cluster: until its trial is begun elsewhere, with settings as shipped."""
+    yard = PodYard(folder / "noticed", cluster, 2)
+    yard.folder.mkdir()
+    yard.plan("slow", workers=2)
+    with yard.running(yard.pod_fleet(limits=Limits(lost_after_sec=60.0 - ONE_TRY_SEC["pods"]))):
+        while not yard.noted("started"):
+            time.sleep(0.05)
+        node = str(yard.pod_of(yard.noted("started")[0].split()[3])["node"])
+        time.sleep(3.0)
+        cluster.faults.silence_node(node)
+        began = time.perf_counter()
+        while len(yard.noted("started")) < 2:
+            time.sleep(0.05)
+        taken = time.perf_counter() - began
+        cluster.faults.find_node(node)
+        yard.say_go()
+    return Figure(name="a silent node's trial is begun elsewhere after", value=f"{taken:.1f} s", goal="60 s")
+
+
+if __name__ == "__main__":
+    operator(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

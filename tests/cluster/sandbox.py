@@ -1,0 +1,147 @@
+"""What a container is here: a process in namespaces of its own, seeing the machine's programs and the pod's folders.
+
+Run as a script with the specification (JSON) on standard input; stays as the parent of the container's PID 1, as
+containerd's shim does, and tells on file descriptor `report` what happened, one JSON line each:
+{"pid": N}, {"error": why it did not start}, {"exit": code}.
+
+Own namespaces: mounts, processes, host name, IPC. Shared with the machine: the network, users, the kernel's limits.
+Of the machine the container sees /usr, /bin, /lib, /etc, /opt and the folders of `image_paths`, all read-only.
+Everything dies with the parent of this process, so nothing outlives a killed test run.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+_BIND, _REC, _PRIVATE, _RDONLY, _REMOUNT = 0x1000, 0x4000, 0x40000, 0x1, 0x20
+_NOSUID_NODEV = 0x2 | 0x4
+_NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+_PDEATHSIG, _NO_NEW_PRIVS = 1, 38
+_IMAGE = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "etc")
+_OWN = ("root", "home", "var", "run", "mnt", "proc", "sys", "dev", "var/tmp", "var/log")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *args: Any) -> None:
+    if getattr(_libc, name)(*args) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}{args!r}: {os.strerror(code)}")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode(), flags, data.encode())
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if not os.path.exists(target):
+            with open(target, "w"):
+                pass
+    _mount(source, target, "", _BIND | _REC)
+    if read_only:
+        _mount("", target, "", _BIND | _REMOUNT | _RDONLY)
+
+
+def _devices(root: str) -> None:
+    _mount("tmpfs", f"{root}/dev", "tmpfs", 0, "mode=755,size=64k")
+    for name in [*_DEVICES, *(entry for entry in os.listdir("/dev") if entry.startswith("nvidia"))]:
+        if os.path.exists(f"/dev/{name}"):
+            _bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
+    for name, where in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{where}", f"{root}/dev/{name}")
+    os.mkdir(f"{root}/dev/shm")
+    _mount("shm", f"{root}/dev/shm", "tmpfs", _NOSUID_NODEV, "mode=1777,size=64m")
+
+
+def _build(spec: dict[str, Any]) -> None:
+    """Assemble the container's tree at `root`; only this mount namespace sees it."""
+    root = spec["root"]
+    _mount("", "/", "", _REC | _PRIVATE)
+    _mount(root, root, "", _BIND)
+    for name in _IMAGE:
+        if os.path.islink(f"/{name}"):
+            if not os.path.islink(f"{root}/{name}"):
+                os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            _bind(f"/{name}", f"{root}/{name}", read_only=True)
+    for name in _OWN:
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+    for name in ("tmp", "var/tmp"):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+        os.chmod(f"{root}/{name}", 0o1777)  # noqa: S103 (a /tmp)
+    _devices(root)
+    # Shallow mounts first, so that a volume may lie inside another.
+    for mount in sorted(spec["mounts"], key=lambda mount: mount["path"].count("/")):
+        target = root + mount["path"]
+        if "tmpfs" in mount:
+            os.makedirs(target, exist_ok=True)
+            _mount("tmpfs", target, "tmpfs", _NOSUID_NODEV, mount["tmpfs"])
+        else:
+            _bind(mount["source"], target, read_only=mount.get("read_only", False))
+    for path in spec["image_paths"]:
+        _bind(path, root + path, read_only=True)
+    os.makedirs(root + spec["cwd"], exist_ok=True)
+
+
+def _become(spec: dict[str, Any]) -> None:
+    """In the child: PID 1 of the container. Returns only by raising."""
+    root = spec["root"]
+    _mount("proc", f"{root}/proc", "proc", _NOSUID_NODEV)
+    if spec["read_only_root"]:
+        _mount("", root, "", _BIND | _REMOUNT | _RDONLY)
+    _call("sethostname", spec["hostname"].encode(), len(spec["hostname"]))
+    os.chroot(root)
+    os.chdir(spec["cwd"])
+    os.setgroups(spec["groups"])
+    os.setgid(spec["gid"])
+    os.setuid(spec["uid"])
+    _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setuid, which clears it
+    os.execvpe(spec["argv"][0], spec["argv"], spec["environment"])  # noqa: S606
+
+
+def main() -> None:
+    spec = json.loads(sys.stdin.buffer.read())
+    report = int(sys.argv[1])
+
+    def tell(**what: Any) -> None:
+        os.write(report, json.dumps(what).encode() + b"\n")
+
+    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != spec["parent"]:
+        return  # the kubelet died while this process was starting
+    os.umask(0o022)
+    try:
+        _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID)
+        _build(spec)
+        started, starting = os.pipe()  # closed by the exec itself, so its end means that PID 1 is the command
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+                os.set_inheritable(report, False)
+                _become(spec)
+            except OSError as error:
+                os.write(starting, json.dumps({"error": error.strerror, "file": spec["argv"][0]}).encode())
+            os._exit(127)
+    except OSError as error:
+        tell(error=str(error), file="")
+        return
+    os.close(starting)
+    failed = os.read(started, 65536)
+    tell(**(json.loads(failed) if failed else {"pid": pid}))
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    tell(exit=code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

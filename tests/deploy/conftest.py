@@ -1,0 +1,146 @@
+"""An operator with a project folder of its own, a namespace of its own, and the tests' own cluster to deploy to.
+
+Real `inv`, real kubectl, the real Python client. What the cluster stands in for is said at the top of tests/cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import Cluster, unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+INV = Path(sys.executable).with_name("inv")
+PASSWORD = "p 4\"ss'w$ord`&"
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Four nodes with one GPU each. Shared: whoever changes a node or arms a fault undoes it."""
+    why = unavailable()
+    if why:
+        pytest.skip(why)
+    with Cluster(nodes=4) as started:
+        yield started
+
+
+@dataclass(kw_only=True)
+class Operator:
+    """Runs `inv` in a project of its own. `settings` are those of its -f file."""
+
+    project: Path
+    cluster: Cluster
+    namespace: str
+    settings: dict[str, Any]
+    path: str = field(default_factory=lambda: os.environ["PATH"])
+
+    @property
+    def image(self) -> str:
+        return f"fra.ocir.io/ns/{self.namespace}@{DIGEST}"
+
+    @property
+    def results(self) -> Path:
+        return self.project / "results"
+
+    def set(self, **cluster: Any) -> None:
+        """Change settings of the section cluster; `size` is fleet.size."""
+        if "size" in cluster:
+            self.settings["fleet"]["size"] = cluster.pop("size")
+        self.settings["cluster"] |= cluster
+
+    def environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in self.cluster.environment.items() if not name.startswith("INVOKE_")}
+        return {**clean, "HOME": str(self.project), "PATH": self.path}
+
+    def inv(self, *words: str, stdin: str = "", code: int = 0) -> str:
+        """Run `inv`; asserts its exit code, and that an error is one line. Both streams, as one text."""
+        (self.project / "own.yaml").write_text(yaml.safe_dump(self.settings))
+        ended = subprocess.run(
+            (str(INV), "-f", "own.yaml", *words),
+            cwd=self.project,
+            env=self.environment(),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said = ended.stdout + ended.stderr
+        assert ended.returncode == code, said
+        assert "Traceback" not in said
+        assert code in (0, 1) or len(ended.stderr.splitlines()) <= 1 or "shell" in words, ended.stderr
+        return said
+
+    def objects(self, key: str) -> list[dict[str, Any]]:
+        return self.cluster.objects(key, self.namespace)
+
+    def kubectl(self, *words: str, stdin: bytes | None = None) -> str:
+        done = self.cluster.kubectl(f"--namespace={self.namespace}", *words, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def requests_of(self, *words: str, stdin: str = "", code: int = 0) -> list[str]:
+        """The requests that one `inv` makes."""
+        before = len(self.cluster.requests())
+        self.inv(*words, stdin=stdin, code=code)
+        return self.cluster.requests()[before:]
+
+
+def make_operator(cluster: Cluster, folder: Path) -> Operator:
+    """An operator with a project in `folder` and a namespace of its own."""
+    project = folder / "project"
+    project.mkdir()
+    for name in ("invoke.yaml", "tasks.py"):
+        shutil.copy(ROOT / name, project)
+    for name in ("tasks", "manifests"):
+        (project / name).symlink_to(ROOT / name)
+    namespace = f"fleet-{uuid.uuid4().hex[:8]}"
+    return Operator(
+        project=project,
+        cluster=cluster,
+        namespace=namespace,
+        settings={
+            "fleet": {"kind": "pods", "size": 2},
+            "cluster": {
+                "namespace": namespace,
+                "image": f"fra.ocir.io/ns/{namespace}@{DIGEST}",
+                "registry_user": "ns/me",
+                "cpu": "100m",
+                "memory": "64Mi",
+                "shm": "16Mi",
+                "scratch": "64Mi",
+                "ready_within_sec": 60.0,
+            },
+        },
+    )
+
+
+@pytest.fixture
+def operator(cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
+    """An operator who has pushed an image and deployed nothing yet; two small workers."""
+    made = make_operator(cluster, tmp_path)
+    yield made
+    cluster.faults.clear()
+    namespace = made.namespace
+    # GPUs are few: whatever is left of this test must not keep the next one's pods waiting.
+    cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
+    cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
+
+
+@pytest.fixture
+def deployed(operator: Operator) -> Operator:
+    """The same, with both workers up."""
+    operator.inv("deploy", stdin=f"{PASSWORD}\n")
+    return operator

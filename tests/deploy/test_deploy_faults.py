@@ -1,0 +1,262 @@
+"""What can be wrong with cluster, credentials, rights, nodes, images and quotas: one line that says what to do.
+
+Real `inv`, kubectl and Python client against the tests' own cluster, whose answers to each fault are recorded ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from remote import diagnosis
+from remote.cluster import Cluster as Reader
+from remote.kubeconfig import resolve
+from tasks import waiting
+from tasks.errors import TaskFailed
+from tasks.settings import Sections, Settings
+from tests.deploy.conftest import PASSWORD, Operator
+
+CHANGES = ("POST", "PATCH", "PUT", "DELETE")
+
+
+def nothing_changed(requests: list[str]) -> bool:
+    return not [r for r in requests if r.startswith(CHANGES) and "selfsubjectaccessreviews" not in r]
+
+
+def test_a_missing_context_is_said_with_those_there_are(operator: Operator) -> None:
+    operator.set(context="nowhere")
+    assert "there is no context 'nowhere'; there are tests; set cluster.context" in operator.inv("status", code=2)
+
+
+def test_a_missing_kubeconfig_is_said_with_how_to_make_one(operator: Operator) -> None:
+    operator.set(kubeconfig="none.yaml")
+    assert "oci ce cluster create-kubeconfig" in operator.inv("deploy", "--dry-run", code=2)
+
+
+def test_without_kubectl_a_deployment_says_what_to_install(operator: Operator) -> None:
+    operator.path = str(operator.project)
+    assert "install kubectl" in operator.inv("deploy", code=2)
+
+
+@pytest.mark.parametrize("words", [("nodes",), ("deploy",), ("teardown", "--yes"), ("logs",)])
+def test_expired_credentials_are_said_by_every_task(words: tuple[str, ...], operator: Operator) -> None:
+    operator.cluster.faults.expire_credentials()
+    assert "does not accept the credentials of admin" in operator.inv(*words, code=2)
+
+
+def test_a_server_that_is_gone_is_worth_another_try(operator: Operator) -> None:
+    operator.cluster.faults.server_gone()
+    try:
+        said = operator.inv("deploy", code=3)
+    finally:
+        operator.cluster.faults.server_back()
+    assert "does not answer" in said
+    assert "the same again" in said
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"verb": "create", "resource": "pods/exec"}, "may not create pods/exec in namespace"),
+        ({"verb": "get", "resource": "pods/exec"}, "may not get pods/exec in namespace"),
+        ({"verb": "patch", "resource": "jobs*"}, "may not patch jobs in namespace"),
+        ({"verb": "create", "resource": "secrets"}, "may not create secrets in namespace"),
+        ({"verb": "list", "resource": "services"}, 'cannot list resource "services"'),
+    ],
+)
+def test_a_missing_right_is_named_before_anything_is_changed(
+    rule: dict[str, str], words: str, operator: Operator
+) -> None:
+    operator.cluster.faults.forbid(**rule)
+    before = len(operator.cluster.requests())
+    said = operator.inv("deploy", stdin=f"{PASSWORD}\n", code=2)
+    assert words in said
+    assert "administrator" in said
+    assert nothing_changed(operator.cluster.requests()[before:])
+
+
+@pytest.mark.parametrize("verb", ["get", "create"])
+def test_a_shell_without_one_of_the_rights_to_exec_names_it(verb: str, deployed: Operator) -> None:
+    deployed.cluster.faults.forbid(verb=verb, resource="pods/exec")
+    assert f"may not {verb} pods/exec" in deployed.inv("shell", code=2)
+
+
+def test_without_the_right_to_see_nodes_a_deployment_goes_on(operator: Operator) -> None:
+    operator.cluster.faults.forbid(verb="list", resource="nodes")
+    said = operator.inv("deploy", stdin=f"{PASSWORD}\n")
+    assert "the nodes cannot be checked" in said
+    assert "2 of 2 pods are up" in said
+    assert 'cannot list resource "nodes"' in operator.inv("nodes", code=2)
+
+
+def test_too_few_nodes_are_said_before_anything_is_changed(operator: Operator) -> None:
+    operator.set(size=5)
+    before = len(operator.cluster.requests())
+    said = operator.inv("deploy", code=1)
+    assert "4 of 5 nodes qualify" in said
+    assert "set fleet.size to 4" in said
+    assert nothing_changed(operator.cluster.requests()[before:])
+    assert "4 of 5 nodes qualify" in operator.inv("nodes", code=1)
+
+
+@contextmanager
+def spoiled_node(operator: Operator, how: str) -> Iterator[None]:
+    faults = operator.cluster.faults
+    if how == "cordoned":
+        operator.cluster.kubectl("cordon", "node-1")
+    elif how == "no GPU":
+        faults.set_gpus("node-1", 0)
+    elif how == "lost":
+        faults.lose_node("node-1")
+    elif how == "tainted":
+        operator.cluster.kubectl("taint", "node", "node-1", "team=b:NoSchedule")
+    try:
+        yield
+    finally:
+        operator.cluster.kubectl("uncordon", "node-1")
+        operator.cluster.kubectl("taint", "node", "node-1", "team-")
+        faults.set_gpus("node-1", 1)
+        faults.find_node("node-1")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("cordoned", "node node-1: cordoned: it takes no new pods; kubectl uncordon node-1"),
+        ("no GPU", "node node-1: no nvidia.com/gpu allocatable: no device plugin runs on it"),
+        ("lost", "node node-1: not Ready since"),
+        (
+            "tainted",
+            "node node-1: taint team=b:NoSchedule is not tolerated; kubectl taint node node-1 team:NoSchedule-",
+        ),
+    ],
+)
+def test_a_node_that_cannot_take_a_pod_is_named_with_the_remedy(how: str, words: str, operator: Operator) -> None:
+    operator.set(size=4)
+    with spoiled_node(operator, how):
+        said = operator.inv("nodes", code=1)
+    assert words in said
+    assert "3 of 4 nodes qualify" in said
+
+
+def test_a_cluster_that_looks_like_production_is_not_changed_unasked(operator: Operator, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(operator.cluster.kubeconfig_text(context="oke-prod-fra"))
+    operator.inv("deploy", stdin=f"{PASSWORD}\n")
+    operator.set(kubeconfig=str(kubeconfig), size=1)
+    said = operator.inv("deploy", code=4)
+    assert "ATTENTION: another cluster or namespace than last time (context tests" in said
+    assert "oke-prod-fra, namespace" in said
+    assert "--yes" in said
+    assert len(operator.objects("pods")) == 2
+    operator.inv("status")  # looking is not changing
+    operator.inv("deploy", "--dry-run")
+    operator.inv("deploy", "--yes")
+    assert json.loads((operator.results / "cluster.json").read_text())["context"] == "oke-prod-fra"
+    operator.inv("deploy")  # and now it is the usual one
+
+
+def test_the_registrys_user_name_is_looked_at_before_anything_is_sent(operator: Operator) -> None:
+    operator.set(registry_user="me")
+    assert "does not begin with the tenancy's namespace, ns/" in operator.inv("deploy", code=2)
+    operator.set(registry_user=None)
+    assert "set cluster.registry_user" in operator.inv("deploy", code=2)
+    operator.set(registry_user="ns/me")
+    before = len(operator.cluster.requests())
+    assert "no auth token for ns/me at fra.ocir.io on standard input" in operator.inv("deploy", code=2)
+    assert nothing_changed(operator.cluster.requests()[before:])
+
+
+def test_a_controller_that_is_not_installed_is_named(operator: Operator) -> None:
+    operator.set(overlay="job-4gpu-jobset")
+    before = len(operator.cluster.requests())
+    assert "this cluster knows no JobSet" in operator.inv("deploy", stdin=f"{PASSWORD}\n", code=2)
+    assert nothing_changed(operator.cluster.requests()[before:])
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_wait_with_its_cause(operator: Operator) -> None:
+    operator.cluster.faults.fail_pulls(operator.image, "token-401-wrong-user-form")
+    said = operator.inv("deploy", stdin=f"{PASSWORD}\n", code=1)
+    assert "the registry refuses user name or password of the pull secret" in said
+    assert "NAMESPACE/oracleidentitycloudservice/USER" in said
+    assert "`inv deploy --renew-secret`" in said
+    # Mended, the same again goes on.
+    operator.cluster.faults.mend_pulls(operator.image)
+    assert "2 of 2 pods are up" in operator.inv("deploy")
+
+
+def wait_here(operator: Operator) -> None:
+    """The task's own wait, in this process, so that its patience can be shortened."""
+    sections = Sections.model_validate(operator.settings)
+    settings = Settings(root=operator.project, **{name: getattr(sections, name) for name in Sections.model_fields})
+    cluster = settings.cluster.model_copy(update={"ready_within_sec": 60.0})
+    target = resolve(kubeconfig=str(operator.cluster.kubeconfig), context=None, namespace=operator.namespace)
+    reader = Reader(target)
+    try:
+        job = {"kind": "Job", "metadata": {"name": "bench"}}
+        waiting.wait(settings.model_copy(update={"cluster": cluster}), reader, [job], plain=True)
+    finally:
+        reader.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up at the second look at any finding."""
+    for name in ("SOON_SEC", "PATIENT_SEC"):
+        monkeypatch.setattr(diagnosis, name, 0.5)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("basic-401-no-secret", "asks for a login (401)"),
+        ("timeout", "does not answer the node"),
+        ("x509-unknown-ca", "does not trust the registry's certificate"),
+    ],
+)
+def test_each_cause_of_a_failing_pull_is_told(cause: str, words: str, operator: Operator) -> None:
+    operator.cluster.faults.fail_pulls(operator.image, cause)
+    operator.set(ready_within_sec=1.0)
+    operator.inv("deploy", stdin=f"{PASSWORD}\n", code=3)
+    with pytest.raises(TaskFailed) as caught:
+        wait_here(operator)
+    assert words in str(caught.value)
+    assert words in operator.inv("status")
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_quota_that_is_used_up_is_told(operator: Operator) -> None:
+    operator.inv("deploy", "--partial", stdin=f"{PASSWORD}\n")
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpu-quota"},
+        "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
+    }
+    operator.kubectl("apply", "-f", "-", stdin=json.dumps(quota).encode())
+    operator.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
+    with pytest.raises(TaskFailed) as caught:
+        wait_here(operator)
+    assert "exceeded quota: gpu-quota" in str(caught.value)
+
+
+def test_a_server_that_comes_back_while_we_wait_is_waited_for(operator: Operator) -> None:
+    operator.cluster.faults.fail_pulls(operator.image, "timeout")
+    operator.set(ready_within_sec=1.0)
+    operator.inv("deploy", stdin=f"{PASSWORD}\n", code=3)
+    operator.cluster.faults.server_gone(3.0)
+    operator.cluster.faults.mend_pulls(operator.image)
+    wait_here(operator)
+
+
+def test_pods_that_do_not_come_in_time_leave_the_command_that_goes_on(operator: Operator) -> None:
+    operator.cluster.faults.fail_pulls(operator.image, "timeout")
+    operator.set(ready_within_sec=1.0)
+    said = operator.inv("deploy", stdin=f"{PASSWORD}\n", code=3)
+    assert "0 of 2 pods are up after" in said
+    assert "`inv deploy` goes on waiting" in said

@@ -1,0 +1,221 @@
+"""A yard whose hosts are pods of the tests' own cluster: real kubectl, an Indexed Job, a volume that all of them share.
+
+The stand-in bench runs in the pods, and notes on the shared volume what it did, so that a test can count it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
+
+from bench.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
+from remote.command import Command  # noqa: E402
+from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet, Limits  # noqa: E402
+from remote.host import Host  # noqa: E402
+from remote.ledger import LEDGER_FILE, Ledger  # noqa: E402
+from remote.pod import PodHost  # noqa: E402
+from remote.pods import INDEX_LABEL, Kubectl, Pods  # noqa: E402
+from remote.shelter import place_of, sheltered  # noqa: E402
+from tests.cluster import Cluster, unavailable  # noqa: E402
+from tests.unit.remote.hostyard import FAKE_BENCH, Yard  # noqa: E402
+
+SHARED = "/workspace/results"
+SELECTOR = "app=bench"
+# Streams go through kubectl and an API server: what takes milliseconds on a local host takes tenths of seconds here.
+LIMITS = Limits(lost_after_sec=6.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
+
+
+def volume() -> list[dict[str, Any]]:
+    """The shared file system, bound by name as manifests/base/storage.yaml binds it."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    csi = {"driver": "fss.csi.oraclecloud.com", "volumeHandle": "ocid1.filesystem.test:10.0.0.1:/shared"}
+    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": "default"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": "shared"},
+            "spec": {**common, "capacity": {"storage": "1Gi"}, "csi": csi, "claimRef": bound_to},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "shared"},
+            "spec": {**common, "volumeName": "shared", "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    ]
+
+
+def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
+    """Workers as manifests/worker has them, on any node, without the image's own settings."""
+    stay = "trap 'exit 143' TERM; while :; do sleep 3600 & wait $!; done"
+    mounts = [{"name": "scratch", "mountPath": "/scratch"}, {"name": "shared", "mountPath": SHARED}]
+    lost = [
+        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+        for key in ("not-ready", "unreachable")
+    ]
+    container = {
+        "name": "bench",
+        "image": "registry.local/bench:1",
+        "args": ["sh", "-c", stay],
+        "volumeMounts": mounts,
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "bench"},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": size,
+            "parallelism": size,
+            "backoffLimitPerIndex": limit,
+            "template": {
+                "metadata": {"labels": {"app": "bench"}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 2,
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, *lost],
+                    "containers": [container],
+                    "volumes": [
+                        {"name": "scratch", "emptyDir": {}},
+                        {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
+                    ],
+                },
+            },
+        },
+    }
+
+
+class PodYard(Yard):
+    """Pods instead of folders; `cluster.faults` is what befalls them."""
+
+    def __init__(self, folder: Path, cluster: Cluster, size: int) -> None:
+        super().__init__(folder)
+        self.cluster, self.size = cluster, size
+        self.pods = pods_of(cluster.kubeconfig)
+        # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
+        self.label = secrets.token_hex(4)
+        self.shared = f"{SHARED}/{self.label}"
+        self.log = cluster.claim_folder("shared") / self.label / "bench.log"
+        self.log.parent.mkdir(parents=True)
+        self.log.parent.chmod(0o777)
+
+    def deploy(self) -> None:
+        self.cluster.apply(*volume(), job(self.size))
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        ready = lambda: len({pod["index"] for pod in self.live() if pod["ready"]}) == self.size  # noqa: E731
+        self.cluster.wait_until(ready, f"{self.size} workers to be ready")
+
+    def live(self) -> list[dict[str, Any]]:
+        """Pods that are not being deleted: name, index, uid, node, ready."""
+        found = []
+        for pod in self.cluster.objects("pods", "default"):
+            meta, status = pod["metadata"], pod.get("status", {})
+            if meta.get("deletionTimestamp") or status.get("phase") != "Running":
+                continue
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+            index, node = int(meta["labels"][INDEX_LABEL]), pod["spec"].get("nodeName", "")
+            found.append({"name": meta["name"], "index": index, "uid": meta["uid"], "node": node, "ready": ready})
+        return found
+
+    def pod_of(self, worker: str) -> dict[str, Any]:
+        index = int(worker.rpartition("-")[2]) - 1
+        return next(pod for pod in self.live() if pod["index"] == index)
+
+    def pod_hosts(self) -> list[PodHost]:
+        return hosts_of(self.pods, self.size, self.label)
+
+    def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        return launch(self.shared, host, planned, attempt, folder)
+
+    def pod_fleet(self, *, limits: Limits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
+        fleet = self.fleet(self.pod_hosts() if hosts is None else hosts, limits=limits, **more)
+        fleet.shared = self.shared
+        return fleet
+
+    def started_after_success(self) -> list[str]:
+        """Trials that were begun again although a success of theirs had been noted."""
+        done, again = set[str](), []
+        for line in self.log.read_text().splitlines():
+            word, trial_id = line.split()[:2]
+            if word == "succeeded":
+                done.add(trial_id)
+            elif trial_id in done:
+                again.append(trial_id)
+        return again
+
+
+def start(folder: Path, size: int, **options: Any) -> Iterator[PodYard]:
+    """A cluster with one worker on each of `size` nodes. Skips where none can be started."""
+    if why := unavailable():
+        pytest.skip(why)
+    with Cluster(nodes=size, **options) as cluster, PodYard(folder, cluster, size) as yard:
+        yard.deploy()
+        yield yard
+
+
+def pods_of(kubeconfig: Path) -> Pods:
+    return Pods(Kubectl(namespace="default", kubeconfig=str(kubeconfig)), SELECTOR)
+
+
+def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
+    return [
+        PodHost(
+            name=f"worker-{index + 1}",
+            index=index,
+            pods=pods,
+            workdir=f"/scratch/{label}",
+            container="bench",
+            python=(sys.executable,),
+        )
+        for index in range(size)
+    ]
+
+
+def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+    flags = {
+        "--trial": f"{folder}/{TRIAL_FILE}",
+        "--out": f"{folder}/{OUT_FOLDER}",
+        "--trial-id": planned.trial_id,
+        "--worker": host.name,
+        "--run-id": "r1",
+        "--attempt": str(attempt),
+    }
+    words = [word for pair in flags.items() for word in pair]
+    command = Command(
+        argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
+        environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
+    )
+    place = place_of(shared, "r1", planned.trial_id, attempt)
+    return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+
+
+def operate(folder: Path, kubeconfig: Path, label: str) -> None:
+    """An operator with a process of its own, which can be killed: work on the run in `folder` until it is done."""
+    record, ledger = RunRecord.read(folder / "run" / "run.json"), Ledger(folder / "run" / LEDGER_FILE)
+    shared = f"{SHARED}/{label}"
+    Fleet(
+        hosts=hosts_of(pods_of(kubeconfig), len(record.workers), label),
+        run=record,
+        run_folder=folder / "run",
+        ledger=ledger,
+        launch=partial(launch, shared),
+        limits=LIMITS,
+        shared=shared,
+    ).run()
+
+
+if __name__ == "__main__":
+    operate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

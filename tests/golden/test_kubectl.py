@@ -1,0 +1,50 @@
+"""The two commands that a fleet of pods is made of, word for word.
+
+After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from remote.pod import PodHost
+from remote.pods import Kubectl, Pod, Pods
+
+GOLDEN = Path(__file__).with_name("commands") / "kubectl.txt"
+
+
+def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run_program(argv: tuple[str, ...], **_: object) -> None:
+        ran.append(argv)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("remote.pods.run_program", run_program)
+    kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
+    pods = Pods(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
+    with pytest.raises(KeyboardInterrupt):
+        pods.all()
+    host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
+    pod = Pod(
+        name="bench-0-x7k2p",
+        index=0,
+        created_at="2026-01-01T00:00:00Z",
+        is_terminating=False,
+        node="node-0",
+        ip="10.0.0.1",
+        phase="Running",
+        reason="",
+        is_ready=True,
+    )
+    ran.append(host.exec_argv(pod))
+    # The program's length is in the command; its content travels on standard input.
+    text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in ran)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()

@@ -1,0 +1,313 @@
+"""What `inv deploy` sends, word for word, and whether Kubernetes would take it.
+
+The golden file of an overlay holds what differs from the overlay `pods` with a shared volume, which is there whole.
+After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
+
+The schemas are Kubernetes' own (kubernetes-validate, strict: unknown fields fail). Pod Security is checked by the rules
+of the tests' own cluster, written to the recorded refusals; not covered there: host ports, SELinux, AppArmor, sysctls.
+JobSet has no schema here: the Job in it is checked as a Job.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from remote.deployment import Image, Values, plan, render
+from remote.nodes import GPU
+from tasks.nodes import need_of
+from tasks.settings import ClusterSection, Settings
+from tests.cluster.podsecurity import violations
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).with_name("manifests")
+BASIC = Values(
+    namespace="team-a",
+    overlay="pods",
+    image=Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "ab" * 32),
+    size=4,
+    instance_type="VM.GPU.A10.1",
+    preemptible=False,
+    pull_secret="ocir-secret",
+    volume_handle="ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export",
+    capacity="200Gi",
+    cpu="4",
+    memory="24Gi",
+    shm="4Gi",
+    scratch="10Gi",
+    queue="gpus",
+    model="/models/mistralai--Mistral-7B-Instruct-v0.3",
+    data="/shared-data/chats.jsonl",
+    profile="gpu",
+)
+VARIANTS = {
+    "pods": BASIC,
+    "preemptible": dataclasses.replace(BASIC, overlay="preemptible"),
+    "interactive": dataclasses.replace(BASIC, overlay="interactive"),
+    "job-1gpu": dataclasses.replace(BASIC, overlay="job-1gpu"),
+    "job-4gpu": dataclasses.replace(BASIC, overlay="job-4gpu"),
+    "job-4gpu-jobset": dataclasses.replace(BASIC, overlay="job-4gpu-jobset"),
+    "job-4gpu-kueue": dataclasses.replace(BASIC, overlay="job-4gpu-kueue"),
+    "pods-without-fss": dataclasses.replace(BASIC, volume_handle=None),
+    "pods-public-image-on-preemptible-nodes": dataclasses.replace(BASIC, pull_secret=None, preemptible=True, size=8),
+    "job-4gpu-jobset-with-everything": dataclasses.replace(
+        BASIC, overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True
+    ),
+}
+VERSIONS = ("1.29", "1.34", "1.37")
+
+
+@functools.cache
+def rendered(name: str) -> tuple[dict[str, Any], ...]:
+    return tuple(render(VARIANTS[name], ROOT / "manifests"))
+
+
+def of_kind(name: str, kind: str) -> list[dict[str, Any]]:
+    return [copy.deepcopy(one) for one in rendered(name) if one["kind"] == kind]
+
+
+def job_spec(name: str) -> dict[str, Any]:
+    """The spec of the one Job of an overlay, wherever it stands."""
+    sets = of_kind(name, "JobSet")
+    spec: dict[str, Any] = (
+        sets[0]["spec"]["replicatedJobs"][0]["template"]["spec"] if sets else of_kind(name, "Job")[0]["spec"]
+    )
+    return spec
+
+
+def pod_spec(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = job_spec(name)["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_sent_is_what_was_agreed(name: str) -> None:
+    objects = [one for one in rendered(name) if name == "pods" or one not in rendered("pods")]
+    text = yaml.safe_dump_all(objects, sort_keys=True, width=120)
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.is_file(), "a new variant: UPDATE_GOLDEN=1 pytest tests/golden, and read what it wrote"
+    assert text == golden.read_text()
+
+
+def test_no_golden_manifest_is_left_of_a_variant_that_is_gone() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(VARIANTS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_object_is_valid_in_every_version(name: str, version: str) -> None:
+    for one in rendered(name):
+        if one["kind"] == "JobSet":
+            job = one["spec"]["replicatedJobs"][0]["template"]
+            one = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "of-a-set"}, "spec": job["spec"]}
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_misspelt_field_would_be_found() -> None:
+    job = of_kind("pods", "Job")[0]
+    job["spec"]["template"]["spec"]["nodeSelektor"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="nodeSelektor"):
+        kubernetes_validate.validate(job, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_pods_keep_the_rules_of_a_restricted_namespace(name: str) -> None:
+    assert violations("restricted", pod_spec(name)) == []
+
+
+def _container(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def weaken(spec: dict[str, Any]) -> None:
+        spec["containers"][0]["securityContext"].update(changes)
+
+    return weaken
+
+
+def _pod(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def weaken(spec: dict[str, Any]) -> None:
+        spec["securityContext"].update(changes)
+
+    return weaken
+
+
+def _volume(**source: Any) -> Callable[[dict[str, Any]], None]:
+    def weaken(spec: dict[str, Any]) -> None:
+        spec["volumes"].append({"name": "more", **source})
+
+    return weaken
+
+
+def _top(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def weaken(spec: dict[str, Any]) -> None:
+        spec.update(changes)
+
+    return weaken
+
+
+def _init_container(spec: dict[str, Any]) -> None:
+    spec["initContainers"] = [{"name": "first", "image": "i"}]
+
+
+WEAKENED = {
+    "root": (_pod(runAsNonRoot=False), "runAsNonRoot"),
+    "uid 0": (_pod(runAsUser=0), "runAsUser"),
+    "no seccomp": (_pod(seccompProfile={"type": "Unconfined"}), "seccompProfile"),
+    "privilege escalation": (_container(allowPrivilegeEscalation=True), "allowPrivilegeEscalation"),
+    "privileged": (_container(privileged=True), "privileged"),
+    "capabilities kept": (_container(capabilities={}), "capabilities"),
+    "IPC_LOCK": (_container(capabilities={"drop": ["ALL"], "add": ["IPC_LOCK"]}), "capabilities"),
+    "SYS_ADMIN": (_container(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}), "capabilities"),
+    "hostPath": (_volume(hostPath={"path": "/"}), "hostPath"),
+    "inline nfs": (_volume(nfs={"server": "10.0.0.5", "path": "/"}), "nfs"),
+    "host network": (_top(hostNetwork=True), "host"),
+    "host ipc": (_top(hostIPC=True), "host"),
+    "host pid": (_top(hostPID=True), "host"),
+    "a bare init container": (_init_container, "allowPrivilegeEscalation"),
+}
+
+
+@pytest.mark.parametrize("weakness", WEAKENED)
+def test_a_weakened_pod_is_refused(weakness: str) -> None:
+    weaken, word = WEAKENED[weakness]
+    spec = copy.deepcopy(pod_spec("pods"))
+    weaken(spec)
+    assert any(word in rule for rule in violations("restricted", spec)), violations("restricted", spec)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
+    spec, job = pod_spec(name), job_spec(name)
+    (container,) = spec["containers"]
+    assert container["image"] == BASIC.image.reference, "by digest"
+    assert "command" not in container, "the image's init process stays PID 1"
+    assert container["resources"]["limits"][GPU] == "1"
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert set(mounts.values()) == set(volumes)
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
+    assert {"/scratch", "/tmp", "/workspace/results"} <= set(mounts)
+    assert spec["automountServiceAccountToken"] is False
+    (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    seconds = {t["key"]: t.get("tolerationSeconds") for t in spec["tolerations"]}
+    assert seconds["node.kubernetes.io/not-ready"] == seconds["node.kubernetes.io/unreachable"] == 30
+    assert {"key": GPU, "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+    assert spec["nodeSelector"]["node.kubernetes.io/instance-type"] == "VM.GPU.A10.1"
+    assert job["completionMode"] == "Indexed"
+    assert job["completions"] == job["parallelism"]
+    (service,) = of_kind(name, "Service")
+    labels = job["template"]["metadata"]["labels"]
+    assert service["metadata"]["name"] == spec["subdomain"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"].items() <= labels.items(), "the Service finds these pods"
+    (config,) = of_kind(name, "ConfigMap")
+    assert container["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
+
+
+@pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])
+def test_one_lost_worker_never_fails_the_job(name: str) -> None:
+    job = job_spec(name)
+    assert job["backoffLimitPerIndex"] >= 10
+    assert "backoffLimit" not in job
+    assert "exit 143" in pod_spec(name)["containers"][0]["args"][2], "an exit with 0 after TERM counts as done"
+
+
+def test_one_lost_rank_ends_the_distributed_job() -> None:
+    assert job_spec("job-4gpu")["backoffLimit"] == 0
+    assert job_spec("job-4gpu")["completions"] == 4
+
+
+def test_the_numbers_and_names_are_the_settings() -> None:
+    assert job_spec("pods-public-image-on-preemptible-nodes")["completions"] == 8
+    spec = pod_spec("pods-public-image-on-preemptible-nodes")
+    assert "imagePullSecrets" not in spec
+    assert spec["nodeSelector"]["oci.oraclecloud.com/oke-is-preemptible"] == "true"
+    (job,) = of_kind("job-4gpu-kueue", "Job")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    environment = of_kind("pods", "ConfigMap")[0]["data"]
+    assert (environment["QLORA_FLEET_MODEL"], environment["QLORA_FLEET_DATA"]) == (BASIC.model, BASIC.data)
+
+
+def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
+    (volume,), (claim,) = of_kind("pods", "PersistentVolume"), of_kind("pods", "PersistentVolumeClaim")
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+    assert volume["spec"]["csi"] == {"driver": "fss.csi.oraclecloud.com", "volumeHandle": BASIC.volume_handle}
+    assert volume["spec"]["claimRef"]["namespace"] == "team-a"
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"] == "qlora-fleet-team-a"
+    assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
+    for name in ("pods-without-fss", "job-4gpu-jobset-with-everything"):
+        assert of_kind(name, "PersistentVolume") == of_kind(name, "PersistentVolumeClaim") == []
+        shared = next(volume for volume in pod_spec(name)["volumes"] if volume["name"] == "shared")
+        assert shared == {"name": "shared", "emptyDir": {"sizeLimit": "10Gi"}}
+
+
+def test_the_network_is_closed_but_for_dns_the_api_and_the_fleet() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("pods", "NetworkPolicy")}
+    closed = policies.pop("deny-by-default")
+    assert closed["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in closed
+    assert "ingress" not in closed
+    ports = {port["port"] for rule in policies["dns-and-api"]["egress"] for port in rule["ports"]}
+    assert ports == {53, 6443}
+    for spec in (closed, *policies.values()):
+        assert spec["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "qlora-fleet"}
+
+
+def test_nobody_gets_more_rights_than_reading_and_exec() -> None:
+    (role,) = of_kind("pods", "Role")
+    for rule in role["rules"]:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        assert "secrets" not in rule["resources"]
+        if rule["resources"] != ["pods/exec"]:
+            assert set(rule["verbs"]) <= {"get", "list", "watch"}
+    assert ["get", "create"] in [rule["verbs"] for rule in role["rules"]], "pods/exec needs both"
+    (account,) = of_kind("pods", "ServiceAccount")
+    assert account["automountServiceAccountToken"] is False
+    (binding,) = of_kind("pods", "RoleBinding")
+    assert [subject["kind"] for subject in binding["subjects"]] == ["Group"], "the pods' account has no role"
+
+
+@pytest.mark.parametrize("setting", ["cpu", "memory", "shm", "scratch", "model", "instance_type", "image"])
+def test_a_changed_setting_changes_the_job(setting: str) -> None:
+    other = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "cd" * 32) if setting == "image" else "7"
+    changed = render(dataclasses.replace(BASIC, **{setting: other}), ROOT / "manifests")
+    actions = {action.title: action.verb.value for action in plan(changed, rendered("pods")).changes}
+    assert actions["job/bench"] == "replace"
+
+
+def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
+    from remote.kubeconfig import Misconfigured
+
+    shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
+    (tmp_path / "manifests" / "worker" / "job.yaml").write_text("apiVersion: batch/v1\nkind: [Job\n")
+    with pytest.raises(Misconfigured, match=r"cannot be rendered: .*job\.yaml") as caught:
+        render(BASIC, tmp_path / "manifests")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nodes_are_judged_by_what_the_pods_tolerate(name: str) -> None:
+    variant = VARIANTS[name]
+    cluster = ClusterSection(overlay=variant.overlay, preemptible=variant.preemptible)  # type: ignore[arg-type]
+    need = need_of(Settings(root=ROOT, cluster=cluster), variant.image)
+    tolerated = pod_spec(name)["tolerations"]
+    assert all(toleration in tolerated for toleration in need.tolerations)
+    own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+    assert [one for one in tolerated if one["key"] not in own] == list(need.tolerations)
