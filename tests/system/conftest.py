@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.ground.ground import Ground, made
+
 ROOT = Path(__file__).parents[2]
 WAIT_SEC = 300.0
 
@@ -141,3 +143,17 @@ def project(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Iterator[Proje
     made = Project(folder, tiny_model, tiny_data)
     yield made
     made.clear_away()
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    """Laptop, build VM and bastion, fresh for one test: see tests/ground/ground.py for what they are and can do."""
+    with made() as machines:
+        yield machines
+
+
+@pytest.fixture(scope="module")
+def ground_of_module() -> Iterator[Ground]:
+    """The same, made once for a file of tests; whoever cuts a cable mends it."""
+    with made() as machines:
+        yield machines
