@@ -54,7 +54,7 @@ def run_program(
         )
     except OSError as error:
         raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
-    limits = _Limits(label, timeout_sec, idle_timeout_sec)
+    limits = Limits(label, timeout_sec, idle_timeout_sec)
     try:
         out, err = _pump(process, stdin, on_stdout, limits)
         code = process.wait(limits.left_sec())
@@ -72,7 +72,7 @@ def run_program(
     return Completed(exit_code=code if code >= 0 else 128 - code, stdout=out, stderr=err)
 
 
-class _Limits:
+class Limits:
     """The whole call's deadline and the longest silence."""
 
     def __init__(self, label: str, timeout_sec: float, idle_timeout_sec: float | None) -> None:
@@ -100,7 +100,7 @@ def _pump(
     process: subprocess.Popen[bytes],
     stdin: bytes | Readable | None,
     on_stdout: Callable[[bytes], None] | None,
-    limits: _Limits,
+    limits: Limits,
 ) -> tuple[bytes, bytes]:
     out, err = bytearray(), bytearray()
 

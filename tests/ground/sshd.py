@@ -87,6 +87,8 @@ class Sshd:
             "PidFile none",
             "LogLevel VERBOSE",
             "MaxStartups 100",
+            # The home of whoever runs the tests is not ours to write to, nor its .bashrc to be slowed by.
+            *((f"SetEnv HOME={self.folder}",) if self.machine is None else ()),
             *self.options,
         ]
         config = self.folder / "sshd_config"
