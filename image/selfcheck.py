@@ -52,25 +52,29 @@ def check_packages(versions: dict[str, str]) -> list[str]:
 
 
 def check_imports(names: list[str]) -> list[str]:
-    """Import what the profile asks for; a package whose modules cannot be found by its name is reported too."""
-    modules: dict[str, set[str]] = {}
-    for module, packages in metadata.packages_distributions().items():
-        for package in packages:
-            modules.setdefault(_plain(package), set()).add(module)
+    """Import what the profile asks for, by the one of its modules that has its name, or else by the first."""
     wrong = []
     for name in names:
-        candidates = modules.get(_plain(name), set())
-        public = sorted(module for module in candidates if not module.startswith("_") and module != "tests")
-        # A package that installs several modules is best known by the one that has its name.
-        chosen = [module for module in public if _plain(module) == _plain(name)] or public[:1]
-        if not chosen:
+        try:
+            modules = _modules(metadata.distribution(name))
+        except metadata.PackageNotFoundError:
+            continue  # reported by check_packages
+        if not modules:
             wrong.append(f"{name}: installs nothing that could be imported")
-        for module in chosen:
-            try:
-                importlib.import_module(module)
-            except Exception as error:  # noqa: BLE001 - whatever keeps the stack from importing is the finding
-                wrong.append(f"{name}: import {module}: {type(error).__name__}: {error}")
+            continue
+        module = next((module for module in modules if _plain(module) == _plain(name)), modules[0])
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - whatever keeps the stack from importing is the finding
+            wrong.append(f"{name}: import {module}: {type(error).__name__}: {error}")
     return wrong
+
+
+def _modules(package: metadata.Distribution) -> list[str]:
+    """The top-level modules a package installs, read off its files: Python 3.10 knows only those that name them."""
+    tops = {path.parts[0] for path in package.files or () if path.suffix in (".py", ".so") and path.parts[0] != ".."}
+    names = {top.split(".")[0] for top in tops}
+    return sorted(name for name in names if name.isidentifier() and not name.startswith("_") and name != "tests")
 
 
 def _plain(name: str) -> str:
