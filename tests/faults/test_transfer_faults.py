@@ -16,6 +16,7 @@ from remote.agent import Agent, HostRefused
 from remote.command import Command
 from remote.host import Completed, HostError, HostUnreachable, Readable
 from remote.transfer import ChecksumMismatch, pull, push
+from tests.ground.sshyard import SshYard, make_yard
 from tests.unit.remote.hostyard import Wire, Yard, mounted
 
 ODD_NAMES = [
@@ -34,9 +35,9 @@ ODD_NAMES = [
 ]
 
 
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
+@pytest.fixture(params=["local", "ssh"])
+def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
+    with make_yard(request, tmp_path) as yard:
         yield yard
 
 
@@ -66,6 +67,11 @@ def move(direction: str, agent: Agent, source: Path, target: Path) -> transfer.M
     if direction == "pull":
         return pull(agent, str(source), target)
     return push(agent, source, str(target))
+
+
+def leave_to_system_tests(yard: Yard, direction: str) -> None:
+    if isinstance(yard, SshYard) and direction == "push":
+        pytest.skip("SSH has 2 MiB in flight, more than these files; test_ssh_faults.py cuts a cable under larger ones")
 
 
 class Narrow(Wire):
@@ -161,6 +167,7 @@ def test_only_what_is_asked_for_comes(yard: Yard) -> None:
 @pytest.mark.parametrize("direction", ["pull", "push"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(yard: Yard, direction: str, seed: int) -> None:
+    leave_to_system_tests(yard, direction)
     source, target = yard.folder / "source", yard.folder / "target"
     chooser = random.Random(seed)
     content = fill(source, {"a": 5, "b": 700_000, "empty": 0, "c": 900_000, "d": 1})
@@ -180,6 +187,7 @@ def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(yard: Yard, direc
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
 def test_a_transfer_that_broke_for_good_is_taken_up_where_it_was(yard: Yard, direction: str) -> None:
+    leave_to_system_tests(yard, direction)
     source, target = yard.folder / "source", yard.folder / "target"
     content = fill(source, {"a": 200_000, "b": 2_000_000})
     wire = Narrow(host=yard.host()).breaks([700_000, *[0] * 9])
