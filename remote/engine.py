@@ -89,8 +89,9 @@ class Client:
 
     @property
     def environment(self) -> dict[str, str]:
-        # 18.09 to 22.06 build the old way unless told so.
-        return {"DOCKER_BUILDKIT": "1", **({"DOCKER_HOST": self.address} if self.address is not None else {})}
+        # 18.09 to 22.06 build the old way unless told so; newer ones would add an attestation, another digest every time.
+        both = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+        return {**both, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
 
 
 @dataclass(frozen=True, kw_only=True)

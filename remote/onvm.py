@@ -36,6 +36,7 @@ TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 UNAUTHORIZED = re.compile(r"unauthorized|authentication required|no basic auth credentials|denied:", re.IGNORECASE)
+NOISE = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
 STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
 
 
@@ -57,9 +58,11 @@ class Watcher:
 
     def say(self, line: str, stage: str | None = None) -> None:
         self.stage = stage or self.stage
+        print(line, flush=True)
+        if NOISE.match(line):  # in the log, and not worth a person's eye
+            return
         self.count += 1
         self.lines.append((round(time.monotonic() - self.began, 1), line[:LINE_CHARS]))
-        print(line, flush=True)
         if time.monotonic() - self.written > 0.3:
             self.write()
 

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, model, monitor, report
+from tasks import bench, build, collect, model, monitor, report
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
 
 ns = Collection(
-    bench.bench, bench.cancel, collect.collect, monitor.monitor, report.report, Collection("model", model.demo)
+    bench.bench,
+    bench.cancel,
+    build.build,
+    collect.collect,
+    monitor.monitor,
+    report.report,
+    Collection("model", model.demo),
 )

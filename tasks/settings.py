@@ -92,6 +92,7 @@ class BuildSection(Section):
     user: Text | None = Field(default=None, description="a user's name there")
     port: int | None = Field(default=None, ge=1, le=65535)
     identity: Text | None = Field(default=None, description="a private key's path")
+    tmpdir: Text | None = Field(default=None, description="an absolute path on the VM")
 
 
 class ImageSection(Section):
