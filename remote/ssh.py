@@ -120,9 +120,9 @@ class SshHost:
     def strict_config_file(self) -> Path:
         """For the OpenSSH client: the user's configuration with our strictness; it is there until `close`."""
         if self._folder is None:
-            folder = tempfile.TemporaryDirectory(prefix="qlora-fleet-ssh-")
-            Path(folder.name, "config").write_text(strict_config(self.destination.config_file), encoding="utf-8")
-            self._folder = folder
+            text = strict_config(self.destination.config_file)
+            self._folder = tempfile.TemporaryDirectory(prefix="qlora-fleet-ssh-")
+            Path(self._folder.name, "config").write_text(text, encoding="utf-8")
         return Path(self._folder.name, "config")
 
     def connect(self) -> Connection:

@@ -67,8 +67,9 @@ class Connection:
         self._closing.close()
 
     def _open(self, hop: Hop, previous: fabric.Connection | None) -> fabric.Connection:
+        keys = Keys(hop)
         kwargs: dict[str, Any] = {
-            "auth_strategy": (keys := Keys(hop)),
+            "auth_strategy": keys,
             "banner_timeout": _HANDSHAKE_SEC,
             "auth_timeout": _HANDSHAKE_SEC,
             "channel_timeout": _HANDSHAKE_SEC,
@@ -90,6 +91,8 @@ class Connection:
             raise keys.complaint(error) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise _explained(hop, error) from None
+        finally:
+            keys.close()
         return connection
 
     def _feel_pulse(self) -> None:
@@ -177,6 +180,10 @@ def _explained(hop: Hop, error: Exception) -> HostError:
         return AddressWrong(f"{hop}: no common cryptography: {said}; its sshd is too old")
     if "Indecipherable protocol" in said or "Invalid packet" in said:
         return AddressWrong(f"{hop}: what answers there does not speak SSH; correct the port")
+    if "protocol banner" in said:
+        return HostUnreachable(
+            f"{hop}: what listens there gave no SSH greeting: is {hop.port} its sshd's port, and that not overloaded?"
+        )
     return HostUnreachable(f"{hop}: the connection broke while it was made: {said}")
 
 
@@ -221,6 +228,7 @@ class Keys(AuthStrategy):
         self._hop = hop
         self._offered: list[str] = []
         self._unusable: list[str] = []
+        self._agent: _Agent | None = None
 
     def get_sources(self) -> Iterator[AuthSource]:
         files = [Path(file) for file in self._hop.identity_files if Path(file).is_file() or _public(file) is not None]
@@ -250,6 +258,10 @@ class Keys(AuthStrategy):
             f"IdentityFile in the ssh configuration), or have the key added to that user's ~/.ssh/authorized_keys"
         )
 
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+
     def _offer(self, key: paramiko.PKey, where: str) -> AuthSource:
         self._offered.append(f"{key.get_name()} {key.fingerprint} ({where})")
         return InMemoryPrivateKey(username=self._hop.user, pkey=key)
@@ -277,7 +289,8 @@ class Keys(AuthStrategy):
         if not path or path == "none":
             return ()
         try:
-            return _Agent(path).get_keys()
+            self._agent = _Agent(path)
+            return self._agent.get_keys()
         except (OSError, paramiko.SSHException) as error:
             self._unusable.append(f"the agent at {path} does not answer: {error}")
             return ()
@@ -296,6 +309,9 @@ class _Agent(AgentSSH):
         except BaseException:
             plug.close()
             raise
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
 
 
 def _public(file: str) -> bytes | None:
