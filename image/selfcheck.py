@@ -84,14 +84,16 @@ def _plain(name: str) -> str:
 def look_at_model(folder: Path, *, verify: bool) -> tuple[dict[str, Any], list[str]]:
     """What a model's folder holds, and what is wrong with it: files absent, cut short, changed."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    facts: dict[str, Any] = {"name": folder.name, "files": len(files), "bytes": sum(f.stat().st_size for f in files)}
+    size = sum(path.stat().st_size for path in files)
+    facts: dict[str, Any] = {"name": folder.name, "files": len(files), "bytes": size, "manifest_sha256": None}
     wrong = [_cut_short(path) for path in files if path.suffix == ".safetensors"]
     try:
-        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        facts["manifest"] = len(entries)
+        content = (folder / MANIFEST).read_bytes()
+        facts["manifest_sha256"] = hashlib.sha256(content).hexdigest()
+        entries = json.loads(content)["files"]
         wrong += [_differs(folder, entry, verify=verify) for entry in entries]
     except FileNotFoundError:
-        facts["manifest"] = None
+        wrong.append(f"{folder.name}: has no {MANIFEST} to check it against")
     except (ValueError, KeyError, TypeError) as error:
         wrong.append(f"{folder.name}/{MANIFEST}: cannot be read: {error}")
     return facts, [f"models/{line}" for line in wrong if line]

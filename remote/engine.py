@@ -89,7 +89,7 @@ class Client:
 
     @property
     def environment(self) -> dict[str, str]:
-        # 18.09 to 22.06 build the old way unless told so; newer ones would add an attestation, another digest every time.
+        # 18.09 to 22.06 build the old way unless told so; newer ones would add an attestation to every build.
         both = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         return {**both, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
 
@@ -114,6 +114,7 @@ class EngineFacts:
 
     client_version: str
     server_version: str
+    api_version: str
     data_root: str
     storage_driver: str
 
@@ -149,6 +150,7 @@ def observe(host: Host, client: Client) -> EngineFacts:
     return EngineFacts(
         client_version=found["Version"],
         server_version=server["Version"],
+        api_version=server["ApiVersion"],
         data_root=info["DockerRootDir"],
         storage_driver=info["Driver"],
     )

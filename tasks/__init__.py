@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, build, collect, model, monitor, report
+from tasks import bench, build, collect, image, model, monitor, push, report
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
@@ -18,6 +18,8 @@ ns = Collection(
     build.build,
     collect.collect,
     monitor.monitor,
+    push.push,
     report.report,
+    Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", model.demo),
 )
