@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remote.command import Command
-from remote.host import CommandFailed, Completed, HostError, HostUnreachable, check
+from remote.host import CommandFailed, Completed, HostError, HostKeyRefused, HostUnreachable, check
 from remote.process import CannotStart, run_program
 from remote.ssh import SshHost
 
@@ -36,6 +37,9 @@ _STALL_SEC = 60
 _RSYNC_AT_LEAST = (3, 1)  # --info=progress2; what macOS brings is older, or another program of that name
 _PROGRESS = re.compile(rb"^\s*([\d,]+)\s+(\d+)%")
 _BROKEN = {10, 12, 30, 35, 255}  # rsync(1), EXIT VALUES: socket, protocol stream, two time-outs; 255 is ssh's own
+_NEXT_TO_NOTHING_BYTES = 1 << 20
+# GNU tar tells a full disk as a write that came out short.
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes")
 # What is at a place: path, size, whole seconds of its time. Links by what they point to.
 _LIST = """
 import json, os, sys
@@ -85,7 +89,19 @@ def push_folder(
         raise FileNotFoundError(2, "no such folder", str(source))
     command = Command(argv=("mkdir", "-p", "--", target))
     check(host, command, host.run(command, timeout_sec=_ASK_SEC))
-    move = _Move(host=host, place=f"{host.name}: {target}", timeout_sec=timeout_sec, on_progress=on_progress)
+
+    def free_bytes() -> int:
+        room = Command(argv=("df", "-Pk", "--", target))
+        last = check(host, room, host.run(room, timeout_sec=_ASK_SEC)).stdout.split(b"\n")[1]
+        return int(last.split()[3]) * 1024
+
+    move = _Move(
+        host=host,
+        place=f"{host.name}: {target}",
+        free_bytes=free_bytes,
+        timeout_sec=timeout_sec,
+        on_progress=on_progress,
+    )
     if _has_rsync(host):
         return move.rsync(f"{source}/", f"{_remote_name(host)}:{target}/")
     return move.tar_out(source, target)
@@ -96,7 +112,13 @@ def pull_folder(
 ) -> BulkMoved:
     """Bring what is below the folder `source` on the host into `target` here; raises as `push_folder`."""
     target.mkdir(parents=True, exist_ok=True)
-    move = _Move(host=host, place=str(target), timeout_sec=timeout_sec, on_progress=on_progress)
+    move = _Move(
+        host=host,
+        place=str(target),
+        free_bytes=lambda: shutil.disk_usage(target).free,
+        timeout_sec=timeout_sec,
+        on_progress=on_progress,
+    )
     if _has_rsync(host):
         return move.rsync(f"{_remote_name(host)}:{source}/", f"{target}/")
     return move.tar_in(source, target)
@@ -133,6 +155,7 @@ def _has_rsync(host: SshHost) -> bool:
 class _Move:
     host: SshHost
     place: str
+    free_bytes: Callable[[], int]
     timeout_sec: float
     on_progress: Listener | None
 
@@ -213,7 +236,10 @@ class _Move:
 
     def _explained(self, command: Command, ended: Completed) -> HostError:
         said = ended.stderr.decode(errors="replace")
-        if "No space left on device" in said or "Disk quota exceeded" in said:
+        if "Host key verification failed" in said:
+            return HostKeyRefused(f"{self.host.name}: {' '.join(said.split())}")
+        # Told by exit code 11, rsync's own words may be lost: it ends the ssh that carries them. The disk still knows.
+        if _FULL.search(said) or (ended.exit_code == 11 and self.free_bytes() < _NEXT_TO_NOTHING_BYTES):
             return NoSpace(
                 f"{self.place}: no space left on its disk; free some, and the same command goes on from here"
             )

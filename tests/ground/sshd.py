@@ -109,11 +109,16 @@ class Sshd:
         """The server and every session it serves, killed."""
         self.kill_sessions()
         if self._process is not None:
-            for pid in self._pids():
+            pids = self._pids()
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait(WAIT_SEC)
             self._process = None
+            deadline = time.monotonic() + WAIT_SEC
+            while any(_lives(pid) for pid in pids):  # its port is free when it is gone, and not before
+                assert time.monotonic() < deadline, "sshd does not die"
+                time.sleep(0.01)
 
     def kill_sessions(self) -> int:
         """Kill the server's side of every open connection; how many processes that were. What they ran lives on."""
@@ -174,3 +179,9 @@ class Sshd:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
             return line.startswith(b"sshd:") and b"[listener]" not in line
         return False
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    return False
