@@ -126,10 +126,11 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
             raise EngineError(f"image.models: {name}: not on the VM at {folder}; {fetch}")
         if seen["sha256"] is None:
             raise EngineError(f"image.models: {folder} has no manifest.json, so it may be half a model; {fetch}")
-        absent = [path for path, size in seen["files"] if size is None]
-        if absent:
-            raise EngineError(f"image.models: {folder}/{absent[0]}: in the manifest and not there; {fetch}")
-        files = tuple(ModelFile(path=path, size=size) for path, size in seen["files"])
+        for path, has, size in seen["files"]:
+            if has != size:
+                what = "not there" if has is None else f"{has} bytes, its manifest says {size}"
+                raise EngineError(f"image.models: {folder}/{path}: {what}; {fetch}")
+        files = tuple(ModelFile(path=path, size=size) for path, _, size in seen["files"])
         folders.append(ModelFolder(name=name, folder=folder, files=files, manifest_sha256=seen["sha256"]))
     return tuple(folders)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from remote.onhost import digest_of
 
 SLOTS = 16  # as many as the Dockerfile's stage `models` copies
-SHARD_BYTES = 64 << 20  # a file from here on has a slot of its own; a model's smaller ones share one
+SHARD_BYTES = 64 << 20  # weights, and any file from here on, have a slot of their own; a model's other files share one
 LARGEST_LAYER_BYTES = 8_000_000_000  # what registries were seen to take
 DOCKERFILE = "image/Dockerfile"
 _IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py")
@@ -101,8 +101,8 @@ def slots(models: Sequence[ModelFolder]) -> tuple[Link, ...]:
     links: list[Link] = []
     slot = 0
     for model in models:
-        shards = [file for file in model.files if file.size >= SHARD_BYTES]
-        small = [file for file in model.files if file.size < SHARD_BYTES]
+        shards = [file for file in model.files if file.path.endswith(".safetensors") or file.size >= SHARD_BYTES]
+        small = [file for file in model.files if file not in shards]
         for group in [*([shard] for shard in sorted(shards, key=lambda file: file.path)), small]:
             for file in sorted(group, key=lambda file: file.path):
                 if file.size > LARGEST_LAYER_BYTES:

@@ -44,11 +44,10 @@ def model(name, folder):
         content = open(manifest, "rb").read()
     except OSError:
         return {"name": name, "folder": folder, "found": os.path.isdir(folder), "sha256": None, "files": []}
-    listed = [entry["path"] for entry in json.loads(content)["files"]] + ["manifest.json"]
-    files = []
-    for path in listed:
-        full = os.path.join(folder, path)
-        files.append([path, os.path.getsize(full) if os.path.isfile(full) else None])
+    files = [["manifest.json", len(content), len(content)]]
+    for entry in json.loads(content)["files"]:
+        full = os.path.join(folder, entry["path"])
+        files.append([entry["path"], os.path.getsize(full) if os.path.isfile(full) else None, entry["size"]])
     digest = hashlib.sha256(content).hexdigest()
     return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
 def docker_tmpdir():

@@ -41,7 +41,7 @@ STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
 
 
 class Failed(Exception):
-    """It did not work. `kind` is full, transient, unauthorized, changed, stopped or failed."""
+    """It did not work. `kind` is full, transient, unauthorized, usage, refused, changed, stopped or failed."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -107,18 +107,21 @@ def follow(watcher: Watcher, argv: list[str], environment: dict[str, str]) -> tu
 
 
 def reason(lines: list[str], code: int) -> Failed:
-    """Which kind of failure the client's last lines tell of."""
-    told = [
-        line for line in lines if re.search(r"error|denied|unauthorized|fail|no space", line, re.IGNORECASE)
-    ] or lines
-    text, message = "\n".join(lines[-30:]), (told[-1] if told else f"exit {code}, without a word")
-    message = re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", message)
-    for kind, pattern in (("full", FULL), ("unauthorized", UNAUTHORIZED), ("transient", TRANSIENT)):
-        found = pattern.search(text)
-        if found is not None:
-            line = next(line for line in reversed(lines[-30:]) if pattern.search(line)) if "\n" not in found[0] else ""
-            return Failed(kind, re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", line) or message)
-    return Failed("failed", message)
+    """Which kind of failure the client's last lines tell of, and the line that tells it."""
+    told = [line for line in lines if re.search(r"error|denied|unauthorized|fail", line, re.IGNORECASE)] or lines
+    message = told[-1] if told else f"exit {code}, without a word"
+    kind = "failed"
+    # A step that ran out of space says so itself, some way above the client's own last words.
+    for name, pattern, where in (
+        ("full", FULL, lines),
+        ("unauthorized", UNAUTHORIZED, lines[-30:]),
+        ("transient", TRANSIENT, lines[-30:]),
+    ):
+        found = [line for line in where if pattern.search(line)]
+        if found:
+            kind, message = name, found[-1]
+            break
+    return Failed(kind, re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", message)[:LINE_CHARS])
 
 
 def sha256_of(path: Path) -> str:

@@ -207,9 +207,13 @@ def keep_log(settings: Settings, job: Job) -> Path:
     from remote import transfer
     from remote.job import LOG_FILE
 
-    folder = settings.results_folder / "jobs" / job.folder.rpartition("/")[2]
-    transfer.pull(job.agent, job.folder, folder, only=(LOG_FILE,))
-    return folder / LOG_FILE
+    kept = settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # Through a folder of its own: several may follow one job, and keep its log at the same moment.
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".log-") as folder:
+        transfer.pull(job.agent, job.folder, Path(folder), only=(LOG_FILE,))
+        Path(folder, LOG_FILE).replace(kept)
+    return kept
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:

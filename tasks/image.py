@@ -64,7 +64,8 @@ def lock(context: Context, profile: str | None = None, upgrade: bool = False) ->
         if ended.returncode != 0:
             raise TaskFailed(f"image.lock: {name}: {' '.join(ended.stderr.split()[-60:]) or argv}")
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
-        print(f"image/locks/{name}.txt: {len(re.findall(r'^[^ #-]', text, re.MULTILINE))} packages, {text.count('--hash=')} hashes")
+        packages = re.findall(r"^[a-z0-9]", text, re.MULTILINE)
+        print(f"image/locks/{name}.txt: {len(packages)} packages, {text.count('--hash=')} hashes")
 
 
 @task

@@ -1,0 +1,373 @@
+"""`inv build` and `inv image.*` typed on a laptop, against a build VM with a real engine.
+
+One ground for all of them, because its engine takes seconds to start; every test leaves a VM that can build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ground.ground import USER
+from tests.ground.yard import DOCKER, MODEL, Yard, yard
+
+IMAGE = "qlora-fleet:tiny"
+UP_TO_DATE = "is up to date: nothing was sent, nothing was built"
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Yard]:
+    with yard() as made:
+        yield made
+
+
+@pytest.fixture
+def built(it: Yard) -> Yard:
+    """The same, with the image of the project as it is now."""
+    it.inv("build", check=True)
+    return it
+
+
+def image_id(it: Yard) -> str:
+    return it.docker("image", "inspect", IMAGE, "--format", "{{.Id}}").stdout.strip()
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(it: Yard) -> None:
+    done = it.inv("build", "--dry-run", check=True)
+    assert "takes models, our files, context and archives; the client's TMPDIR decides nothing" in done.stdout
+    assert "overlay2" in done.stdout
+    assert " build --progress=plain " in done.stdout
+    assert it.docker("images", "-q", IMAGE).stdout == ""
+    assert list(Path(it.tmpdir).iterdir()) == []
+
+
+def test_the_projects_own_dockerfile_is_built_over_ssh_and_its_output_streams(it: Yard) -> None:
+    it.edit_bench("a first build")
+    logins = it.ground.vm_sshd.logins()
+    done = it.inv("build", check=True)
+    assert it.ground.vm_sshd.logins() == logins + 1
+    assert "[prod 9/9] COPY bench /opt/qlora-fleet/bench" in done.stdout
+    assert f"{IMAGE} {image_id(it)[7:19]} is built" in done.stdout
+    job = it.jobs()[-1]
+    assert json.loads((job / "outcome.json").read_text())["image_id"] == image_id(it)
+    log = (it.project / "results" / "jobs" / f"{job.name}.txt").read_text()
+    assert "writing image sha256:" in log
+
+
+def test_an_unchanged_build_sends_and_builds_nothing(built: Yard) -> None:
+    before, jobs = image_id(built), len(built.jobs())
+    done = built.inv("build", check=True)
+    assert UP_TO_DATE in done.stdout
+    assert (image_id(built), len(built.jobs())) == (before, jobs)
+
+
+def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built: Yard) -> None:
+    words = ("run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", IMAGE)
+    said = built.docker(*words, "sh", "-c", "id -u; python -m bench list --suite quick | head -1; env").stdout.split(
+        "\n"
+    )
+    assert said[0] == "1000"
+    assert said[1].startswith("suite quick")
+    assert {"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "HOME=/workspace"} <= set(said)
+    config = json.loads(built.docker("image", "inspect", IMAGE).stdout)[0]["Config"]
+    assert config["Entrypoint"] == ["tini", "--"]
+    assert "--health" in config["Healthcheck"]["Test"]
+    assert built.docker(*words, "python", "/opt/qlora-fleet/selfcheck.py", "--health").returncode == 0
+
+
+def test_no_layer_holds_a_cache_or_our_compiled_files(built: Yard) -> None:
+    # What the base brings is the base's; everything else in these places would be a cache.
+    find = (
+        "find /var/cache/apt /var/lib/apt/lists /var/cache/pip /root /opt/qlora-fleet /wheels /locks -type f "
+        "\\( -path '/opt/*' -not -name '*.pyc' -o -print \\) 2>/dev/null; true"
+    )
+    words = ("run", "--rm", "--network=none", "--user=0", "--entrypoint=sh")
+    in_base = built.docker(*words, "standin:base", "-c", find).stdout.split()
+    assert set(built.docker(*words, IMAGE, "-c", find).stdout.split()) - set(in_base) == set()
+
+
+def test_two_builds_at_once_are_one_job_and_both_end_well(it: Yard) -> None:
+    it.edit_bench("two at once")
+    client, jobs = it.gate("build"), len(it.jobs())
+    first, second = (it.start("build", IMAGE_CLIENT=client) for _ in range(2))
+    it.at_gate()
+    it.wait_for(lambda: len(it.jobs()) > jobs, "a job")
+    it.open_gate()
+    said = [process.communicate(timeout=200) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    assert len([job for job in it.jobs()[jobs:] if (job / "end.json").exists()]) == 1
+    assert it.inv("build", check=True).stdout.count(UP_TO_DATE) == 1
+
+
+def test_a_laptop_that_is_closed_leaves_the_build_running_and_the_next_call_follows_it(it: Yard) -> None:
+    it.edit_bench("a closed laptop")
+    client, jobs = it.gate("build"), len(it.jobs())
+    process = it.start("build", IMAGE_CLIENT=client)
+    it.at_gate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    again = it.start("build", IMAGE_CLIENT=client)
+    assert again.stdout is not None
+    assert "a build is running already" in again.stdout.readline()
+    it.open_gate()
+    out, err = again.communicate(timeout=200)
+    assert again.returncode == 0, (out, err)
+    assert "is built" in out
+    assert len(it.jobs()) == jobs + 1
+
+
+@pytest.mark.parametrize("how", ["down", "drop", "sshd"])
+def test_a_link_that_breaks_during_a_build_costs_nothing_once_it_is_mended(it: Yard, how: str) -> None:
+    it.edit_bench(f"a broken link: {how}")
+    client, jobs = it.gate("build"), len(it.jobs())
+    process = it.start("build", IMAGE_CLIENT=client)
+    it.at_gate()
+    if how == "sshd":
+        assert it.ground.vm_sshd.kill_sessions() > 0
+    else:
+        it.ground.cable.cut(how)  # type: ignore[arg-type]
+    assert process.stdout is not None
+    said = ""
+    while "connecting again" not in said:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        said += line
+    it.ground.cable.mend()
+    it.open_gate()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, (said + out, err)
+    assert len(it.jobs()) == jobs + 1
+    assert UP_TO_DATE in it.inv("build", check=True).stdout
+
+
+def test_a_build_can_be_stopped_and_the_next_one_completes(it: Yard) -> None:
+    it.edit_bench("a cancelled build")
+    client = it.gate("build")
+    process = it.start("build", IMAGE_CLIENT=client)
+    it.at_gate()
+    assert "ended" in it.inv("build", "--cancel", check=True).stdout
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert "`inv build` starts it anew" in err
+    assert "is built" in it.inv("build", check=True).stdout
+
+
+def test_weights_have_layers_of_their_own_which_an_edit_and_a_new_stack_leave_alone(it: Yard) -> None:
+    folder = it.put_model()
+    words = it.models(MODEL)
+    it.inv(*words, "build", check=True)
+    before = it.layers(IMAGE)
+    history = it.docker("history", "--format", "{{.Size}} {{.CreatedBy}}", "--no-trunc", IMAGE).stdout.splitlines()
+    weights = [line for line in history if "COPY model[s]/" in line and not line.startswith("0B")]
+    assert len(weights) == 3  # two shards, and what is small
+    it.edit_bench("weights stay")
+    it.inv(*words, "build", check=True)
+    after = it.layers(IMAGE)
+    assert after[:-1] == before[:-1]
+    assert after[-1] != before[-1]
+    # Everything made again, as after a new base or a pruned cache: the same weights and the same stack are not pushed.
+    it.docker("builder", "prune", "--all", "--force")
+    it.edit_bench("made anew")
+    it.inv(*words, "build", check=True)
+    anew = it.layers(IMAGE)
+    assert anew[2:21] == after[2:21]
+    # And a shard cut short, or one byte of it changed, is found before anything is trusted.
+    shard = folder / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    done = it.inv(*words, "build")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{shard}: {len(content) - 1} bytes, its manifest says {len(content)}" in done.stderr
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    it.edit_bench("with a flipped byte")
+    it.inv(*words, "build", check=True)
+    done = it.inv(*words, "image.verify")
+    assert done.returncode == 1
+    assert "model-00002-of-00002.safetensors: its sha256 is not the manifest's" in done.stderr
+    shard.write_bytes(content)
+
+
+def test_a_model_that_is_not_there_is_named_with_what_brings_it(it: Yard) -> None:
+    done = it.inv(*it.models("nobody/Nothing"), "build")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nobody--Nothing: not on the VM" in done.stderr
+    assert "inv model.fetch" in done.stderr
+
+
+def test_verify_says_what_is_inside_and_what_does_not_work(built: Yard) -> None:
+    done = built.inv("image.verify")
+    # The small lock has no torch, so the last proof, a trial, fails; that it is tried is what this shows.
+    assert done.returncode == 1
+    assert "python -m bench selfcheck: the stack cannot be imported: No module named 'torch'" in done.stderr
+    assert "tinystack 1.0" in done.stdout
+    profiles = built.project / "image" / "profiles.yaml"
+    text = profiles.read_text()
+    profiles.write_text(
+        text.replace("stack_bytes: 30000000\n  runs_on_cpu: true", "stack_bytes: 30000000\n  runs_on_cpu: false")
+    )
+    done = built.inv("image.verify", check=True)
+    assert "trains on one only: no trial was run" in done.stdout
+    assert f"{IMAGE}: whole" in done.stdout
+    profiles.write_text(text)
+
+
+def test_sizes_are_told_by_layer_and_for_push_pull_and_node(built: Yard) -> None:
+    done = built.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1", check=True)
+    assert "COPY bench /opt/qlora-fleet/bench" in done.stdout
+    assert "an edit of bench pushes 0." in done.stdout
+    assert "a node with 100 Mb/s pulls it in" in done.stdout
+    assert "of 0.1 GB allocatable that does not fit" in done.stdout
+
+
+ENGINE_FAULTS = {
+    "client missing": ({"IMAGE_CLIENT": "/nowhere/docker"}, "/nowhere/docker: not found; install Docker there"),
+    "engine elsewhere": (
+        {"IMAGE_ENGINE": "unix:///nowhere.sock"},
+        "the engine does not answer at unix:///nowhere.sock",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ENGINE_FAULTS)
+def test_an_engine_that_cannot_be_asked_is_one_line_with_the_remedy(it: Yard, fault: str) -> None:
+    settings, line = ENGINE_FAULTS[fault]
+    done = it.inv("build", **settings)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert line in done.stderr
+
+
+def test_a_user_outside_the_docker_group_is_told_how_to_get_in(it: Yard) -> None:
+    it.set_docker_group()
+    done = it.inv("build")
+    it.set_docker_group(USER)
+    assert done.returncode == 2
+    assert "sudo usermod -aG docker $USER" in done.stderr
+
+
+TMPDIR_FAULTS = {
+    "missing": ("/nowhere/fss", "no such folder on the VM"),
+    "relative": ("fss", "expected an absolute path"),
+    "not writable": ("/opt", "this user may not write there"),
+    "in memory": ("/mnt/memory", "is on tmpfs, which cannot keep a build's files"),
+    "too small": ("/mnt/small", "GB free, this build needs"),
+}
+
+
+@pytest.mark.parametrize("fault", TMPDIR_FAULTS)
+def test_a_tmpdir_that_will_not_do_is_refused_with_the_reason(it: Yard, fault: str) -> None:
+    path, line = TMPDIR_FAULTS[fault]
+    if fault == "in memory":
+        it.vm.run("mkdir", "-p", path)
+        it.vm.run("chown", USER, path)
+    if fault == "too small":
+        it.vm.small_disk(path, megabytes=40, owner=USER)
+    it.edit_bench(fault)
+    done = it.inv("build", "--tmpdir", path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert line in done.stderr
+
+
+def test_a_disk_that_somebody_fills_during_the_build_is_named_and_the_next_build_completes(it: Yard) -> None:
+    it.stop_engine()
+    it.vm.small_disk("/mnt/data", megabytes=1500)
+    it.start_engine("/mnt/data/docker")
+    try:
+        it.import_base()
+        client = it.gate("build", before="true")
+        it.edit_bench("a full disk")
+        process = it.start("build", IMAGE_CLIENT=client)
+        it.at_gate()
+        it.vm.run("sh", "-c", "fallocate -l $(($(stat -f -c '%a*%S' /mnt/data) - 9000000)) /mnt/data/somebody-elses")
+        it.open_gate()
+        _, err = process.communicate(timeout=200)
+        assert process.returncode == 3, err
+        assert "no space left on device" in err
+        assert "free some room there, then `inv build`" in err
+        it.vm.run("rm", "/mnt/data/somebody-elses")
+        assert "is built" in it.inv("build", check=True).stdout
+    finally:
+        it.stop_engine()
+        it.start_engine()
+
+
+def test_a_tmpdir_that_fills_up_while_files_arrive_keeps_nothing_that_is_trusted(it: Yard) -> None:
+    it.vm.small_disk("/mnt/share", megabytes=700, owner=USER)
+    room = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
+    client = it.gate("info", after=f"fallocate -l {room} /mnt/share/somebody-elses")
+    it.open_gate()
+    it.edit_bench("a full share")
+    # The engine is asked before the disks are looked at, so the disk is full by then: refused before anything is sent.
+    done = it.inv("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "/mnt/share: 0.0 GB free" in done.stderr
+    it.vm.run("rm", "/mnt/share/somebody-elses")
+    client = it.gate("inspect", after=f"[ -e /mnt/share/x ] || fallocate -l {room} /mnt/share/x")
+    it.open_gate()
+    done = it.inv("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr
+    assert "`inv build --tmpdir /mnt/share` goes on" in done.stderr
+    it.vm.run("rm", "/mnt/share/x")
+    assert "is built" in it.inv("build", "--tmpdir", "/mnt/share", check=True).stdout
+
+
+def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built: Yard) -> None:
+    folder, wanted = f"{built.tmpdir}/archives", image_id(built)
+    done = built.inv("image.archive", folder, check=True)
+    (path,) = Path(folder).glob("*.tar.*[!6]")
+    assert path.name in done.stdout
+    built.vm.run("sh", "-c", f"cd '{folder}' && sha256sum --check --quiet *.sha256")
+    assert "is this very image already" in built.inv("image.archive", folder, check=True).stdout
+    built.docker("rmi", "--force", IMAGE)
+    assert wanted in built.inv("image.load", str(path), check=True).stdout
+    assert image_id(built) == wanted
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    done = built.inv("image.load", str(path))
+    assert done.returncode == 4
+    assert "cut short or changed" in done.stderr
+    path.unlink()
+    assert "not found" in built.inv("image.load", str(path)).stderr
+
+
+def test_docker_save_that_fails_behind_the_pipe_leaves_no_archive(built: Yard) -> None:
+    client = built.gate("save", before="echo 'Error response from daemon: something broke' >&2; exit 1")
+    built.open_gate()
+    folder = f"{built.tmpdir}/broken"
+    done = built.inv("image.archive", folder, IMAGE_CLIENT=client)
+    assert done.returncode == 1
+    assert "something broke" in done.stderr
+    assert list(Path(folder).iterdir()) == []
+
+
+def test_an_archive_that_does_not_fit_leaves_nothing_behind(built: Yard) -> None:
+    built.vm.small_disk("/mnt/archives", megabytes=160, owner=USER)
+    room = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"
+    client = built.gate("save", before=f"fallocate -l {room} /mnt/archives/somebody-elses")
+    built.open_gate()
+    done = built.inv("image.archive", "/mnt/archives", IMAGE_CLIENT=client)
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr
+    assert built.vm.run("ls", "-A", "/mnt/archives").stdout.split() == ["lost+found", "somebody-elses"]
+    built.vm.run("rm", "/mnt/archives/somebody-elses")
+    built.inv("image.archive", "/mnt/archives", check=True)
+
+
+def test_the_client_that_cannot_build_is_told_apart_from_one_that_can(it: Yard) -> None:
+    script = it.folder / "docker-without-buildx"
+    version = it.docker("version", "--format", "{{json .}}").stdout.strip()
+    document = json.loads(version)
+    document["Client"]["Version"] = "28.2.2"
+    script.write_text(
+        f"#!/bin/sh\ncase $1 in version) cat <<'END'\n{json.dumps(document)}\nEND\n;;\n"
+        f'buildx) echo "docker: \'buildx\' is not a docker command." >&2; exit 1;;\n*) exec {DOCKER} "$@";; esac\n'
+    )
+    script.chmod(0o755)
+    done = it.inv("build", IMAGE_CLIENT=str(script))
+    assert done.returncode == 2
+    assert "its plugin buildx is missing; apt-get install docker-buildx" in done.stderr
