@@ -18,7 +18,15 @@ from remote.command import Command
 from remote.host import CommandTimedOut, HostError, HostUnreachable
 from remote.job import Job, JobSpec, JobState, JobStatus, slot_holder
 
-_PARTS = ("onvm.py", "onvm_build.py", "onvm_push.py", "onvm_archive.py")
+_PARTS = (
+    "onvm.py",
+    "onvm_build.py",
+    "onvm_push.py",
+    "onvm_archive.py",
+    "onvm_fetch.py",
+    "onvm_sources.py",
+    "onvm_hub.py",
+)
 # Our files stand flat in the job's folder; this makes them the package they are at home.
 _LAUNCH = (
     "import sys, types; package = types.ModuleType('remote'); package.__path__ = ['.']; "

@@ -21,5 +21,5 @@ ns = Collection(
     push.push,
     report.report,
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
-    Collection("model", model.demo),
+    Collection("model", model.demo, model.fetch),
 )

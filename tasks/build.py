@@ -43,7 +43,7 @@ def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, ca
     from remote import vmjob
     from remote.agent import Agent
     from tasks import settings as house
-    from tasks.buildvm import build_vm
+    from tasks.buildvm import build_vm, tmpdir_on
 
     settings = house.load(context)
     again = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
@@ -54,7 +54,7 @@ def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, ca
             if cancel:
                 _cancel(vmjob.running(agent))
                 return
-            tmp = _tmpdir(settings, host, tmpdir)
+            tmp = tmpdir_on(settings, host, tmpdir)
             if dry_run:
                 plan = _plan(settings, host, tmp)
                 print(f"{host.name}: the image is up to date" if plan is None else render(plan))
@@ -166,13 +166,6 @@ def render(plan: BuildPlan) -> str:
         f"  {shlex.join(plan.argv)}",
     ]
     return "\n".join(lines)
-
-
-def _tmpdir(settings: Settings, host: Host, given: str | None) -> str:
-    tmp = given or settings.build.tmpdir or host.workdir
-    if not tmp.startswith("/"):
-        raise UsageError(f"--tmpdir: expected an absolute path on the VM, found {tmp!r}")
-    return tmp.rstrip("/") or "/"
 
 
 def _send(settings: Settings, agent: Agent, plan: BuildPlan) -> None:

@@ -56,15 +56,24 @@ def _host(settings: Settings) -> Iterator[Host]:
         yield host
 
 
+def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
+    """The folder on the VM that bulk goes to: `--tmpdir`, or build.tmpdir, or the host's own. Raises UsageError."""
+    tmp = given or settings.build.tmpdir or host.workdir
+    if not tmp.startswith("/"):
+        raise UsageError(f"--tmpdir: expected an absolute path on the VM, found {tmp!r}")
+    return tmp.rstrip("/") or "/"
+
+
 def explained(error: HostError, again: str) -> TaskFailed:
     """The exit code of what went wrong with the VM, with the command to type next where the message has none."""
     from remote.engine import EngineError
     from remote.host import AddressWrong, HostKeyRefused, LoginRefused
+    from remote.modelfetch import FetchError
     from remote.vmjob import JobFailed
 
     if isinstance(error, HostKeyRefused):
         return Refused(str(error))
-    if isinstance(error, (AddressWrong, LoginRefused, EngineError)):
+    if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError)):
         return UsageError(str(error))
     if isinstance(error, JobFailed):
         return _job_failed(error, again)
@@ -79,7 +88,7 @@ def _job_failed(error: JobFailed, again: str) -> TaskFailed:
         "stopped": f"; `{again}` starts it anew",
         "lost": f"; `{again}` starts it anew",
     }
-    if error.kind == "unauthorized":
+    if error.kind in ("unauthorized", "usage"):
         return UsageError(str(error))
     if error.kind == "refused":
         return Refused(str(error))

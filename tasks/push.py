@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import getpass
-import stat
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke.context import Context
@@ -142,19 +140,11 @@ def _follow(settings: Settings, job: Job) -> Outcome:
 def password(settings: Settings, where: Reference, user: str) -> Secret:
     """The registry's password: from its file, from a pipe, or asked for. Raises UsageError."""
     from remote.command import Secret
+    from tasks import secretfile
 
     name = settings.registry.password_file
     if name is not None:
-        path = Path(name).expanduser()
-        path = path if path.is_absolute() else settings.root / path
-        try:
-            mode = path.stat().st_mode
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"registry.password_file: {path}: {getattr(error, 'strerror', error)}") from None
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(f"registry.password_file: {path}: others may read it; type: chmod 600 {path}")
-        source = f"registry.password_file: {path}"
+        text, source = secretfile.read(settings, "registry.password_file", name), f"registry.password_file: {name}"
     elif sys.stdin is not None and not sys.stdin.isatty():
         text, source = sys.stdin.read(), "standard input"
     else:

@@ -118,6 +118,11 @@ class RegistrySection(Section):
     password_file: Text | None = Field(default=None, description="a file's path")
 
 
+class HubSection(Section):
+    endpoint: Text | None = Field(default=None, description="an address like https://huggingface.co")
+    token_file: Text | None = Field(default=None, description="a file's path")
+
+
 class CostSection(Section):
     price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
     price_source: Text | None = Field(default=None, description="text that says where the price is from")
@@ -138,6 +143,7 @@ class Sections(Section):
     build: BuildSection = BuildSection()
     image: ImageSection = ImageSection()
     registry: RegistrySection = RegistrySection()
+    hub: HubSection = HubSection()
     cost: CostSection = CostSection()
 
 
