@@ -119,31 +119,35 @@ class Machine:
                     stream.close()
         self._init, self._started = None, []
 
-    def argv(self, *words: str, user: str | None = None) -> list[str]:
+    def argv(self, *words: str, user: str | None = None, cwd: str | Path = "/") -> list[str]:
         """`words` as a command line of this machine, as root or with everything `user` has (groups, HOME)."""
         assert self._init is not None, f"{self.name} is off"
         apart = ("--pid",) if self.processes_apart else ()
-        become = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "env")
+        enter = ("nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", *apart, "--")
+        become = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
         home = () if user is None else (f"HOME={self.home(user)}", f"USER={user}")
-        return ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", *apart, "--", *become, *home, *words]
+        # Whoever enters a machine is in its root folder, wherever he came from.
+        return [*enter, *become, "env", f"--chdir={cwd}", *home, *words]
 
     def run(self, *words: str, user: str | None = None, check: bool = True, **options: Any) -> Any:
         """A command to its end: CompletedProcess with text. Raises with what it said."""
-        options = {"stdin": subprocess.DEVNULL, "timeout": WAIT_SEC, "cwd": "/", **options}
+        options = {"stdin": subprocess.DEVNULL, "timeout": WAIT_SEC, **options}
+        argv = self.argv(*words, user=user, cwd=options.pop("cwd", "/"))
         if "input" in options:
             del options["stdin"]
-        done = subprocess.run(self.argv(*words, user=user), capture_output=True, text=True, check=False, **options)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, **options)
         assert not check or done.returncode == 0, f"{self.name}: {words}: {done.returncode}: {done.stdout}{done.stderr}"
         return done
 
     def start(self, *words: str, user: str | None = None, log: str = "", **options: Any) -> subprocess.Popen[Any]:
         """A command that goes on; `log` names a file in the machine's folder for all it says."""
+        argv = self.argv(*words, user=user, cwd=options.pop("cwd", "/"))
         if not log:
-            process = subprocess.Popen(self.argv(*words, user=user), **options)
+            process = subprocess.Popen(argv, **options)
         else:
             with (self.folder / log).open("ab") as file:
                 options = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **options}
-                process = subprocess.Popen(self.argv(*words, user=user), **options)
+                process = subprocess.Popen(argv, **options)
         self._started.append(process)
         return process
 
