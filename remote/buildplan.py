@@ -105,6 +105,8 @@ class BuildPlan:
         """What `remote.onvm` needs of it, as JSON values."""
         return {
             "image": self.image,
+            "label": f"{LABEL}.build",
+            "digest": self.digest,
             "docker": [self.argv[0]],
             "environment": dict(self.environment),
             "base": self.base,

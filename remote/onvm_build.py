@@ -13,6 +13,10 @@ from remote.onvm import Failed, Watcher, ask, follow, reason, sha256_of
 
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = job["docker"], job["environment"]
+    there = ask(docker, environment, "image", "inspect", job["image"])
+    if there is not None and (there[0]["Config"].get("Labels") or {}).get(job["label"]) == job["digest"]:
+        watcher.say(f"{job['image']}: another job has just built this very image", "built")
+        return {"image_id": there[0]["Id"], "size_bytes": there[0]["Size"], "base_digests": []}
     try:
         assemble(watcher, job)
     except OSError as error:
