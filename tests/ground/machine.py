@@ -196,7 +196,11 @@ class Machine:
 
     def _pids(self) -> list[int]:
         """Everything that lives in this machine's network (a thread of the test's own process aside)."""
-        network, found = Path(f"/proc/{self.pid}/ns/net").readlink(), []
+        found: list[int] = []
+        try:
+            network = Path(f"/proc/{self.pid}/ns/net").readlink()
+        except OSError:  # its first process is dead, and what it was with it
+            return found
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if (process / "ns" / "net").readlink() == network and int(process.name) != os.getpid():
