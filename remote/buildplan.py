@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from remote.context import CodeFile, Link, ModelFile, ModelFolder, digest_of_code, slots
+from remote.context import CodeFile, ModelFile, ModelFolder, Packed, digest_of_code, slots
 from remote.engine import Client, EngineError, EngineFacts, Look, Place
 
 LABEL = "qlora-fleet"
 FOLDER = "qlora-fleet"  # ours below --tmpdir
 NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
-# Files here vanish with the machine or eat its memory, or know neither hard links nor modes.
+# Files here vanish with the machine or eat its memory, or know neither hard packed nor modes.
 UNFIT_KINDS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
 BASE_BYTES = 600_000_000
 HEADROOM_BYTES = 500_000_000  # logs, the cache's bookkeeping, and not to be the one who fills a disk to its last block
@@ -87,7 +87,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """One build. `argv` builds `context` once it is made of `code` (place, sha256, below `code_folder`) and `links`."""
+    """One build. `argv` builds `context`, made of `code` (place and sha256, below `code_folder`) and `packed`."""
 
     image: str
     digest: str
@@ -96,8 +96,9 @@ class BuildPlan:
     base: str
     code_folder: str
     code: tuple[tuple[str, str], ...]
-    links: tuple[Link, ...]
+    packed: tuple[Packed, ...]
     context: str
+    data_root: str
     needs: tuple[Need, ...]
     notes: tuple[str, ...]
 
@@ -113,8 +114,9 @@ class BuildPlan:
             "argv": list(self.argv),
             "code_folder": self.code_folder,
             "code": [list(pair) for pair in self.code],
-            "links": [asdict(link) for link in self.links],
+            "packed": [asdict(file) for file in self.packed],
             "context": self.context,
+            "data_root": self.data_root,
         }
 
 
@@ -128,11 +130,11 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
             raise EngineError(f"image.models: {name}: not on the VM at {folder}; {fetch}")
         if seen["sha256"] is None:
             raise EngineError(f"image.models: {folder} has no manifest.json, so it may be half a model; {fetch}")
-        for path, has, size in seen["files"]:
+        for path, has, size, _ in seen["files"]:
             if has != size:
                 what = "not there" if has is None else f"{has} bytes, its manifest says {size}"
                 raise EngineError(f"image.models: {folder}/{path}: {what}; {fetch}")
-        files = tuple(ModelFile(path=path, size=size) for path, _, size in seen["files"])
+        files = tuple(ModelFile(path=path, size=size, sha256=sha256) for path, _, size, sha256 in seen["files"])
         folders.append(ModelFolder(name=name, folder=folder, files=files, manifest_sha256=seen["sha256"]))
     return tuple(folders)
 
@@ -143,12 +145,12 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
     Raises CannotFit, EngineError for models that are not whole, ContextError for what no context can hold.
     """
     models = model_folders(look)
-    links = slots(models)
+    packed = slots(models)
     tmp, root = look.place(wanted.tmpdir), look.place(facts.data_root)
     _check_kinds(tmp, root, facts)
     labels = _labels(wanted, models)
     digest = labels[f"{LABEL}.build"]
-    needs = _needs(wanted, models, links, tmp, root, existing)
+    needs = _needs(wanted, models, packed, tmp, root, existing)
     _check_room(needs)
     return BuildPlan(
         image=wanted.image,
@@ -158,8 +160,9 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
         base=wanted.profile.base,
         code_folder=f"{wanted.home}/code/{digest_of_code(wanted.code)[:16]}",
         code=tuple((file.place, file.sha256) for file in wanted.code),
-        links=links,
+        packed=packed,
         context=f"{wanted.home}/context",
+        data_root=facts.data_root,
         needs=needs,
         notes=_notes(facts, tmp, root, look),
     )
@@ -234,7 +237,7 @@ def _check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
 def _needs(
     wanted: Wanted,
     models: Sequence[ModelFolder],
-    links: Sequence[Link],
+    packed: Sequence[Packed],
     tmp: Place,
     root: Place,
     existing: Mapping[str, str],
@@ -245,11 +248,12 @@ def _needs(
     # What the image of that name has already is in the engine's cache too, unless someone pruned it.
     same = {key: existing.get(key) == labels[key] for key in (f"{LABEL}.lock", f"{LABEL}.models")}
     stack = 0 if same[f"{LABEL}.lock"] else round(wanted.profile.stack_bytes * STACK_COPIES) + BASE_BYTES
+    packing = 0 if same[f"{LABEL}.models"] else weights
     layers = 0 if same[f"{LABEL}.models"] else round(weights * WEIGHT_COPIES)
     return (
-        Need(place=tmp, what="context: our files; weights are linked", need_bytes=2 * ours + HEADROOM_BYTES),
+        Need(place=tmp, what="context: our files, weights packed", need_bytes=2 * ours + packing + HEADROOM_BYTES),
         Need(place=root, what="engine: stack, its cache, base", need_bytes=stack + HEADROOM_BYTES),
-        Need(place=root, what=f"engine: weights, in cache and layers ({len(links)} files)", need_bytes=layers),
+        Need(place=root, what=f"engine: weights, in cache and layers ({len(packed)} files)", need_bytes=layers),
     )
 
 

@@ -1,8 +1,8 @@
 """What goes into an image's build context, decided here and assembled on the build VM.
 
-Our own files travel from the laptop into a folder named by their digest; weights are on the VM already and are linked,
-not copied, into numbered slots: one shard a slot, one slot a layer (see image/Dockerfile). Pure but for reading the
-project's folder.
+Our own files travel from the laptop into a folder named by their digest; weights are on the VM already and are packed
+into numbered slots: one shard a slot, one slot a layer (see image/Dockerfile). Pure but for reading the project's
+folder.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class CodeFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """A file of a model on the VM: its path below the model's folder, and its size in bytes."""
+    """A file of a model on the VM: its path below the model's folder, its size in bytes and sha256."""
 
     path: str
     size: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +59,14 @@ class ModelFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """A file of the context that is on the VM already: `source` there, `place` in the context."""
+class Packed:
+    """A file of a model in its slot: `source` on the VM, `place` in the image."""
 
+    slot: int
     source: str
     place: str
     size: int
+    sha256: str
 
 
 def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[CodeFile, ...]:
@@ -93,30 +96,34 @@ def digest_of_code(files: Iterable[CodeFile]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def slots(models: Sequence[ModelFolder]) -> tuple[Link, ...]:
+def slots(models: Sequence[ModelFolder]) -> tuple[Packed, ...]:
     """Every file of every model in its slot, in the order of the models, so that another model at the end moves none.
 
     Raises ContextError for a file no layer may hold, and for more shards than there are slots.
     """
-    links: list[Link] = []
+    packed: list[Packed] = []
     slot = 0
     for model in models:
         shards = [file for file in model.files if file.path.endswith(".safetensors") or file.size >= SHARD_BYTES]
         small = [file for file in model.files if file not in shards]
-        for group in [*([shard] for shard in sorted(shards, key=lambda file: file.path)), small]:
-            for file in sorted(group, key=lambda file: file.path):
-                if file.size > LARGEST_LAYER_BYTES:
-                    raise ContextError(
-                        f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file is more than a layer may "
-                        f"have ({LARGEST_LAYER_BYTES / 1e9:.0f} GB); save the model in smaller shards"
-                    )
-                place = f"models/{slot:02d}/models/{model.name}/{file.path}"
-                links.append(Link(source=f"{model.folder}/{file.path}", place=place, size=file.size))
-            slot += bool(group)
+        groups = [*([shard] for shard in sorted(shards, key=lambda file: file.path)), *([small] if small else [])]
+        for group in groups:
+            packed += [_packed(slot, model, file) for file in sorted(group, key=lambda file: file.path)]
+            slot += 1
     if slot > SLOTS:
         names = ", ".join(model.name for model in models)
         raise ContextError(
-            f"image.models: {names} are {slot} layers, the Dockerfile has {SLOTS}; leave one out, or add COPY lines "
+            f"image.models: {names} are {slot} layers, the Dockerfile has {SLOTS}; leave one out, or add lines "
             f"to its stage `models` and raise SLOTS in remote/context.py"
         )
-    return tuple(links)
+    return tuple(packed)
+
+
+def _packed(slot: int, model: ModelFolder, file: ModelFile) -> Packed:
+    if file.size > LARGEST_LAYER_BYTES:
+        raise ContextError(
+            f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file is more than a layer may have "
+            f"({LARGEST_LAYER_BYTES / 1e9:.0f} GB); save the model in smaller shards"
+        )
+    place = f"models/{model.name}/{file.path}"
+    return Packed(slot=slot, source=f"{model.folder}/{file.path}", place=place, size=file.size, sha256=file.sha256)

@@ -44,11 +44,12 @@ def model(name, folder):
         content = open(manifest, "rb").read()
     except OSError:
         return {"name": name, "folder": folder, "found": os.path.isdir(folder), "sha256": None, "files": []}
-    files = [["manifest.json", len(content), len(content)]]
+    digest = hashlib.sha256(content).hexdigest()
+    files = [["manifest.json", len(content), len(content), digest]]
     for entry in json.loads(content)["files"]:
         full = os.path.join(folder, entry["path"])
-        files.append([entry["path"], os.path.getsize(full) if os.path.isfile(full) else None, entry["size"]])
-    digest = hashlib.sha256(content).hexdigest()
+        has = os.path.getsize(full) if os.path.isfile(full) else None
+        files.append([entry["path"], has, entry["size"], entry["sha256"]])
     return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
 def docker_tmpdir():
     for entry in os.listdir("/proc"):

@@ -120,7 +120,7 @@ def _step(created_by: str) -> str:
 
 def _kind(created_by: str) -> str:
     """weights, stack, code or system, told from the Dockerfile's own lines."""
-    if created_by.startswith("COPY model[s]/"):
+    if created_by.startswith("ADD model[s]/"):
         return "weights"
     if created_by.startswith("COPY /layers/"):
         return "stack"

@@ -55,9 +55,12 @@ class Watcher:
         self.began = time.monotonic()
         self.stage, self.count, self.written = "starting", 0, 0.0
         self.lines: deque[tuple[float, str]] = deque(maxlen=SHOWN_LINES)
+        self.disk: str | None = None
+        self.least_free_bytes: float = float("inf")
 
     def say(self, line: str, stage: str | None = None) -> None:
         self.stage = stage or self.stage
+        self.look_at_disk()
         print(line, flush=True)
         if NOISE.match(line):  # in the log, and not worth a person's eye
             return
@@ -65,6 +68,12 @@ class Watcher:
         self.lines.append((round(time.monotonic() - self.began, 1), line[:LINE_CHARS]))
         if time.monotonic() - self.written > 0.3:
             self.write()
+
+    def look_at_disk(self) -> None:
+        """Keep the least room that `disk` was seen to have: a step that ran out of it often fails without saying so."""
+        if self.disk is not None:
+            room = os.statvfs(self.disk)
+            self.least_free_bytes = min(self.least_free_bytes, room.f_bavail * room.f_frsize)
 
     def write(self) -> None:
         self.written = time.monotonic()

@@ -161,7 +161,7 @@ def render(plan: BuildPlan) -> str:
         *(f"  {note}" for note in plan.notes),
         *(f"  {need.place.path}: {need.need_bytes / 1e9:.2f} GB for {need.what}" for need in plan.needs),
         *(f"  {disk.path}: {disk.free_bytes / 1e9:.1f} GB free on {disk.kind}" for disk in disks),
-        *(f"  {link.place} <- {link.source} ({link.size / 1e9:.2f} GB)" for link in plan.links),
+        *(f"  slot {file.slot:02d} <- {file.source} ({file.size / 1e9:.2f} GB)" for file in plan.packed),
         f"  {len(plan.code)} files of ours -> {plan.code_folder}",
         f"  {shlex.join(plan.argv)}",
     ]
