@@ -167,7 +167,10 @@ def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[
         if came and attempt == 2:
             break
         watcher.say(f"{entry['path']}: {size} bytes, not what its digest says; fetching again")
-    raise Failed("refused", f"{entry['path']}: came with a wrong digest, twice; nothing of it was kept")
+    raise Failed(
+        "refused",
+        f"{entry['path']}: came with a wrong digest, twice; nothing of it was kept; the source is spoilt, name another",
+    )
 
 
 def _matches(entry: Entry, size: int, sha256: str, git_sha1: str) -> bool:

@@ -163,7 +163,11 @@ class Brought:
         try:
             (self._folder / entry["path"]).replace(into / entry["path"])
         except FileNotFoundError:
-            raise Failed("transient", f"{entry['path']}: has not arrived whole from the laptop") from None
+            # Asked for a second time: what rsync or tar brought whole was not what the cache calls it.
+            message = (
+                f"{entry['path']}: not what its digest in the laptop's cache says; that is spoilt, name another source"
+            )
+            raise Failed("refused", message) from None
 
 
 class Shown:

@@ -226,8 +226,8 @@ class _Session:
         with _broken(self._name):
             self._channel = channel = self._connection.transport.open_session(timeout=_OPEN_SEC)
             channel.exec_command(f"exec sh -c '{_LOADER}' sh {self._mark.decode()}")
-        # The first bytes wait for no answer; more of them, from another thread: a full window must not keep us from
-        # reading what the command says, and from its deadline.
+        # From another thread: sending waits while the other side's window is full, and must not keep this one from
+        # reading what the command says, nor from its deadline.
         content = script + stdin if isinstance(stdin, bytes) else script
         source = stdin if stdin is not None and not isinstance(stdin, bytes) else None
         self._feeder = threading.Thread(target=self._feed, args=(content, source), name="ssh-stdin", daemon=True)

@@ -47,7 +47,14 @@ def test_names_patterns_and_ports_match_as_openssh_matches_them(
 
 @pytest.mark.parametrize(
     "line",
-    ["", "vm", "vm ssh-ed25519", "vm ssh-ed25519 not*base64", f"@cert-authority vm ssh-ed25519 {TEXT}", "|1|x|y k AAAA"],
+    [
+        "",
+        "vm",
+        "vm ssh-ed25519",
+        "vm ssh-ed25519 not*base64",
+        f"@cert-authority vm ssh-ed25519 {TEXT}",
+        "|1|x|y k AAAA",
+    ],
 )
 def test_a_line_that_lists_no_key_accepts_none(tmp_path: Path, line: str) -> None:
     assert found(tmp_path, f"{line}\n") == []

@@ -85,9 +85,7 @@ def test_tokens_and_the_home_are_filled_in(tmp_path: Path) -> None:
         (paramiko.ssh_exception.IncompatiblePeer("no kex"), AddressWrong, "no common cryptography"),
     ],
 )
-def test_every_way_of_not_getting_there_has_its_own_words(
-    error: Exception, kind: type[HostError], words: str
-) -> None:
+def test_every_way_of_not_getting_there_has_its_own_words(error: Exception, kind: type[HostError], words: str) -> None:
     explained = _explained(Hop(name="vm", hostname="10.0.0.1", user="me", port=23), error)
     assert type(explained) is kind
     assert str(explained).startswith("vm (me@10.0.0.1 port 23): ")
