@@ -12,7 +12,7 @@ At a local deadline the group is ended over the same connection; when the connec
 `MARGIN_SEC` after the deadline it was given. What moved itself into a session of its own (setsid) is reached by
 neither, as on every kind of host; work that should outlive the connection is a `remote.job`.
 
-Not covered: bulk data (`remote.bulk`), login shells that are not one of sh, bash, zsh, fish and csh.
+Not covered: bulk data (`remote.bulk`), hosts that are not Linux, login shells of the csh family.
 """
 
 from __future__ import annotations
@@ -50,15 +50,19 @@ _MOST_NOISE_BYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 # Reads shell text up to a line that is the mark, then runs it. Free of everything a login shell could take amiss; its
-# own variables have names no command's environment has. It stays to say how a signal ended the command: 128 + n.
-_LOADER = (
-    'q_t=$(command -v timeout) || { echo "timeout: not found; install coreutils" >&2; exit 127; }; '
-    'q_n=$(printf "\\n."); q_n=${q_n%.}; q_s=; q_l=; '
-    'while IFS= read -r q_l && [ "$q_l" != "$1" ]; do q_s=$q_s$q_l$q_n; done; '
-    '[ "$q_l" = "$1" ] || exit 255; eval "$q_s"; exit $?'
-)
-# Says the mark and the number of the group that `timeout` is about to lead, so that the group can be ended.
-_GROUP = 'printf "%s %s\\n" "$1" "$$"; q_t=$2; q_d=$3; shift 3; exec "$q_t" -k 2 "$q_d" "$@"'
+# own variables have names no command's environment has. It forks nothing: each process more is a millisecond on every
+# command. It stays as parent to say how a signal ended the command: 128 + n.
+_LOADER = """
+IFS=:; for q_d in $PATH; do q_t=$q_d/timeout; [ -x "$q_t" ] && break; done
+[ -x "$q_t" ] || { echo "timeout: not found; install coreutils" >&2; exit 127; }
+q_s=; q_l=
+while IFS= read -r q_l && [ "$q_l" != "$1" ]; do q_s="$q_s$q_l
+"; done
+[ "$q_l" = "$1" ] || exit 255
+unset IFS; eval "$q_s"; exit $?
+"""
+# In the child that becomes `timeout`, leader of the command's group: it learns its number from the kernel and says it.
+_GROUP = 'read -r q_g q_x < /proc/self/stat; printf "%s %s\\n" "$1" "$q_g"'
 _END_GROUP = (
     "kill -s TERM -- -$1 2>/dev/null || exit 0; n=0; "
     "while kill -s 0 -- -$1 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done; "
@@ -186,10 +190,9 @@ def _script(command: Command, mark: str, timeout_sec: float) -> bytes:
         missing = f"{{ printf '%s: No such file or directory' {folder} >&2; exit 127; }}"
         lines += [f"[ -d {folder} ] || {missing}", f"cd -- {folder} || exit 127"]
     deadline = str(math.ceil(timeout_sec + MARGIN_SEC))
-    words = ("-c", _GROUP, "sh", mark)
     # A shell says "Killed" on its standard error when a signal ends its child; the command itself did not say that.
     lines.append("exec 3>&2 2>/dev/null")
-    lines.append(f'(exec /bin/sh {shlex.join(words)} "$q_t" {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
+    lines.append(f'({_GROUP}; exec "$q_t" -k 2 {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
     return os.fsencode("".join(f"{line}\n" for line in (*lines, mark)))
 
 

@@ -58,7 +58,7 @@ def test_what_could_be_taken_for_an_option_is_no_host(host: str) -> None:
         Destination(host=host)
 
 
-def test_tokens_and_the_home_are_filled_in(tmp_path: Path) -> None:
+def test_tokens_and_the_home_are_filled_in() -> None:
     said = (
         "hostname 10.0.0.1\nuser me\nport 23\nidentityfile ~/.ssh/%h-%r\nidentityfile %d/k%%\nidentityagent none\n"
         "proxycommand nc %h %p %n\nuserknownhostsfile /a ~/b\nglobalknownhostsfile /c\nconnecttimeout 7\n"
