@@ -39,5 +39,6 @@ def read(settings: Settings) -> Profile:
 
 
 def image_name(settings: Settings) -> str:
-    """What the image is called on the build VM."""
-    return f"{settings.image.name}:{settings.image.profile}"
+    """What the image is called on the build VM; the one with tools on top has a tag of its own."""
+    tools = "" if settings.image.target == "prod" else f"-{settings.image.target}"
+    return f"{settings.image.name}:{settings.image.profile}{tools}"

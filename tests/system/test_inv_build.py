@@ -127,7 +127,7 @@ def test_a_laptop_that_is_closed_leaves_the_build_running_and_the_next_call_foll
     assert len(it.jobs()) == jobs + 1
 
 
-@pytest.mark.parametrize("how", ["down", "drop", "sshd"])
+@pytest.mark.parametrize("how", ["drop", "sshd"])
 def test_a_link_that_breaks_during_a_build_costs_nothing_once_it_is_mended(it: Yard, how: str) -> None:
     it.edit_bench(f"a broken link: {how}")
     client, jobs = it.gate("build"), len(it.jobs())

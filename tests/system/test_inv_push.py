@@ -40,6 +40,12 @@ def rebuild(it: Yard, text: str) -> None:
     it.inv("build", check=True)
 
 
+def change(it: Yard, text: str) -> None:
+    """Another image under the same name in no time: one label more, the same layers."""
+    text = f"FROM {IMAGE}\nLABEL qlora-fleet.test={json.dumps(text)}\n"
+    it.docker("build", "--quiet", "--tag", IMAGE, "-", input=text, env={**os.environ, "DOCKER_BUILDKIT": "1"})
+
+
 def logins_left(it: Yard) -> list[str]:
     found: list[str] = it.vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true").stdout.split()
     return found
@@ -123,7 +129,7 @@ def test_a_tag_that_somebody_moved_is_pushed_anew_and_the_digest_stays(it: Yard)
 
 
 def test_a_tag_that_is_moved_during_the_push_is_refused(it: Yard) -> None:
-    rebuild(it, "a tag moved during the push")
+    change(it, "a tag moved during the push")
     login = it.folder / "third-login"
     it.docker("--config", str(login), "login", "-u", REGISTRY_USER, "--password-stdin", REGISTRY, input=PASSWORD)
     it.vm.run("chmod", "-R", "a+rX", str(login))
@@ -137,7 +143,7 @@ def test_a_tag_that_is_moved_during_the_push_is_refused(it: Yard) -> None:
 
 
 def test_a_reply_that_is_lost_after_the_registry_took_everything_costs_no_second_push(it: Yard) -> None:
-    rebuild(it, "a lost reply")
+    change(it, "a lost reply")
     client = it.gate("push", after="echo 'received unexpected HTTP status: unexpected EOF' >&2; code=1")
     it.open_gate()
     done = it.inv("push", check=True, IMAGE_CLIENT=client)
@@ -147,8 +153,7 @@ def test_a_reply_that_is_lost_after_the_registry_took_everything_costs_no_second
 
 def test_a_registry_that_dies_under_a_layer_is_waited_for_and_the_push_completes(it: Yard) -> None:
     rebuild(it, "a killed registry")
-    # A layer of its own that takes the registry a moment: it is killed when that layer's upload has begun.
-    it.docker("tag", IMAGE, "qlora-fleet:before")
+    # It is killed when an upload has begun.
     client = it.gate("push")
     process = it.start("push", IMAGE_CLIENT=client)
     it.at_gate()
@@ -175,7 +180,7 @@ def test_a_registry_that_dies_under_a_layer_is_waited_for_and_the_push_completes
 
 
 def test_a_login_that_ends_during_the_push_is_renewed_once(it: Yard) -> None:
-    rebuild(it, "a login that ends")
+    change(it, "a login that ends")
     # The first push finds its login gone, as with a token that ran out; the second one finds its own.
     marker = f"{it.tmpdir}/login-ended"
     ended = f"[ -e '{marker}' ] || {{ touch '{marker}'; rm -f /dev/shm/qlora-fleet-login-*/config.json; }}"
@@ -185,7 +190,7 @@ def test_a_login_that_ends_during_the_push_is_renewed_once(it: Yard) -> None:
     assert "logging in once more" in done.stdout
     assert logins_left(it) == []
     # And with a password that no longer counts, the second login says so.
-    rebuild(it, "a password that ends")
+    change(it, "a password that ends")
     Path(marker).unlink()
     client = it.gate("push", before=ended)
     process = it.start("push", IMAGE_CLIENT=client)
@@ -200,9 +205,9 @@ def test_a_login_that_ends_during_the_push_is_renewed_once(it: Yard) -> None:
     it.inv("push", check=True)
 
 
-@pytest.mark.parametrize("how", ["down", "sshd", "laptop"])
+@pytest.mark.parametrize("how", ["down", "laptop"])
 def test_a_push_goes_on_without_link_and_laptop(it: Yard, how: str) -> None:
-    rebuild(it, f"push without {how}")
+    change(it, f"push without {how}")
     client, jobs = it.gate("push"), len(it.jobs())
     process = it.start("push", IMAGE_CLIENT=client)
     it.at_gate()
@@ -212,8 +217,6 @@ def test_a_push_goes_on_without_link_and_laptop(it: Yard, how: str) -> None:
         process = it.start("push", IMAGE_CLIENT=client)
         assert process.stdout is not None
         assert "a push is running already" in process.stdout.readline()
-    elif how == "sshd":
-        assert it.ground.vm_sshd.kill_sessions() > 0
     else:
         it.ground.cable.cut("down")
         assert process.stdout is not None
@@ -228,7 +231,7 @@ def test_a_push_goes_on_without_link_and_laptop(it: Yard, how: str) -> None:
 
 
 def test_the_password_is_found_nowhere(it: Yard) -> None:
-    rebuild(it, "a secret")
+    change(it, "a secret")
     client = it.gate("push")
     process = it.start("push", IMAGE_CLIENT=client)
     seen: list[bytes] = []
