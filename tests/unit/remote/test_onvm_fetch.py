@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from remote.modelfetch import Fetch, FetchError
+from remote import vmjob
+from remote.agent import Agent
+from remote.local import LocalHost
+from remote.modelfetch import Fetch, FetchError, find, start
 from remote.onvm import Failed
 from remote.onvm_fetch import chosen, digests, read_manifest, weights_of
 from remote.onvm_hub import failure
 from remote.onvm_sources import files_of, snapshot_in
+from tests.unit.remote.hostyard import Yard
 
 COMMIT = "a" * 40
 
@@ -135,3 +142,36 @@ def test_the_hubs_failures_have_their_kinds() -> None:
         "RevisionNotFoundError",
         "RepositoryNotFoundError",
     }
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+def test_a_model_comes_from_a_cache_under_another_python_without_any_package(yard: Yard, version: str) -> None:
+    found = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    python = next((one for one in reversed(found) if one is not None), None)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    home = cache(yard.folder / "cache", COMMIT)
+    weights = b"\x02\0\0\0\0\0\0\0{}"
+    for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):
+        (home / "blobs" / hashlib.sha256(content).hexdigest()).write_bytes(content)
+        (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{hashlib.sha256(content).hexdigest()}")
+    agent = Agent(LocalHost(name="vm", workdir=str(yard.folder / "work"), python=(python,)))
+    folder = yard.folder / "models" / "org--name"
+    wanted = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(yard.folder / "cache"))
+    lines: list[vmjob.Line] = []
+
+    def bring() -> Mapping[str, Any]:
+        assert find(agent, wanted) is None
+        return vmjob.follow(start(agent, wanted, deadline_sec=60.0), lines.append, lambda _: None).facts
+
+    facts = bring()
+    assert (facts["revision"], facts["files"], facts["fetched_bytes"]) == (COMMIT, 3, 2 + len(weights))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "SHA256SUMS",
+        *("config.json", "manifest.json", "model.safetensors"),
+    ]
+    assert bring()["fetched_bytes"] == 0
+    (folder / "model.safetensors").write_bytes(weights[:-1] + b"]")
+    assert bring()["fetched_bytes"] == len(weights)
+    assert any("model.safetensors: not what the manifest says" in line.text for line in lines)
+    assert (folder / "model.safetensors").read_bytes() == weights
