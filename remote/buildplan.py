@@ -229,8 +229,8 @@ def _check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
         why = f"on {root.kind}" if root.kind in NETWORK_KINDS else "kept by the storage driver vfs"
         raise CannotFit(
             f"the engine's data-root {root.path} is {why}: BuildKit cannot run a step there; move it to a local disk "
-            f'("data-root" in /etc/docker/daemon.json), or to an ext4 image file on the share: truncate -s 200G F, '
-            f"mkfs.ext4 F, sudo mount -o loop F {root.path}"
+            f'("data-root" in /etc/docker/daemon.json), or type `inv vm.engine --tmpdir {tmp.path}`: another engine, '
+            "with its data in an ext4 file on the share"
         )
 
 
@@ -267,7 +267,7 @@ def _check_room(needs: Sequence[Need]) -> None:
             places = " and ".join(dict.fromkeys(need.place.path for need in asked))
             raise CannotFit(
                 f"{places}: {place.free_bytes / 1e9:.1f} GB free, this build needs {total / 1e9:.1f} GB there; free "
-                f"some (`docker builder prune` on the VM drops old cache), or give it a larger disk"
+                f"some (`docker builder prune` on the VM drops old cache); `inv vm.engine` puts an engine on the share"
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, build, collect, image, model, monitor, push, report, vm
+from tasks import bench, build, collect, image, model, monitor, push, report, vm, vmengine
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
@@ -22,5 +22,5 @@ ns = Collection(
     report.report,
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", model.demo, model.fetch),
-    Collection("vm", vm.check),
+    Collection("vm", vm.check, vmengine.engine),
 )

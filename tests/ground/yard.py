@@ -61,6 +61,24 @@ class Yard:
             assert done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def inv_as_root_of_the_vm(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` on the VM itself, as root."""
+        settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        del settings["INVOKE_BUILD_HOST"]
+        done: subprocess.CompletedProcess[str] = self.vm.run(
+            *self._argv(*words), env=settings, timeout=INV_SEC, check=False
+        )
+        assert not check or done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def stop_share_engine(self) -> None:
+        """End the engine of `inv vm.engine` and unmount its data, as a machine that goes down does."""
+        pids = self.vm.run("sh", "-c", "pgrep -f '[d]ockerd.*qlora-fleet-engine' || true").stdout.split()
+        if pids:
+            self.vm.run("kill", *pids, check=False)
+            self.wait_for(lambda: self.vm.run("kill", "-0", pids[0], check=False).returncode != 0, "its end")
+        self.vm.run("umount", "--lazy", "/var/lib/qlora-fleet-engine", check=False)
+
     def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
         """Type `inv ...` on the laptop and do not wait."""
         process: subprocess.Popen[str] = self.ground.laptop.start(

@@ -323,6 +323,38 @@ def test_a_tmpdir_that_fills_up_while_files_arrive_keeps_nothing_that_is_trusted
     assert "is built" in it.inv("build", "--tmpdir", "/mnt/share", check=True).stdout
 
 
+def test_an_engine_with_its_data_in_a_file_on_the_share_builds_and_comes_back_after_a_reboot(it: Yard) -> None:
+    socket = "/run/qlora-fleet-engine.sock"
+    try:
+        said = it.inv_as_root_of_the_vm("vm.engine", "--size-gb", "3").stdout
+        assert f"set image.engine: unix://{socket}" in said
+        assert "engine started" in said
+        assert "engine was running" in it.inv_as_root_of_the_vm("vm.engine").stdout
+        it.docker("-H", f"unix://{socket}", "import", str(it.folder / "base.tar"), "standin:base")
+        plan = it.inv("build", "--dry-run", IMAGE_ENGINE=f"unix://{socket}", check=True).stdout
+        assert "/var/lib/qlora-fleet-engine/data (ext4, overlay2)" in plan
+        assert "unpacks in /var/lib/qlora-fleet-engine/tmp" not in plan  # root's environment is not this user's to read
+        assert "is built" in it.inv("build", IMAGE_ENGINE=f"unix://{socket}", check=True).stdout
+        # The machine goes down and comes up: the file is there, nothing else is.
+        it.stop_share_engine()
+        said = it.inv_as_root_of_the_vm("vm.engine").stdout
+        assert "engine.ext4 was there" in said
+        assert "engine started" in said
+        assert UP_TO_DATE in it.inv("build", IMAGE_ENGINE=f"unix://{socket}", check=True).stdout
+    finally:
+        it.stop_share_engine()
+
+
+def test_an_engine_of_its_own_is_refused_where_it_cannot_be(it: Yard) -> None:
+    done = it.inv("vm.engine")
+    assert done.returncode == 2
+    assert "sudo" in done.stderr
+    done = it.inv_as_root_of_the_vm("vm.engine", "--size-gb", "90000", check=False)
+    assert done.returncode == 2
+    assert "90000.0 GB asked for; name a smaller size" in done.stderr
+    assert not list(Path(it.tmpdir).glob("qlora-fleet/*.ext4*"))
+
+
 def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built: Yard) -> None:
     folder, wanted = f"{built.tmpdir}/archives", image_id(built)
     done = built.inv("image.archive", folder, check=True)

@@ -124,7 +124,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
     "data-root on NFS": (
         {"root": place("/var/lib/docker", 500, 2, kind="nfs4")},
         FACTS,
-        r"data-root /var/lib/docker is on nfs4: BuildKit cannot.*mkfs\.ext4 F, sudo mount -o loop F /var/lib/docker",
+        r"data-root /var/lib/docker is on nfs4: BuildKit cannot.* type `inv vm\.engine --tmpdir /mnt/fss`",
     ),
     "vfs": ({}, dataclasses.replace(FACTS, storage_driver="vfs"), r"kept by the storage driver vfs"),
     "engine full": (
