@@ -72,8 +72,9 @@ class Watcher:
     def look_at_disk(self) -> None:
         """Keep the least room that `disk` was seen to have: a step that ran out of it often fails without saying so."""
         if self.disk is not None:
-            room = os.statvfs(self.disk)
-            self.least_free_bytes = min(self.least_free_bytes, room.f_bavail * room.f_frsize)
+            with contextlib.suppress(OSError):  # a folder this user may not look into tells nothing
+                room = os.statvfs(self.disk)
+                self.least_free_bytes = min(self.least_free_bytes, room.f_bavail * room.f_frsize)
 
     def write(self) -> None:
         self.written = time.monotonic()
