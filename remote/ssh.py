@@ -174,7 +174,7 @@ class SshHost:
         if command.environment or command.folder or command.secrets:
             raise ValueError("only argv can be dialled")
         with _broken(self.name):
-            channel = self.connect().transport.open_session(timeout=_OPEN_SEC)
+            channel = self.connect().session()
             channel.exec_command(shlex.join(command.argv))
         return channel
 
@@ -227,7 +227,7 @@ class _Session:
 
     def begin(self, script: bytes, stdin: bytes | Readable | None) -> None:
         with _broken(self._name):
-            self._channel = channel = self._connection.transport.open_session(timeout=_OPEN_SEC)
+            self._channel = channel = self._connection.session()
             channel.exec_command(f"exec sh -c '{_LOADER}' sh {self._mark.decode()}")
         # From another thread: sending waits while the other side's window is full, and must not keep this one from
         # reading what the command says, nor from its deadline.
@@ -328,7 +328,7 @@ class _Session:
                 if not self._read(channel, lambda _: None):
                     time.sleep(0.01)
             if self._group is not None:
-                killer = self._connection.transport.open_session(timeout=_END_SEC)
+                killer = self._connection.session()
                 killer.settimeout(_END_SEC)
                 with contextlib.closing(killer):
                     killer.exec_command(f"exec sh -c '{_END_GROUP}' sh {self._group}")

@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from remote.known_hosts import complaint, known_keys
 from remote.sshconfig import Hop
 
 _HANDSHAKE_SEC = 30.0
+_NO_SESSION_LEFT = (2, 4)  # RFC 4254, 5.1: connect failed (what OpenSSH answers), resource shortage
 _PULSE_SEC = 10.0
 _PULSE_DEADLINE_SEC = 30.0
 # Measured on a cut link: without these a connection hangs for ever, with paramiko's own keepalive for 955 s.
@@ -55,11 +57,26 @@ class Connection:
         except BaseException:
             self._closing.close()
             raise
-        self._stopped = threading.Event()
+        self._stopped, self._opening = threading.Event(), threading.Lock()
         threading.Thread(target=self._feel_pulse, name="ssh-pulse", daemon=True).start()
 
     def is_open(self) -> bool:
         return self.transport.is_active()
+
+    def session(self) -> paramiko.Channel:
+        """A new session, once the server has one: it allows ten (MaxSessions), and frees one a moment after its end.
+
+        Raises what Paramiko does.
+        """
+        until = time.monotonic() + _HANDSHAKE_SEC
+        while True:
+            try:
+                with self._opening:  # two at once would take each other's answers: Paramiko keeps one for all
+                    return self.transport.open_session(timeout=_HANDSHAKE_SEC)
+            except paramiko.ChannelException as error:
+                if error.code not in _NO_SESSION_LEFT or time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
 
     def close(self) -> None:
         self._stopped.set()

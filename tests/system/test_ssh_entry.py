@@ -80,6 +80,19 @@ def test_all_commands_of_all_threads_share_one_login(ground: Ground) -> None:
     assert ground.vm_sshd.logins() == before + 1
 
 
+def test_more_commands_at_once_than_the_server_has_sessions_wait_for_one(ground: Ground) -> None:
+    done: list[int] = []
+    with from_laptop(ground) as host:
+        run(host, "true")
+        work = lambda: done.append(run(host, "sleep", "0.3").exit_code)  # noqa: E731
+        threads = [threading.Thread(target=work) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert done == [0] * 24
+
+
 def test_a_configuration_that_cannot_be_read_is_said_with_its_line(ground: Ground) -> None:
     ground.write_config("Nonsense yes")
     with from_laptop(ground) as host, pytest.raises(AddressWrong, match=r"ssh_config.*nonsense"):
