@@ -34,6 +34,7 @@ _LAUNCH = (
 )
 _SHOWN_EVERY_SEC = 1.0
 _SILENT_FOR_SEC = 60.0
+_QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened anew, which costs the job nothing
 
 
 class JobFailed(HostError):
@@ -111,7 +112,7 @@ def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostErro
 
     while True:
         try:
-            status = job.watch(hear, every_sec=_SHOWN_EVERY_SEC)
+            status = job.watch(hear, every_sec=_SHOWN_EVERY_SEC, silence_sec=_QUIET_SEC)
         except (HostUnreachable, CommandTimedOut) as error:
             if time.monotonic() - heard > _SILENT_FOR_SEC:
                 raise

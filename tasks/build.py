@@ -93,6 +93,7 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) 
         _suggest_pin(settings, outcome)
     if _plan(settings, agent.host, tmp) is not None:
         raise Resumable(f"{agent.host.name}: other builds were quicker, three times; `{again}`")
+    _conclude(settings, agent.host, how, began)
 
 
 def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:

@@ -36,6 +36,7 @@ REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
 REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
 PASSWORD = """it's a "pass" $word\nwith a second line"""
 MODEL = "small-org/Small-1B"
+DATA_ROOT = "/mnt/docker"  # the VM's /mnt is memory: nothing of an engine for tests has to reach a disk
 WAIT_SEC = 120.0
 INV_SEC = 280.0
 GROUP = 4712
@@ -104,7 +105,7 @@ class Yard:
             *(
                 "dockerd",
                 "--data-root",
-                data_root or f"{self.folder}/docker",
+                data_root or DATA_ROOT,
                 "--exec-root",
                 f"/run/docker-{self._engines}",
             ),
@@ -171,8 +172,9 @@ class Yard:
         self.password_file.write_text(password + "\n")
 
     def jobs(self) -> list[Path]:
-        """The folders of all jobs on the VM."""
-        return sorted((self.ground.home / ".qlora-fleet" / "jobs").glob("[!.]*"))
+        """The folders of all jobs on the VM, the newest last."""
+        found = (self.ground.home / ".qlora-fleet" / "jobs").glob("[!.]*")
+        return sorted(found, key=lambda folder: folder.name.split("-")[-2:])
 
     def gate(self, verb: str, before: str = "", after: str = "") -> str:
         """A client that is Docker's, save that `verb` waits until `open_gate`; then `before`, the real call, `after`.

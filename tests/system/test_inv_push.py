@@ -11,23 +11,20 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ground.yard import DOCKER, NAMESPACE, PASSWORD, REGISTRY, REGISTRY_USER, Yard, yard
+from tests.ground.yard import DOCKER, NAMESPACE, PASSWORD, REGISTRY, REGISTRY_USER, Yard
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
 
 
-@pytest.fixture(scope="module")
-def it() -> Iterator[Yard]:
-    with yard() as made:
-        made.inv("build", check=True)
-        yield made
+@pytest.fixture(autouse=True, scope="module")
+def _image_to_push(it: Yard) -> None:
+    it.inv("build", check=True)
 
 
 def record(it: Yard) -> dict[str, Any]:
