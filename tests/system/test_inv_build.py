@@ -283,10 +283,11 @@ def test_an_engine_of_its_own_is_refused_where_it_cannot_be(it: Yard) -> None:
     done = it.inv("vm.engine")
     assert done.returncode == 2
     assert "sudo" in done.stderr
-    done = it.inv_as_root_of_the_vm("vm.engine", "--size-gb", "90000", check=False)
+    elsewhere = it.folder / "elsewhere"
+    done = it.inv_as_root_of_the_vm("vm.engine", "--tmpdir", str(elsewhere), "--size-gb", "90000", check=False)
     assert done.returncode == 2
     assert "90000.0 GB asked for; name a smaller size" in done.stderr
-    assert not list(Path(it.tmpdir).glob("qlora-fleet/*.ext4*"))
+    assert not list(elsewhere.rglob("*.ext4*"))
 
 
 def test_the_client_that_cannot_build_is_told_apart_from_one_that_can(it: Yard) -> None:
