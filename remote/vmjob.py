@@ -106,6 +106,10 @@ def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostErro
         heard = time.monotonic()
         progress = status.progress or {}
         lines, count = progress.get("lines", []), progress.get("count", 0)
+        missed = count - shown - len(lines)
+        if missed > 0:
+            note = f"... {missed} lines, faster than they could be shown; the log has them"
+            on_line(Line(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
         for elapsed_sec, text in lines[max(0, len(lines) - (count - shown)) :]:
             on_line(Line(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
         shown = max(shown, count)
