@@ -28,4 +28,4 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf .venv .workers build models data *.egg-info
+	rm -rf .venv .workers .buildvm build models data *.egg-info

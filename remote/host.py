@@ -22,6 +22,18 @@ class HostUnreachable(HostError):
     """The host did not answer, or the stream broke: whether the command ran is not known. Worth another try."""
 
 
+class AddressWrong(HostError):
+    """The host cannot be where the settings say, or they cannot be read: another try will not help."""
+
+
+class LoginRefused(HostError):
+    """The host is there and does not let us in."""
+
+
+class HostKeyRefused(HostError):
+    """The host shows a key that is not known for it: nothing was sent to it, no name, no key of ours."""
+
+
 class CommandTimedOut(HostError):
     """The command was stopped at its deadline, or was silent for longer than it may be."""
 

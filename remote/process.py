@@ -71,7 +71,7 @@ def run_program(
     if sys.platform == "linux" and process.stdout is not None:
         with contextlib.suppress(OSError):  # more than this user may have: slower, and well
             fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    limits = _Limits(label, timeout_sec, idle_timeout_sec)
+    limits = Limits(label, timeout_sec, idle_timeout_sec)
     said = _Said()
     try:
         _pump(process, stdin, on_stdout, limits, is_complete, said)
@@ -98,7 +98,7 @@ class _Said:
     err: bytearray = field(default_factory=bytearray)
 
 
-class _Limits:
+class Limits:
     """The whole call's deadline and the longest silence."""
 
     def __init__(self, label: str, timeout_sec: float, idle_timeout_sec: float | None) -> None:
@@ -133,7 +133,7 @@ def _pump(
     process: subprocess.Popen[bytes],
     stdin: bytes | Readable | HeldOpen | None,
     on_stdout: Callable[[bytes], None] | None,
-    limits: _Limits,
+    limits: Limits,
     is_complete: Callable[[], bool] | None,
     said: _Said,
 ) -> None:

@@ -7,7 +7,23 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import bench, collect, compare, deploy, model, monitor, nodes, report, status, tune
+from tasks import (
+    bench,
+    build,
+    collect,
+    compare,
+    deploy,
+    image,
+    model,
+    monitor,
+    nodes,
+    push,
+    report,
+    status,
+    tune,
+    vm,
+    vmengine,
+)
 from tasks.errors import explain_settings_failures
 
 explain_settings_failures()
@@ -15,16 +31,20 @@ explain_settings_failures()
 ns = Collection(
     bench.bench,
     bench.cancel,
+    build.build,
     collect.collect,
     compare.compare,
     deploy.deploy,
     deploy.teardown,
     monitor.monitor,
     nodes.nodes,
+    push.push,
     report.report,
     status.status,
     status.shell,
     status.logs,
     tune.tune,
-    Collection("model", model.demo),
+    Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
+    Collection("model", model.demo, model.fetch),
+    Collection("vm", vm.check, vmengine.engine),
 )

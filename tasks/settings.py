@@ -115,6 +115,42 @@ class TuneSection(Section):
     lora_rank: int = Field(default=16, ge=1, le=1024)
 
 
+class BuildSection(Section):
+    host: Text | None = Field(default=None, description="what one would type after `ssh`")
+    user: Text | None = Field(default=None, description="a user's name there")
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: Text | None = Field(default=None, description="a private key's path")
+    tmpdir: Text | None = Field(default=None, description="an absolute path on the VM")
+
+
+class ImageSection(Section):
+    profile: Text = Field(default="current", description="a profile of image/profiles.yaml")
+    name: Text = Field(default="qlora-fleet", description="an image's name without a tag")
+    base: Text | None = Field(default=None, description="an image, best with its digest")
+    python: Text | None = Field(default=None, description="a version like 3.12")
+    target: Literal["prod", "dev"] = "prod"
+    models: Texts = Field(default=(), description="a list of models, each an organisation and a name")
+    extra_packages: Texts = Field(default=(), description="a list of the base's packages")
+    index_url: Text | None = Field(default=None, description="a package index's address")
+    wheels: Text | None = Field(default=None, description="a folder's path")
+    pip_conf: Text | None = Field(default=None, description="a file's path on the VM")
+    network: Literal["default", "host", "none"] = "default"
+    client: Text = Field(default="docker", description="a program's name or path")
+    engine: Text | None = Field(default=None, description="an engine's address")
+    deadline_sec: float = Field(default=14_400.0, ge=60, le=604_800)
+
+
+class RegistrySection(Section):
+    image: Text | None = Field(default=None, description="a name like fra.ocir.io/namespace/repository:tag")
+    user: Text | None = Field(default=None, description="a user's name in one of the three forms")
+    password_file: Text | None = Field(default=None, description="a file's path")
+
+
+class HubSection(Section):
+    endpoint: Text | None = Field(default=None, description="an address like https://huggingface.co")
+    token_file: Text | None = Field(default=None, description="a file's path")
+
+
 class CostSection(Section):
     price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
     price_source: Text | None = Field(default=None, description="text that says where the price is from")
@@ -178,6 +214,10 @@ class Sections(Section):
     fleet: FleetSection = FleetSection()
     bench: BenchSection = BenchSection()
     tune: TuneSection = TuneSection()
+    build: BuildSection = BuildSection()
+    image: ImageSection = ImageSection()
+    registry: RegistrySection = RegistrySection()
+    hub: HubSection = HubSection()
     cost: CostSection = CostSection()
     cluster: ClusterSection = ClusterSection()
 

@@ -46,7 +46,7 @@ def tune(
     dry_run: bool = False,
     plain: bool = False,
 ) -> None:
-    """Search for the fastest configuration that fits, over the fleet."""
+    """Search for the fastest configuration that fits."""
     from tasks import settings as house
     from tasks.lock import only_one
     from tasks.tuning import record as records

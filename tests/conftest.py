@@ -4,13 +4,15 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.trial import Trial
+from tests.ground.sshd import Sshd
+from tests.ground.sshyard import Doorway
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,6 +69,13 @@ def make_trial() -> Callable[..., Trial]:
         return Trial(**(fields | changes))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def doorway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doorway]:
+    """A real sshd on loopback, for whoever runs the tests, and a client configuration that may enter there."""
+    with Sshd(tmp_path_factory.mktemp("sshd") / "server") as sshd:
+        yield Doorway(tmp_path_factory.mktemp("client"), sshd)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

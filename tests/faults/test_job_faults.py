@@ -20,14 +20,15 @@ from remote.agent import Agent, HostRefused
 from remote.command import Command
 from remote.host import HostUnreachable
 from remote.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder
+from tests.ground.sshyard import make_yard
 from tests.unit.remote.hostyard import PATIENCE_SEC, ROOT, Wire, Yard, mounted, processes_under, supervisor_of, wait_for
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
 
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
+@pytest.fixture(params=["local", "ssh"])
+def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
+    with make_yard(request, tmp_path) as yard:
         yield yard
 
 
@@ -422,8 +423,7 @@ def test_a_program_cut_short_on_its_way_to_the_host_is_not_installed(yard: Yard)
 def test_a_job_on_a_full_disk_is_refused_and_one_that_fills_it_ends_once_there_is_room(
     yard: Yard, small_disk: Path
 ) -> None:
-    host = yard.host()
-    host = type(host)(name=host.name, workdir=str(small_disk / "work"))
+    host = yard.host(workdir=small_disk / "work")
     agent = Agent(host)
     job = Job(agent, f"{host.workdir}/job", slot=f"{host.workdir}/slot")
     job.start(shell("cat /dev/zero > filler; echo filled > /dev/null"))

@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from tests.ground.ground import Ground, made
+from tests.ground.yard import Yard, yard
+
 ROOT = Path(__file__).parents[2]
 WAIT_SEC = 300.0
 
@@ -141,3 +144,32 @@ def project(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Iterator[Proje
     made = Project(folder, tiny_model, tiny_data)
     yield made
     made.clear_away()
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    """Laptop, build VM and bastion, fresh for one test: see tests/ground/ground.py for what they are and can do."""
+    with made() as machines:
+        yield machines
+
+
+@pytest.fixture(scope="module")
+def ground_of_module() -> Iterator[Ground]:
+    """The same, made once for a file of tests; whoever cuts a cable mends it."""
+    with made() as machines:
+        yield machines
+
+
+@pytest.fixture(scope="session")
+def it() -> Iterator[Yard]:
+    """A build VM with engine and registry, and a project on the laptop: see tests/ground/yard.py. Made once, because an
+    engine takes seconds to start; every test leaves a VM that can build."""
+    with yard() as found:
+        yield found
+
+
+@pytest.fixture
+def built(it: Yard) -> Yard:
+    """The same, with the image of the project as it is now."""
+    it.inv("build", check=True)
+    return it

@@ -111,8 +111,8 @@ class Yard:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def host(self, name: str = "worker-1") -> LocalHost:
-        return LocalHost(name=name, workdir=str(self.folder / "hosts" / name))
+    def host(self, name: str = "worker-1", workdir: Path | None = None) -> LocalHost:
+        return LocalHost(name=name, workdir=str(workdir or self.folder / "hosts" / name))
 
     def agent(self, name: str = "worker-1") -> Agent:
         return Agent(self.host(name))

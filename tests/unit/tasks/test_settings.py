@@ -130,7 +130,7 @@ def test_another_projects_section_may_stand_in_the_users_own_file(project: Path,
 
 
 SIZE = "a whole number from 1 to 1024"
-SECTIONS = "model, data, results, fleet, bench, cost, cluster"
+SECTIONS = "model, data, results, fleet, bench, tune, build, image, registry, hub, cost, cluster"
 FLEET = ", ".join(FleetSection.model_fields)
 PATH_NEEDED = "a folder's path"
 

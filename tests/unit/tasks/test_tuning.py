@@ -229,7 +229,7 @@ def test_what_failed_has_no_figures():
     assert answer.measured(trial, [result(trial, 1.0, None, End.FAILED)], None, None) is None
 
 
-def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run(tmp_path):
+def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run():
     kept = answer.front([figures(0, 900, 20), figures(2, 300, 6)])
     said = json.loads(json.dumps(answer.document(kept, {"tune_id": "t"})))
     assert [one["best_at"] for one in said["front"]] == ["fastest, cheapest", "smallest"]

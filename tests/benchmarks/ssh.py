@@ -1,0 +1,70 @@
+"""What SSH costs: a warm command and a new connection, each beside the least that the same server could take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.result import Interval, summarize
+from remote.command import Command
+from remote.ssh import SshHost
+from tests.benchmarks import Figure, spread
+from tests.ground.sshd import Sshd
+from tests.ground.sshyard import Doorway
+
+ROUNDS = 40
+
+
+def main() -> list[Figure]:
+    with tempfile.TemporaryDirectory() as made, Sshd(Path(made) / "server") as sshd:
+        (Path(made) / "client").mkdir()
+        doorway = Doorway(Path(made) / "client", sshd)
+        with SshHost(name="vm", destination=doorway.destination(), workdir=made, python=(sys.executable,)) as host:
+            true = Command(argv=("true",))
+
+            def bare() -> None:
+                """The same program on the same connection, with nothing of ours around it."""
+                channel = host.connect().transport.open_session()
+                channel.exec_command("true")
+                channel.recv_exit_status()
+                channel.close()
+
+            def warm() -> None:
+                host.run(true, timeout_sec=60.0)
+
+            def anew() -> None:
+                with SshHost(name="vm", destination=doorway.destination(), workdir=made) as other:
+                    other.connect()
+
+            def openssh() -> None:
+                argv = ("ssh", "-F", str(host.strict_config_file), "vm", "true")
+                subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=60)
+
+            bare()
+            warm_ms, bare_ms = _pairs(warm, bare)
+            anew_ms, openssh_ms = _pairs(anew, openssh)
+    return [
+        Figure(name="SSH: warm command", value=spread(warm_ms, "ms"), ratio=_times(warm_ms, bare_ms), goal="15 ms"),
+        Figure(name="SSH: the same, bare", value=spread(bare_ms, "ms")),
+        Figure(name="SSH: new connection", value=spread(anew_ms, "ms"), ratio=_times(anew_ms, openssh_ms)),
+        Figure(name="SSH: `ssh vm true`", value=spread(openssh_ms, "ms")),
+    ]
+
+
+def _pairs(ours: Callable[[], None], least: Callable[[], None]) -> tuple[Interval, Interval]:
+    times = [(_ms(ours), _ms(least)) for _ in range(ROUNDS)]
+    return summarize([pair[0] for pair in times]), summarize([pair[1] for pair in times])
+
+
+def _ms(act: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    act()
+    return (time.perf_counter() - began) * 1000
+
+
+def _times(ours: Interval, least: Interval) -> str:
+    return f"{ours.median / least.median:.2g} x the least"

@@ -1,0 +1,261 @@
+"""Computers for tests: namespaces of this one with a network, mounts, /etc, /run, /mnt and processes of their own.
+
+    with Machine("vm", folder, processes_apart=True) as vm, Machine("laptop", folder) as laptop:
+        with Link(laptop, "10.79.0.1", vm, "10.79.0.2") as link:
+            vm.run("ip", "addr")
+            link.cut("drop")
+
+Files outside /etc, /run and /mnt are this machine's, so programs and test folders are found under the same names.
+Nothing of this machine is changed: addresses, firewall rules, users and mounts live in the namespaces and vanish with
+their first process, which the kernel kills when the test process dies. Needs Linux, root and the programs in
+`NEEDED`; `require()` skips a test with the reason where one is missing.
+
+What this does not cover: another kernel, another clock, a disk that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+NEEDED = ("unshare", "nsenter", "setpriv", "ip", "iptables", "tini", "mkfs.ext4")
+WAIT_SEC = 60.0
+_CLONE_NEWNET = 0x40000000
+_SETUP = """
+set -e
+folder=$1; name=$2
+mount --make-rprivate /
+mount --bind "$folder/etc" /etc
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /mnt
+mkdir /run/sshd /run/lock
+hostname "$name"
+ip link set lo up
+touch "$folder/ready"
+exec tini -s -- sleep infinity
+"""
+
+
+def require(*programs: str) -> None:
+    """Skip the test, with the reason, where machines cannot be made or one of these programs is missing."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("machines for tests are namespaces: they need Linux and root")
+    for program in (*NEEDED, *programs):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"no namespaces here: {tried.stderr.strip()}")
+
+
+class Machine:
+    """One computer. `folder`/`name` holds its /etc, homes and logs; other users must be able to reach it.
+
+    `processes_apart` gives it process numbers of its own, and ends everything it runs with it; without, a program
+    started by `start` is the very process that the test can signal.
+    """
+
+    def __init__(self, name: str, folder: Path, *, processes_apart: bool = False) -> None:
+        self.name, self.folder, self.processes_apart = name, folder / name, processes_apart
+        self._init: subprocess.Popen[bytes] | None = None
+        self._started: list[subprocess.Popen[Any]] = []
+        self.pid = 0
+
+    def __enter__(self) -> Machine:
+        self.folder.mkdir(parents=True)
+        (self.folder / "home").mkdir()
+        shutil.copytree("/etc", self.folder / "etc", symlinks=True, ignore_dangling_symlinks=True)
+        (self.folder / "etc" / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
+        (self.folder / "etc" / "hosts").write_text(f"127.0.0.1 localhost {self.name}\n::1 localhost\n")
+        self.power_on()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.power_off()
+
+    def power_on(self) -> None:
+        apart = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc") if self.processes_apart else ()
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        # The kernel ends it with this test process, so a killed pytest leaves no machine behind.
+        argv = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", *apart)
+        setup = ("sh", "-c", _SETUP, "sh", str(self.folder), self.name)
+        self._init = subprocess.Popen([*argv, *setup], stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + WAIT_SEC
+        while not ready.exists():
+            assert self._init.poll() is None, f"{self.name}: could not be set up"
+            assert time.monotonic() < deadline, f"{self.name}: not ready"
+            time.sleep(0.01)
+        self.pid = self._init.pid
+        if self.processes_apart:
+            self.pid = int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
+
+    def power_off(self) -> None:
+        """Everything it runs is gone at once, with its network; its folder stays."""
+        if self._init is None:
+            return
+        pids = [self.pid] if self.processes_apart else self._pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in (self._init, *self._started):
+            process.wait(WAIT_SEC)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        self._init, self._started = None, []
+
+    def argv(self, *words: str, user: str | None = None, cwd: str | Path = "/") -> list[str]:
+        """`words` as a command line of this machine, as root or with everything `user` has (groups, HOME)."""
+        assert self._init is not None, f"{self.name} is off"
+        apart = ("--pid",) if self.processes_apart else ()
+        enter = ("nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", *apart, "--")
+        become = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
+        home = () if user is None else (f"HOME={self.home(user)}", f"USER={user}")
+        # Whoever enters a machine is in its root folder, wherever he came from.
+        return [*enter, *become, "env", f"--chdir={cwd}", *home, *words]
+
+    def run(self, *words: str, user: str | None = None, check: bool = True, **options: Any) -> Any:
+        """A command to its end: CompletedProcess with text. Raises with what it said."""
+        options = {"stdin": subprocess.DEVNULL, "timeout": WAIT_SEC, **options}
+        argv = self.argv(*words, user=user, cwd=options.pop("cwd", "/"))
+        if "input" in options:
+            del options["stdin"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+        assert not check or done.returncode == 0, f"{self.name}: {words}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done
+
+    def start(self, *words: str, user: str | None = None, log: str = "", **options: Any) -> subprocess.Popen[Any]:
+        """A command that goes on; `log` names a file in the machine's folder for all it says."""
+        argv = self.argv(*words, user=user, cwd=options.pop("cwd", "/"))
+        if not log:
+            process = subprocess.Popen(argv, **options)
+        else:
+            with (self.folder / log).open("ab") as file:
+                options = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **options}
+                process = subprocess.Popen(argv, **options)
+        self._started.append(process)
+        return process
+
+    def add_user(self, name: str, *, uid: int = 4711, groups: Mapping[str, int] | None = None) -> Path:
+        """A user who may log in by key alone; the home folder, as the test sees it. `groups`: further names and ids."""
+        etc, home = self.folder / "etc", self.home(name)
+        with (etc / "passwd").open("a") as file:
+            file.write(f"{name}:x:{uid}:{uid}:test:{home}:/bin/bash\n")
+        with (etc / "shadow").open("a") as file:
+            file.write(f"{name}:*:19000:0:99999:7:::\n")
+        with (etc / "group").open("a") as file:
+            file.write(f"{name}:x:{uid}:\n")
+            file.writelines(f"{group}:x:{gid}:{name}\n" for group, gid in (groups or {}).items())
+        home.mkdir(mode=0o755)
+        os.chown(home, uid, uid)
+        return home
+
+    def home(self, user: str) -> Path:
+        return self.folder / "home" / user
+
+    def knows(self, **addresses: str) -> None:
+        """Names this machine can resolve; `_` in a name stands for `.`."""
+        with (self.folder / "etc" / "hosts").open("a") as file:
+            file.writelines(f"{address} {name.replace('_', '.')}\n" for name, address in addresses.items())
+
+    def small_disk(self, path: str, *, megabytes: int, owner: str = "root", file_system: str = "ext4") -> None:
+        """A file system of its own at `path` on this machine: a loop device, so a full one says ENOSPC."""
+        image = self.folder / f"disk-{len(list(self.folder.glob('disk-*')))}.img"
+        with image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        features = ("-O", "^has_journal", "-m", "0") if file_system == "ext4" else ()
+        self.run(f"mkfs.{file_system}", "-q", *features, str(image))
+        self.run("mkdir", "-p", path)
+        self.run("mount", "-o", "loop", str(image), path)
+        self.run("chown", owner, path)
+
+    @contextlib.contextmanager
+    def network_of_this_thread(self) -> Iterator[None]:
+        """Sockets, threads and programs made by this thread inside the block are in this machine's network."""
+        with open("/proc/thread-self/ns/net", "rb") as before, open(f"/proc/{self.pid}/ns/net", "rb") as there:
+            _set_network(there.fileno())
+            try:
+                yield
+            finally:
+                _set_network(before.fileno())
+
+    def _pids(self) -> list[int]:
+        """Everything that lives in this machine's network (a thread of the test's own process aside)."""
+        found: list[int] = []
+        try:
+            network = Path(f"/proc/{self.pid}/ns/net").readlink()
+        except OSError:  # its first process is dead, and what it was with it
+            return found
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "ns" / "net").readlink() == network and int(process.name) != os.getpid():
+                    found.append(int(process.name))
+        return found
+
+
+class Link:
+    """A cable between two machines, each end with an address of a /24 and the name of the other side's network card."""
+
+    def __init__(self, one: Machine, address: str, other: Machine, other_address: str) -> None:
+        self.one, self.address, self.other, self.other_address = one, address, other, other_address
+        self.card, self.other_card = f"to-{other.name}"[:15], f"to-{one.name}"[:15]
+
+    def __enter__(self) -> Link:
+        peer = ("type", "veth", "peer", "name", self.other_card, "netns", str(self.other.pid))
+        # Not through `run`: the other machine's process number counts in this machine's numbering.
+        subprocess.run(
+            ["nsenter", "--target", str(self.one.pid), "--net", "ip", "link", "add", self.card, *peer],
+            check=True,
+            timeout=WAIT_SEC,
+        )
+        for machine, card, address in self._ends():
+            machine.run("ip", "addr", "add", f"{address}/24", "dev", card)
+            machine.run("ip", "link", "set", card, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The cable goes with the machines."""
+
+    def cut(self, how: Literal["down", "drop"]) -> None:
+        """`down`: the card of the first machine is switched off. `drop`: packets vanish between the two, unnoticed."""
+        if how == "down":
+            self.one.run("ip", "link", "set", self.card, "down")
+            return
+        for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
+            self.other.run("iptables", "-w", "-I", chain, flag, self.other_card, "-j", "DROP")
+
+    def mend(self) -> None:
+        self.one.run("ip", "link", "set", self.card, "up")
+        for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
+            rule = (chain, flag, self.other_card, "-j", "DROP")
+            while self.other.run("iptables", "-w", "-D", *rule, check=False).returncode == 0:
+                pass
+
+    def sent_bytes(self) -> int:
+        """What the first machine has sent over this cable, headers included: the kernel's own count."""
+        said = self.one.run("ip", "-s", "-j", "link", "show", self.card).stdout
+        return int(json.loads(said)[0]["stats64"]["tx"]["bytes"])
+
+    def _ends(self) -> tuple[tuple[Machine, str, str], tuple[Machine, str, str]]:
+        return (self.one, self.card, self.address), (self.other, self.other_card, self.other_address)
+
+
+def _set_network(handle: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(handle, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
