@@ -141,6 +141,9 @@ class Torchrun:
                     seen.moved = now
                 seen.sign, seen.heard = sign, now
             limit = self._limits.silence_sec if seen.sign else FIRST_SIGN_SEC
+            pid = seen.sign.get("pid")
+            if pid and _state(pid) in (None, "Z", "X"):
+                limit += GONE_SEC  # it has died: torchrun knows of what, and says so in a moment
             if now - seen.heard > limit:
                 if not seen.sign and rank not in self._here:
                     raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
