@@ -76,7 +76,7 @@ class FleetSection(Section):
 
 
 class BenchSection(Section):
-    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "all"] = "quick"
+    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "recipes", "all"] = "quick"
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
     only: Texts = Field(default=(), description="a list of trial ids")
