@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels import lora, nf4
+from bench.kernels import lora, lora_out, nf4
 from bench.kernels.lora import Side
 
 
@@ -88,7 +88,7 @@ class Product:
             return x @ weight.T, None
         side = self._side(seed)
         u = lora.down(x, self.work_a, side)
-        return lora.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
+        return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
     def input_gradient(self, d_y: Any, seed: int) -> tuple[Any, Any]:
         """(d_x, d_u)."""
@@ -100,14 +100,14 @@ class Product:
 
     def small_gradient(self, d_y: Any) -> Any:
         """d_u (T, n R), None without adapters; by itself where no one asks for d_x."""
-        return lora.out_gradient(d_y, self.work_b, self.columns, self._side(0)) if self.adapters else None
+        return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(0)) if self.adapters else None
 
     def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int) -> tuple[Any, ...]:
         """Gradients of `parameters`, in their order."""
         if not self.adapters:
             return ()
         side = self._side(seed)
-        d_b = lora.out_weight_gradient(d_y, u, self.columns, side)
+        d_b = lora_out.out_weight_gradient(d_y, u, self.columns, side)
         pairs = zip(lora.weight_gradient(d_u, x, side).split(self.rank), self.adapters, strict=True)
         return tuple(gradient.to(adapter.a.dtype) for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
 

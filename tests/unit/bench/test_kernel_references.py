@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.kernels import attention, lora, loss, nf4, norm, rope, swiglu
+from bench.kernels import attention, lora, lora_out, loss, nf4, norm, rope, swiglu
 from bench.kernels.attention import Samples
 from bench.kernels.lora import Side
 
@@ -148,9 +148,9 @@ def test_gradients_of_the_small_products_are_autograds_under_the_same_masks(rank
     )
     d_y = torch.randn_like(y)
     d_u, d_b = torch.autograd.grad(y, (u, b), d_y)
-    assert close(lora.out(u.detach(), b.detach(), columns, side), y.detach())
-    assert close(lora.out_gradient(d_y, b.detach(), columns, side), d_u)
-    assert close(lora.out_weight_gradient(d_y, u.detach(), columns, side), d_b)
+    assert close(lora_out.out(u.detach(), b.detach(), columns, side), y.detach())
+    assert close(lora_out.out_gradient(d_y, b.detach(), columns, side), d_u)
+    assert close(lora_out.out_weight_gradient(d_y, u.detach(), columns, side), d_b)
 
 
 def test_masks_lose_as_many_numbers_as_asked_and_depend_on_nothing_but_place_seed_and_adapter():

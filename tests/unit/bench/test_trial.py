@@ -78,7 +78,16 @@ WRONG_TYPES = [
     ("lora_targets", (1,)),
 ]
 
-SIZES = {"quick": 2, "full": 12, "hardware": 1, "loading": 2, "inference": 2, "distributed": 3, "recipes": 10, "all": 21}
+SIZES = {
+    "quick": 2,
+    "full": 12,
+    "hardware": 1,
+    "loading": 2,
+    "inference": 2,
+    "distributed": 3,
+    "recipes": 10,
+    "all": 21,
+}
 
 
 @pytest.mark.parametrize(("key", "value"), IMPOSSIBLE)
