@@ -1,7 +1,8 @@
 """One product of a frozen NF4 weight, or of several that share their input, with the LoRA adapters on it.
 
 q, k and v are one product, and so are gate and up: one wide matrix product keeps the GPU busier than three or two, and
-the input is read once. The bf16 matrix that the weights are dequantized to lives as long as the product takes.
+the input is read once. Nothing is stored joined: the bf16 matrix that the weights are dequantized to lives as long as
+the product takes.
 
     u   = s drop(x) A^T
     y   = x W^T + u B^T            the adapters' product first, to which the base product is added inside the library's

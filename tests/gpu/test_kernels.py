@@ -56,7 +56,7 @@ def quantized(rows: int, width: int) -> nf4.Nf4:
         scales=torch.randint(0, 256, (blocks,), dtype=torch.uint8, device=DEVICE),
         scale_levels=torch.randn(256, device=DEVICE),
         scale_scales=torch.rand(-(-blocks // nf4.SCALE_BLOCK), device=DEVICE),
-        offsets=torch.randn(-(-blocks // nf4.SCALE_BLOCK), device=DEVICE),
+        offset=torch.randn(1, device=DEVICE),
     )
 
 

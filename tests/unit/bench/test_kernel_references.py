@@ -51,21 +51,6 @@ def test_nf4_comes_back_as_the_library_has_it_bit_by_bit(rows, width):
     assert torch.equal(out, library(layer))
 
 
-def test_joined_weights_are_one_piece_of_memory_that_their_layers_still_see():
-    layers = [linear(128, 128), linear(256, 128), linear(128, 128)]
-    before = torch.cat([library(layer) for layer in layers])
-    (joined,) = nf4.join(layers)
-    assert torch.equal(nf4.dequantize_reference(joined), before)
-    assert torch.equal(torch.cat([library(layer) for layer in layers]), before)
-    assert layers[1].weight.data.untyped_storage().data_ptr() == joined.packed.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("shapes", [[(32, 64), (32, 64)], [(128, 128), (64, 256)], [(128, 128)]])
-def test_weights_that_do_not_end_with_a_scale_or_differ_in_width_stay_apart(shapes):
-    layers = [linear(*shape) for shape in shapes]
-    assert [weight.shape for weight in nf4.join(layers)] == shapes
-
-
 def test_what_is_not_nf4_with_double_quantization_is_named():
     with pytest.raises(nf4.NotDoubleNf4, match="the base is not NF4 with double quantization"):
         nf4.from_bitsandbytes(torch.nn.Linear(8, 8).weight)
