@@ -38,7 +38,8 @@ def add_ceilings(record: Record, session: Session) -> None:
     config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
     cost = flops.per_token(
         config,
-        sequence=trial.max_seq_len,
+        # Samples that are kept apart attend to less than a row: nothing is claimed for it.
+        sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
         rank=trial.lora_rank,
         targets=trial.lora_targets,
         checkpointing=trial.gradient_checkpointing,
@@ -50,7 +51,7 @@ def add_ceilings(record: Record, session: Session) -> None:
         found.median,
         interval=found,
         flop_per_token=cost.model,
-        recomputed_flop_per_token=cost.recompute,
+        recomputed_flop_per_token=cost.recompute // trial.checkpoint_every,
         matmul_dtype=dtype,
         formula=FORMULA,
     )

@@ -25,7 +25,7 @@ from bench.trial import Trial
 
 # The first rule that finds its words in a kernel's name decides.
 KINDS = (
-    ("attention", r"flash|fmha|attention|sdpa"),
+    ("attention", r"flash|fmha|attention|sdpa|cudnn"),
     ("NF4 dequantization", r"dequantize"),
     ("LoRA, the small products", r"_lora_"),
     ("norm, rope, activation", r"_rms_norm|_rope_|_swiglu|liger"),

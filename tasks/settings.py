@@ -88,7 +88,7 @@ class FleetSection(Section):
 
 
 class BenchSection(Section):
-    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "all"] = "quick"
+    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "recipes", "all"] = "quick"
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
     repeats: int = Field(default=1, ge=1, le=100)

@@ -6,10 +6,9 @@ A weight of N numbers is stored as (Dettmers et al. 2023, "QLoRA", section 3):
     levels        16 float32      the quantiles of a normal distribution
     scales        N / 64 bytes    one for every block of 64 numbers, itself an index into `scale_levels`
     scale_levels  256 float32
-    scale_scales  N / 64 / 256 float32, one for every 256 scales
-    offsets       as many; in one weight as the library stores it all are the same
+    scale_scales  N / 64 / 256 float32, one for every 256 scales, and `offset`, one for all
 
-    number[i] = levels[index[i]] * (scale_levels[scales[i / 64]] * scale_scales[i / 64 / 256] + offsets[i / 64 / 256])
+    number[i] = levels[index[i]] * (scale_levels[scales[i / 64]] * scale_scales[i / 64 / 256] + offset)
 
 The library does this in three kernels, writing the scales as float32 in between and rounding at the same places, so the
 results can be compared bit by bit; the products and the sum must not be contracted into a fused multiply-add.
@@ -47,7 +46,7 @@ class Nf4:
     scales: Any
     scale_levels: Any
     scale_scales: Any
-    offsets: Any
+    offset: Any
 
     @property
     def numbers(self) -> int:
@@ -75,38 +74,8 @@ def from_bitsandbytes(weight: Any) -> Nf4:
         scales=state.absmax,
         scale_levels=state.state2.code,
         scale_scales=state.state2.absmax,
-        offsets=state.offset.reshape(1).expand(len(state.state2.absmax)).contiguous(),
+        offset=state.offset.reshape(1),
     )
-
-
-def join(modules: list[Any]) -> tuple[Nf4, ...]:
-    """The quantized weights of these linear layers, as one where they can lie in one piece, which saves launches.
-
-    They can where every scale of scales ends with its weight. The layers' own tensors become views into the joined
-    ones, so that no weight is held twice. Raises NotDoubleNf4.
-    """
-    weights = [from_bitsandbytes(module.weight) for module in modules]
-    same_width = len({weight.shape[1] for weight in weights}) == 1
-    whole_scales = all(weight.numbers % (BLOCK * SCALE_BLOCK) == 0 for weight in weights)
-    same_levels = all(torch.equal(weight.scale_levels, weights[0].scale_levels) for weight in weights)
-    if len(weights) == 1 or not (same_width and whole_scales and same_levels):
-        return tuple(weights)
-    joined = Nf4(
-        shape=(sum(weight.shape[0] for weight in weights), weights[0].shape[1]),
-        dtype=weights[0].dtype,
-        packed=torch.cat([weight.packed for weight in weights]),
-        levels=weights[0].levels,
-        scales=torch.cat([weight.scales for weight in weights]),
-        scale_levels=weights[0].scale_levels,
-        scale_scales=torch.cat([weight.scale_scales for weight in weights]),
-        offsets=torch.cat([weight.offsets for weight in weights]),
-    )
-    packed = joined.packed.split([len(weight.packed) for weight in weights])
-    scales = joined.scales.split([len(weight.scales) for weight in weights])
-    for module, its_packed, its_scales in zip(modules, packed, scales, strict=True):
-        module.weight.data = its_packed.view(module.weight.data.shape)
-        module.weight.quant_state.absmax = its_scales
-    return (joined,)
 
 
 def dequantize(weight: Nf4, out: Any) -> None:
@@ -119,7 +88,7 @@ def dequantize(weight: Nf4, out: Any) -> None:
             weight.scales,
             weight.scale_levels,
             weight.scale_scales,
-            weight.offsets,
+            weight.offset,
             out,
             words,
             WORDS=WORDS,
@@ -137,8 +106,7 @@ def dequantize_reference(weight: Nf4) -> Any:
     """float32 of `weight.shape`."""
     scales = weight.scale_levels[weight.scales.long()]
     of_scales = weight.scale_scales.repeat_interleave(SCALE_BLOCK)[: len(scales)]
-    offsets = weight.offsets.repeat_interleave(SCALE_BLOCK)[: len(scales)]
-    scales = (scales * of_scales + offsets).repeat_interleave(BLOCK)[: weight.numbers]
+    scales = (scales * of_scales + weight.offset).repeat_interleave(BLOCK)[: weight.numbers]
     indices = torch.stack((weight.packed >> 4, weight.packed & 0xF), dim=-1).view(-1)[: weight.numbers]
     return (weight.levels[indices.long()] * scales).view(weight.shape)
 
@@ -150,7 +118,7 @@ def _nf4_dequantize(
     scales,
     scale_levels,
     scale_scales,
-    offsets,
+    offset,
     out,
     words,
     WORDS: tl.constexpr,
@@ -163,10 +131,7 @@ def _nf4_dequantize(
     there = word < words
     block = word // (BLOCK // WORD)
     scale = tl.load(scale_levels + tl.load(scales + block, mask=there, other=0).to(tl.int32))
-    outer = block // SCALE_BLOCK
-    scale = scale * tl.load(scale_scales + outer, mask=there, other=0.0) + tl.load(
-        offsets + outer, mask=there, other=0.0
-    )
+    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=there, other=0.0) + tl.load(offset)
     nibble = tl.arange(0, WORD)
     shift = nibble // 2 * 8 + (1 - nibble % 2) * 4  # bytes from the low end, the high half of each first
     index = (tl.load(packed + word, mask=there, other=0)[:, None] >> shift[None, :]) & 0xF

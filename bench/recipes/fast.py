@@ -214,9 +214,8 @@ def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold
     part, names = place
     linears = [getattr(getattr(layer, part), name) for name in names]
     bases = [getattr(linear, "base_layer", linear) for linear in linears]
-    rows = [base.out_features for base in bases]
-    edges = [sum(rows[:end]) for end in range(len(rows) + 1)]
-    weights = nf4.join(bases)
+    weights = tuple(nf4.from_bitsandbytes(base.weight) for base in bases)
+    edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
     held = dequantized(weights, dtype, weights[0].packed.device) if hold else None
     adapters = [
         _adapter(linear, slice(first, last))

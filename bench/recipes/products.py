@@ -1,7 +1,8 @@
 """One product of a frozen NF4 weight, or of several that share their input, with the LoRA adapters on it.
 
 q, k and v are one product, and so are gate and up: one wide matrix product keeps the GPU busier than three or two, and
-the input is read once. The bf16 matrix that the weights are dequantized to lives as long as the product takes.
+the input is read once. Nothing is stored joined: the bf16 matrix that the weights are dequantized to lives as long as
+the product takes.
 
     u   = s drop(x) A^T
     y   = x W^T + u B^T            the adapters' product first, to which the base product is added inside the library's
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels import lora, nf4
+from bench.kernels import lora, lora_out, nf4
 from bench.kernels.lora import Side
 
 
@@ -88,7 +89,7 @@ class Product:
             return x @ weight.T, None
         side = self._side(seed)
         u = lora.down(x, self.work_a, side)
-        return lora.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
+        return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
     def input_gradient(self, d_y: Any, seed: int) -> tuple[Any, Any]:
         """(d_x, d_u)."""
@@ -100,14 +101,14 @@ class Product:
 
     def small_gradient(self, d_y: Any) -> Any:
         """d_u (T, n R), None without adapters; by itself where no one asks for d_x."""
-        return lora.out_gradient(d_y, self.work_b, self.columns, self._side(0)) if self.adapters else None
+        return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(0)) if self.adapters else None
 
     def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int) -> tuple[Any, ...]:
         """Gradients of `parameters`, in their order."""
         if not self.adapters:
             return ()
         side = self._side(seed)
-        d_b = lora.out_weight_gradient(d_y, u, self.columns, side)
+        d_b = lora_out.out_weight_gradient(d_y, u, self.columns, side)
         pairs = zip(lora.weight_gradient(d_u, x, side).split(self.rank), self.adapters, strict=True)
         return tuple(gradient.to(adapter.a.dtype) for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
 

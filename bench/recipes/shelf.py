@@ -2,7 +2,7 @@
 
 With every layer recomputed, what is left on the GPU between forward and backward is one input a layer: 1.07 GB at 32
 layers of 4096 x 4096 in bf16. Copying one takes less time than its layer computes (34 MB: 0.6 ms over PCIe 5, a
-layer's forward 1.5 ms on an H200; an A10 is slower at both), so the copies go beside the computation, on a stream of
+layer's forward 3 ms on an H200; an A10 is slower at both), so the copies go beside the computation, on a stream of
 their own. On a CPU there is nowhere else to go, and inputs stay where they are.
 """
 

@@ -79,6 +79,7 @@ class Equality:
             found = self._gradient(recipe)
             error = float((found - exact).norm() / exact.norm())
             figures.append(Figure(name=f"gradient error, {recipe}", value=f"{error:.4f}", goal=goal))
+            print(figures[-1], flush=True)
         return figures
 
     def curves(self) -> list[Figure]:

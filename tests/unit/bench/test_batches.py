@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bench.data import IGNORED, Conversation, _Collate, _Cycle, make_rows, rows_needed
+from bench.data import IGNORED, Conversation, _Apart, _Collate, _Cycle, make_rows, rows_needed
 from bench.inputs import InputError
 from bench.packing import Row
 
@@ -37,6 +37,22 @@ def chats(*lengths: int) -> list[Conversation]:
     return [
         Conversation(line=place, messages=[{"role": "user", "content": text}]) for place, text in enumerate(texts, 1)
     ]
+
+
+def test_samples_kept_apart_have_positions_edges_and_first_tokens_of_their_own():
+    row = Row(ids=[5, 6, 7, 8, 9, 4], samples=3, lengths=(3, 1, 2))
+    tensors, counts = _Apart(longest=4, positions=12, padding=0)([row])
+    assert tensors["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 0, 0, 0, 0, 0, 0]]
+    assert tensors["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 0, 1, 2, 3, 0, 1]]
+    assert tensors["edges"].tolist() == [0, 3, 4, 6, 10, 12]
+    assert tensors["labels"].tolist() == [[IGNORED, 6, 7, IGNORED, IGNORED, 4, *[IGNORED] * 6]]
+    assert counts == (3, 12, 6)
+
+
+def test_a_bucketed_batch_is_padded_only_to_the_next_multiple():
+    rows = [Row(ids=[5] * 9, samples=1), Row(ids=[5] * 3, samples=1)]
+    assert _Collate(max_seq_len=64, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 12)
+    assert _Collate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)
 
 
 def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.kernels import attention, lora, loss, nf4, norm, rope, swiglu
+from bench.kernels import attention, lora, lora_out, loss, nf4, norm, rope, swiglu
 from bench.kernels.attention import Samples
 from bench.kernels.lora import Side
 
@@ -49,21 +49,6 @@ def test_nf4_comes_back_as_the_library_has_it_bit_by_bit(rows, width):
     out = torch.full(weight.shape, float("nan"))
     nf4.dequantize(weight, out)
     assert torch.equal(out, library(layer))
-
-
-def test_joined_weights_are_one_piece_of_memory_that_their_layers_still_see():
-    layers = [linear(128, 128), linear(256, 128), linear(128, 128)]
-    before = torch.cat([library(layer) for layer in layers])
-    (joined,) = nf4.join(layers)
-    assert torch.equal(nf4.dequantize_reference(joined), before)
-    assert torch.equal(torch.cat([library(layer) for layer in layers]), before)
-    assert layers[1].weight.data.untyped_storage().data_ptr() == joined.packed.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("shapes", [[(32, 64), (32, 64)], [(128, 128), (64, 256)], [(128, 128)]])
-def test_weights_that_do_not_end_with_a_scale_or_differ_in_width_stay_apart(shapes):
-    layers = [linear(*shape) for shape in shapes]
-    assert [weight.shape for weight in nf4.join(layers)] == shapes
 
 
 def test_what_is_not_nf4_with_double_quantization_is_named():
@@ -148,9 +133,9 @@ def test_gradients_of_the_small_products_are_autograds_under_the_same_masks(rank
     )
     d_y = torch.randn_like(y)
     d_u, d_b = torch.autograd.grad(y, (u, b), d_y)
-    assert close(lora.out(u.detach(), b.detach(), columns, side), y.detach())
-    assert close(lora.out_gradient(d_y, b.detach(), columns, side), d_u)
-    assert close(lora.out_weight_gradient(d_y, u.detach(), columns, side), d_b)
+    assert close(lora_out.out(u.detach(), b.detach(), columns, side), y.detach())
+    assert close(lora_out.out_gradient(d_y, b.detach(), columns, side), d_u)
+    assert close(lora_out.out_weight_gradient(d_y, u.detach(), columns, side), d_b)
 
 
 def test_masks_lose_as_many_numbers_as_asked_and_depend_on_nothing_but_place_seed_and_adapter():

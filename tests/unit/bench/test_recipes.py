@@ -27,12 +27,12 @@ WORDS = 96
 MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral"},
     "llama": {"model_type": "llama"},
-    "one key head": {"model_type": "mistral", "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 8},
+    "one key head": {"model_type": "mistral", "num_attention_heads": 8, "num_key_value_heads": 1},
     "as many key heads": {"model_type": "llama", "num_key_value_heads": 4},
-    "wide heads": {"model_type": "mistral", "head_dim": 24},
+    "wide heads": {"model_type": "mistral", "head_dim": 32},
     "tied": {"model_type": "llama", "tie_word_embeddings": True},
     "sliding window": {"model_type": "mistral", "sliding_window": 6},
-    "joined in one piece": {"model_type": "mistral", "hidden_size": 128, "num_key_value_heads": 4},
+    "one layer": {"model_type": "mistral", "num_hidden_layers": 1, "intermediate_size": 64},
     "biased": {"model_type": "llama", "attention_bias": True},
     "odd heads": {"model_type": "mistral", "head_dim": 20},
     "narrow": {"model_type": "llama", "intermediate_size": 96},
@@ -144,7 +144,7 @@ def test_fast_has_the_references_loss_and_gradients(modules, build, targets, lay
 
 @pytest.mark.parametrize(
     "model",
-    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "joined in one piece"],
+    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window"],
 )
 def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
     texts = samples(24, 9, 17)
@@ -237,14 +237,12 @@ def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules
     for batch in batches(modules, trial, padded(*samples(*[20] * 9))):
         step(iter([batch]), 1)
     step.model.peft_model.save_pretrained(tmp_path)
-    base = qlora.load_base(modules, trial, CPU)
-    untrained = base(input_ids=torch.tensor([[5, 6, 7]])).logits.detach()
-    loaded = modules.peft.PeftModel.from_pretrained(base, tmp_path).eval()
-    step.model.peft_model.eval()
+    loaded = modules.peft.PeftModel.from_pretrained(qlora.load_base(modules, trial, CPU), tmp_path).train()
     ids = torch.tensor(samples(19))
     answers = [model(input_ids=ids).logits.detach() for model in (loaded, step.model.peft_model)]
     assert torch.equal(*answers)
-    assert not torch.allclose(loaded(input_ids=torch.tensor([[5, 6, 7]])).logits.detach(), untrained)
+    with loaded.disable_adapter():
+        assert not torch.allclose(answers[0], loaded(input_ids=ids).logits.detach(), atol=1e-2)
     # And they are what fast itself computes with: its loss on a row is that of these logits.
     _, trial = build("fast")
     row = batches(modules, dataclasses.replace(trial, micro_batch_size=1), padded(ids[0].tolist()))[0]
@@ -273,14 +271,15 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
         texts.append([int(2 + (start + stride * place) % (WORDS - 2)) for place in range(20)])
 
     def curve(recipe: str, dropout_seed: int) -> torch.Tensor:
-        step, trial = build(recipe, lora_dropout=0.05, lora_targets=ALL, gradient_checkpointing=False)
+        changes = {"lora_dropout": 0.05, "lora_rank": 16, "learning_rate": 2e-2, "gradient_checkpointing": False}
+        step, trial = build(recipe, "one layer", **changes)
         torch.manual_seed(dropout_seed)
         return torch.tensor([float(step(iter([batch]), 1)) for batch in batches(modules, trial, padded(*texts))])
 
     reference, noisy, found = curve("reference", 1), curve("reference", 2), curve("fast", 1)
     assert len(found) == 200
-    assert reference[:10].mean() - reference[-50:].mean() > 0.5  # it learned: a flat curve would prove nothing
     noise = (reference - noisy).abs().mean()
+    assert reference[:10].mean() - reference[-50:].mean() > 5 * noise  # it learned: a flat curve would prove nothing
     assert (reference - found).abs().mean() < 1.5 * noise
     assert abs(reference[-50:].mean() - found[-50:].mean()) < 2 * noise
 

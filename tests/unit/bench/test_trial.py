@@ -38,6 +38,12 @@ IMPOSSIBLE = [
     ("lora_targets", ("q_proj", "")),
     ("learning_rate", 0.0),
     ("learning_rate", 1.5),
+    ("checkpoint_every", 0),
+    ("checkpoint_every", 1025),
+    ("checkpoint_every", 2),  # the reference has no choice of layers, no host to move them to, and holds none
+    ("offload_checkpoints", True),
+    ("held_layers", 1),
+    ("held_layers", -1),
     ("data_workers", -1),
     ("data_workers", 65),
     ("world_size", 0),
@@ -66,12 +72,22 @@ WRONG_TYPES = [
     ("learning_rate", float("inf")),
     ("gradient_checkpointing", 1),
     ("gradient_checkpointing", "yes"),
+    ("offload_checkpoints", 1),
     ("lora_targets", ["q_proj"]),
     ("lora_targets", "q_proj"),
     ("lora_targets", (1,)),
 ]
 
-SIZES = {"quick": 2, "full": 12, "hardware": 1, "loading": 2, "inference": 2, "distributed": 3, "all": 21}
+SIZES = {
+    "quick": 2,
+    "full": 12,
+    "hardware": 1,
+    "loading": 2,
+    "inference": 2,
+    "distributed": 3,
+    "recipes": 10,
+    "all": 21,
+}
 
 
 @pytest.mark.parametrize(("key", "value"), IMPOSSIBLE)
