@@ -22,7 +22,7 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile # two at a time: most of what is slow waits; a file keeps its servers
 
 benchmark: install
 	$(BIN)/python -m tests.benchmarks
