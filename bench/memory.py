@@ -53,6 +53,8 @@ def next_to_try(trial: Trial, phase: str) -> dict[str, Any] | None:
     A smaller micro-batch with more of them to a step computes the same; checkpointing costs a third of the speed, and
     shorter sequences cut the data. Weights that do not fit while they are loaded are another matter.
     """
+    if trial.held_layers > 0:
+        return {"held_layers": 0}  # costs a few per cent of the speed and nothing else
     if phase == "load" or trial.kind == "loading":
         return {"base_precision": "nf4"} if trial.base_precision == "bf16" else None
     if trial.kind == "hardware":

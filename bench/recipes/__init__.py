@@ -23,7 +23,18 @@ def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: A
     if recipe == "fast":
         why = importlib.import_module("bench.recipes.fast").why_not(stack, trial, placement, base)
         if why is not None:
-            recipe, fallen = "stock", f" (fast is not for this: {why})"
+            recipe, fallen = "stock", f" (fast is not for this: {why}{_left_out(trial)})"
     step: TrainingStep = importlib.import_module(f"bench.recipes.{recipe}").build(stack, trial, placement, base)
     step.recipe = recipe + fallen
     return step
+
+
+def _left_out(trial: Trial) -> str:
+    """What the trial asks for that stock has no choice of, to end a sentence with."""
+    asked = {
+        "checkpoint_every": trial.checkpoint_every > 1,
+        "offload_checkpoints": trial.offload_checkpoints,
+        "held_layers": trial.held_layers > 0,
+    }
+    names = [name for name, wanted in asked.items() if wanted]
+    return f"; without {', '.join(names)}" if names else ""

@@ -60,6 +60,8 @@ def _not_this_model(base: Any) -> str | None:
         return f"architecture {config.model_type}, not {' or '.join(ARCHITECTURES)}"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}, not silu"
+    if getattr(config, "attention_dropout", 0.0):
+        return f"dropout of {config.attention_dropout} inside attention"
     for name, module in base.named_modules():
         if name.endswith("_proj") and getattr(module, "bias", None) is not None:
             return f"a bias on {name}"
@@ -147,7 +149,7 @@ class FastModel(torch.nn.Module):
             samples=Samples(
                 edges=edges, longest=length if rows else min(length, self._longest), window=self._window, rows=rows
             ),
-            seed=self._next_seed(),
+            seed=self._next_seed() if self.training else None,
         )
         for layer in self._layers:
             x = run_layer(x, layer, tokens, *layer.parameters)

@@ -35,13 +35,13 @@ PRODUCTS = 4  # of a layer; each has a seed of its own
 class Tokens:
     """What a micro-batch's layers share: the angles of each token's position, its samples, and the dropout's seed.
 
-    cos, sin: (T, D/2) float32.
+    cos, sin: (T, D/2) float32. Without a seed nothing is dropped: this is no training.
     """
 
     cos: Any
     sin: Any
     samples: Samples
-    seed: int
+    seed: int | None
 
 
 @dataclass(kw_only=True)
@@ -86,8 +86,10 @@ class Layer:
     def parameters(self) -> tuple[Any, ...]:
         return tuple(parameter for product in self.products for parameter in product.parameters)
 
-    def seeds(self, tokens: Tokens) -> tuple[int, ...]:
+    def seeds(self, tokens: Tokens) -> tuple[int | None, ...]:
         """A seed for each product's dropout."""
+        if tokens.seed is None:
+            return (None,) * PRODUCTS
         first = tokens.seed + self.index * PRODUCTS
         return tuple(first + place for place in range(PRODUCTS))
 

@@ -82,7 +82,7 @@ class Product:
         """W of shape (N, K), of the dtype and on the device of `like`."""
         return self.held if self.held is not None else dequantized(self.weights, like.dtype, like.device)
 
-    def forward(self, x: Any, seed: int) -> tuple[Any, Any]:
+    def forward(self, x: Any, seed: int | None) -> tuple[Any, Any]:
         """(y, u); u is None without adapters."""
         weight = self.weight(x)
         if not self.adapters:
@@ -91,7 +91,7 @@ class Product:
         u = lora.down(x, self.work_a, side)
         return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
-    def input_gradient(self, d_y: Any, seed: int) -> tuple[Any, Any]:
+    def input_gradient(self, d_y: Any, seed: int | None) -> tuple[Any, Any]:
         """(d_x, d_u)."""
         d_x = d_y @ self.weight(d_y)
         d_u = self.small_gradient(d_y)
@@ -101,9 +101,9 @@ class Product:
 
     def small_gradient(self, d_y: Any) -> Any:
         """d_u (T, n R), None without adapters; by itself where no one asks for d_x."""
-        return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(0)) if self.adapters else None
+        return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(None)) if self.adapters else None
 
-    def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int) -> tuple[Any, ...]:
+    def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, ...]:
         """Gradients of `parameters`, in their order."""
         if not self.adapters:
             return ()
@@ -112,8 +112,13 @@ class Product:
         pairs = zip(lora.weight_gradient(d_u, x, side).split(self.rank), self.adapters, strict=True)
         return tuple(gradient.to(adapter.a.dtype) for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
 
-    def _side(self, seed: int) -> Side:
-        return Side(rank=self.rank, scaling=self.scaling, p=self.dropout, seed=seed)
+    def _side(self, seed: int | None) -> Side:
+        return Side(
+            rank=self.rank,
+            scaling=self.scaling,
+            p=0.0 if seed is None else self.dropout,
+            seed=0 if seed is None else seed,
+        )
 
 
 def dequantized(weights: Iterable[nf4.Nf4], dtype: Any, device: Any) -> Any:

@@ -35,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "one layer": {"model_type": "mistral", "num_hidden_layers": 1, "intermediate_size": 64},
     "biased": {"model_type": "llama", "attention_bias": True},
     "odd heads": {"model_type": "mistral", "head_dim": 20},
+    "attention that drops": {"model_type": "mistral", "attention_dropout": 0.1},
     "narrow": {"model_type": "llama", "intermediate_size": 96},
     "another activation": {"model_type": "llama", "hidden_act": "gelu"},
 }
@@ -157,7 +158,7 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
     assert furthest(found[1][1], found[0][1]) < 2e-5
 
 
-@pytest.mark.parametrize("rank", [1, 64])
+@pytest.mark.parametrize("rank", [1, 256])
 @pytest.mark.parametrize("length", [8, 13])
 def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
     found = []
@@ -232,6 +233,15 @@ def test_a_seed_decides_every_bit_of_the_adapters(modules, build):
     assert losses != other
 
 
+def test_nothing_is_dropped_where_nothing_is_trained(modules, build):
+    (step, trial), (plain, _) = build("fast", lora_dropout=0.5), build("fast", lora_dropout=0.0)
+    batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
+    inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
+    expected = float(with_random_b(plain).model(**inputs).loss.detach())
+    assert float(with_random_b(step).model(**inputs).loss.detach()) != expected
+    assert float(step.model.eval()(**inputs).loss.detach()) == expected
+
+
 def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules, build, tmp_path):
     step, trial = build("fast", lora_targets=ALL)
     for batch in batches(modules, trial, padded(*samples(*[20] * 9))):
@@ -292,7 +302,9 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
     [
         ("biased", {}, "a bias on model.layers.0.self_attn.q_proj"),
         ("odd heads", {}, "heads 20 wide, not a multiple of 8 up to 256"),
+        ("odd heads", {"held_layers": 1}, "heads 20 wide, not a multiple of 8 up to 256; without held_layers"),
         ("another activation", {}, "activation gelu, not silu"),
+        ("attention that drops", {}, "dropout of 0.1 inside attention"),
         ("narrow", {}, "down_proj takes 96 numbers, not a multiple of 64"),
         ("mistral", {"base_precision": "bf16"}, "a base in bf16, not NF4"),
     ],

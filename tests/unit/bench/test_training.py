@@ -136,6 +136,7 @@ def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size
             {"micro_batch_size": 8, "gradient_accumulation_steps": 3},
             {"micro_batch_size": 4, "gradient_accumulation_steps": 6},
         ),
+        ({"recipe": "fast", "held_layers": 3, "micro_batch_size": 8}, {"held_layers": 0}),
         ({"micro_batch_size": 9}, {"micro_batch_size": 3, "gradient_accumulation_steps": 3}),
         ({"micro_batch_size": 7}, {"micro_batch_size": 1, "gradient_accumulation_steps": 7}),
         ({"micro_batch_size": 2, "gradient_accumulation_steps": 4096}, {"micro_batch_size": 1}),
