@@ -202,9 +202,9 @@ def test_everything_below_a_process_is_found():
     code = "import subprocess, sys; subprocess.run((sys.executable, '-c', 'input()'), start_new_session=True)"
     with subprocess.Popen((sys.executable, "-c", code), stdin=subprocess.PIPE) as child:
         deadline = time.monotonic() + 20
-        while len(below := torchrun.descendants(os.getpid())) < 2 and time.monotonic() < deadline:
+        while not (found := torchrun.descendants(child.pid)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert child.pid in below
-        (grandchild,) = torchrun.descendants(child.pid)
+        (grandchild,) = found
+        assert {child.pid, grandchild} <= set(torchrun.descendants(os.getpid()))
         assert Path(f"/proc/{grandchild}").exists()
         os.kill(grandchild, signal.SIGKILL)
