@@ -18,7 +18,7 @@ from remote.agent import Agent
 from remote.command import Command
 from remote.fleet import Limits
 from remote.transfer import pull
-from tasks.bench import ONE_TRY_SEC
+from tasks.running import ONE_TRY_SEC
 from tests.benchmarks import Figure, spread
 from tests.cluster import Cluster, unavailable
 from tests.faults.podyard import PodYard, hosts_of, pods_of
