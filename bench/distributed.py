@@ -67,6 +67,8 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
                 time.sleep(POLL_SEC)
             for line in ranks.lines():
                 told.take(line)
+            if hub is not None and code == 0:
+                hub.settle(limits.silence_sec)
             if code != 0:
                 if hub is not None:
                     hub.settle()

@@ -116,9 +116,10 @@ class Hub:
         """Whether another machine has ended badly, or is gone."""
         return any(self._folder.glob("failures-*.json"))
 
-    def settle(self) -> None:
-        """Wait until every machine has had its say about a failure that one of them felt first."""
-        until = time.monotonic() + SETTLE_SEC
+    def settle(self, at_most_sec: float = SETTLE_SEC) -> None:
+        """Wait until every machine has had its last word: about a failure that one of them felt first, or that all is
+        well. Who hangs up before that looks to the others as if it had died."""
+        until = time.monotonic() + at_most_sec
         while len(self._ended) < self._nodes.count - 1 and time.monotonic() < until:
             time.sleep(0.05)
 
