@@ -216,7 +216,11 @@ class _Move:
             pipe = _Counted(packing.stdout.read1, self.on_progress)  # type: ignore[attr-defined]
             ended = run_program(taker, label=command.render(), stdin=pipe, timeout_sec=self.timeout_sec)
             packing.stdout.close()
-            code = packing.wait(_ASK_SEC)
+            try:
+                code = packing.wait(_ASK_SEC)
+            except subprocess.TimeoutExpired:  # an ssh whose link is dead: what it was to bring has nobody to take it
+                packing.kill()
+                code = packing.wait()
             said.seek(0)
             complaint = said.read()
         if ended.exit_code != 0 or code != 0:

@@ -42,14 +42,14 @@ def model(name, folder):
     manifest = os.path.join(folder, "manifest.json")
     try:
         content = open(manifest, "rb").read()
-    except OSError:
+        listed = [(entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(content)["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
         return {"name": name, "folder": folder, "found": os.path.isdir(folder), "sha256": None, "files": []}
     digest = hashlib.sha256(content).hexdigest()
     files = [["manifest.json", len(content), len(content), digest]]
-    for entry in json.loads(content)["files"]:
-        full = os.path.join(folder, entry["path"])
-        has = os.path.getsize(full) if os.path.isfile(full) else None
-        files.append([entry["path"], has, entry["size"], entry["sha256"]])
+    for path, size, sha256 in listed:
+        full = os.path.join(folder, path)
+        files.append([path, os.path.getsize(full) if os.path.isfile(full) else None, size, sha256])
     sums = os.path.join(folder, "SHA256SUMS")  # the bench reads it instead of 14 GB
     if os.path.isfile(sums):
         size = os.path.getsize(sums)
