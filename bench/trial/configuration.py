@@ -147,14 +147,22 @@ class Trial:
     def read(cls, path: Path) -> Trial:
         """Read one trial from a JSON file. Raises TrialError with the file and the place in it."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise TrialError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise TrialError(f"{path}: not UTF-8 text; a trial file is JSON") from None
-        except json.JSONDecodeError as error:
-            raise TrialError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from None
-        return cls.from_json(document, str(path))
+        return cls.from_json(parsed(text, str(path)), str(path))
+
+
+def parsed(text: str, where: str) -> object:
+    """The JSON value of a trial file's text. Raises TrialError with the line, where the parser names one."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested as deep
+        raise TrialError(f"{where}: not usable JSON: {error}") from None
 
 
 def _check_types(trial: Trial) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-from bench.trial.configuration import Trial, TrialError
+from bench.trial.configuration import Trial, TrialError, parsed
 
 
 def read_trials(text: str, where: str) -> tuple[Trial, ...]:
     """The trials of a file: one as a JSON object, or several as a list. `where` names it. Raises TrialError."""
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from None
+    document = parsed(text, where)
     listed = document if isinstance(document, list) else [document]
     if not listed:
         raise TrialError(f"{where}: the list is empty; it must hold at least one trial")
