@@ -176,7 +176,8 @@ def _check_types(trial: Trial) -> None:
         if fits and kind is tuple:
             fits = all(type(item) is str for item in value)
         if not fits:  # the message is made only now: every result read carries a trial
-            raise TrialError(f"{field.name}: expected {words}, found {schema.kind(value)}")
+            found = str(value) if type(value) is float and not math.isfinite(value) else schema.kind(value)
+            raise TrialError(f"{field.name}: expected {words}, found {found}")
 
 
 _SCALARS: dict[str, tuple[type, str]] = {
