@@ -27,6 +27,11 @@ STANDARD = (
     "result.py",
     "run.py",
     "schema.py",
+    "trial/__init__.py",
+    "trial/configuration.py",
+    "trial/files.py",
+    "trial/nodes.py",
+    "trial/suites.py",
 )
 
 
