@@ -202,7 +202,7 @@ def explained(host: Host, client: Client, command: Command, completed: Completed
     if "cannot connect to the docker daemon" in low or "is the docker daemon running" in low:
         where = client.address or "its socket"
         return EngineError(f"{host.name}: the engine does not answer at {where}; start it: sudo systemctl start docker")
-    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.render()}: {command.tail(said, lines=2)}")
+    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(said, lines=2)}")
 
 
 def _ask(host: Host, client: Client, *words: str) -> Any:

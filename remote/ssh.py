@@ -155,7 +155,7 @@ class SshHost:
         mark = secrets.token_hex(8)
         script = _script(command, mark, timeout_sec)
         connection = self.connect()
-        limits = Limits(f"{self.name}: {command.render()}", timeout_sec, idle_timeout_sec)
+        limits = Limits(f"{self.name}: {command.brief()}", timeout_sec, idle_timeout_sec)
         session = _Session(self.name, connection, mark, limits)
         try:
             session.begin(script, stdin)
