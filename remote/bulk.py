@@ -218,9 +218,10 @@ class _Move:
             packing.stdout.close()
             try:
                 code = packing.wait(_ASK_SEC)
-            except subprocess.TimeoutExpired:  # an ssh whose link is dead: what it was to bring has nobody to take it
+            except subprocess.TimeoutExpired:  # its output is closed, and it stays: an ssh whose link is dead
                 packing.kill()
-                code = packing.wait()
+                packing.wait()
+                code = 255  # as it would have said itself, some day
             said.seek(0)
             complaint = said.read()
         if ended.exit_code != 0 or code != 0:
