@@ -20,8 +20,6 @@ _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
 # "GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is free"; 2.1 spelled it "capacty".
 _ROOM = re.compile(r"total capaci?ty of (\d[\d.]* [KMGT]iB) of which (\d[\d.]* (?:bytes|[KMGT]iB)) is free")
-
-
 # Who ran out, where that was not the trial's own process: the size alone would not say which rank's device is full.
 _RANK = re.compile(r"rank \d+: ")
 

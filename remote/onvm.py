@@ -93,7 +93,8 @@ def write_atomic(path: Path, document: object) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:  # a full disk would else collect one of these with every line of progress
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 
@@ -154,8 +155,8 @@ def ask(docker: list[str], environment: dict[str, str], *words: str) -> Any:
             [*docker, *words], env={**os.environ, **environment}, capture_output=True, timeout=ASK_SEC, check=False
         )
     except subprocess.TimeoutExpired:
-        words_said = " ".join(words)
-        raise Failed("transient", f"the engine did not answer `{words_said}` within {ASK_SEC:.0f} s") from None
+        asked = " ".join(words)
+        raise Failed("transient", f"the engine did not answer `{asked}` within {ASK_SEC:.0f} s") from None
     return json.loads(said.stdout) if said.returncode == 0 else None
 
 
