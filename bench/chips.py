@@ -105,15 +105,14 @@ CHIPS: tuple[Chip, ...] = (
         memory_gb_per_sec=600.0,
         memory_gb=24,
     ),
-    # Not the A10 under another name: more of its FP32 rate, a little over half of its tensor cores'.
+    # Not the A10 under another name: more of its FP32 rate, a little over half of its tensor cores'. TF32 and int8 are
+    # left out: what was read are others who quote the sheet, and none of them quotes these two.
     Chip(
         names=r"A10G",
-        source="NVIDIA A10G Tensor Core GPU datasheet (published by AWS with EC2 G5, 2021)",
+        source="NVIDIA A10G Tensor Core GPU datasheet (published by AWS, February 2022)",
         fp32=35.0,
         fp16=70.0,
-        tf32=35.0,
         bf16=70.0,
-        int8=140.0,
         memory_gb_per_sec=600.0,
         memory_gb=24,
     ),
@@ -147,7 +146,7 @@ CHIPS: tuple[Chip, ...] = (
     _hopper_sxm(r"H100 80GB HBM3", 3350.0, 80, f"NVIDIA H100 Tensor Core GPU datasheet (2023, H100 SXM){_SPARSE}"),
     Chip(
         names=r"H100 PCIe",
-        source=f"NVIDIA H100 Tensor Core GPU datasheet (2023, H100 PCIe){_SPARSE}",
+        source=f"NVIDIA H100 Tensor Core GPU datasheet (2023, H100 PCIe){_SPARSE}; memory: product brief PB-11133-001",
         fp32=51.0,
         fp16=756.5,
         tf32=378.0,

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from bench.flags import changed
 from bench.inputs import InputError, check_model, read_data
@@ -29,8 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its own kind of refusal is a page of usage with the reason below it; everybody else's here is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure QLoRA fine-tuning on this machine.")
+    parser = _Parser(prog="python -m bench", description="Measure QLoRA fine-tuning on this machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser(

@@ -77,7 +77,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         except (RankFailed, RankGone, RankOutOfMemory) as error:
             record.log(str(error))
             if isinstance(error, RankOutOfMemory):
-                record.peak_vram_bytes = error.peak_vram_bytes
+                record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
             for rank in range(trial.world_size):
                 for words in ranks.log(rank):
                     record.log(f"rank {rank}: {words}")

@@ -93,7 +93,7 @@ def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str
 
 def _out_of_memory(said: str, record: Record) -> str:
     if record.peak_vram_bytes is None:
-        return memory.explain(record.trial, record.phase, said, peak_rss_bytes(), "RSS")
+        return memory.explain(record.trial, record.phase, said, record.peak_rss_bytes or peak_rss_bytes(), "RSS")
     return memory.explain(record.trial, record.phase, said, record.peak_vram_bytes)
 
 

@@ -22,9 +22,9 @@ def changed(trial: Trial, settings: Sequence[str]) -> Trial:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise TrialError(f"--set {setting}: expected key=value, e.g. --set max_seq_len=256")
+            raise TrialError(f"--set {_clip(setting)}: expected key=value, e.g. --set max_seq_len=256")
         if key not in types:
-            raise TrialError(f"--set {key}: unknown field; the fields are {', '.join(types)}")
+            raise TrialError(f"--set {_clip(key)}: unknown field; the fields are {', '.join(types)}")
         if key in values:
             raise TrialError(f"--set {key}: given twice")
         values[key] = _value(key, types[key], text)
@@ -52,4 +52,9 @@ def _value(key: str, wanted: str, text: str) -> Any:
     try:
         return read(text)
     except (ValueError, KeyError):
-        raise TrialError(f"--set {key}: expected {expected}, found {text!r}") from None
+        raise TrialError(f"--set {key}: expected {expected}, found {_clip(text)!r}") from None
+
+
+def _clip(text: str) -> str:
+    """Short enough to leave room for the message it is quoted in."""
+    return text if len(text) <= 40 else f"{text[:39]}\N{HORIZONTAL ELLIPSIS}"

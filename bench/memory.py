@@ -20,12 +20,16 @@ _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
 # "GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is free"; 2.1 spelled it "capacty".
 _ROOM = re.compile(r"total capaci?ty of (\d[\d.]* [KMGT]iB) of which (\d[\d.]* (?:bytes|[KMGT]iB)) is free")
+# Who ran out, where that was not the trial's own process: the size alone would not say which rank's device is full.
+_RANK = re.compile(r"rank \d+: ")
 
 
 def explain(trial: Trial, phase: str, said: str, peak_bytes: int | None, kind: str = "VRAM") -> str:
     """One line: the allocation that failed, the peak reached before it, and the next configuration that should fit."""
     asked = asked_bytes(said)
-    parts = [f"out of memory: {said[:160]}" if asked is None else f"out of memory: {_size(asked)} more were asked for"]
+    who = rank[0] if (rank := _RANK.match(said)) else ""
+    quoted = said[:160] if asked is None else f"{who}{_size(asked)} more were asked for"
+    parts = [f"out of memory: {quoted}"]
     if room := _ROOM.search(said):
         parts[0] += f" with {room[2]} of {room[1]} free"
     if peak_bytes is not None:

@@ -18,11 +18,13 @@ from bench.stack import Stack
 from bench.trial import Trial
 
 GPU_DEVICE_FILE = Path("/dev/nvidiactl")
+BF16_SINCE = (8, 0)
 
 
 def check(stack: Stack, trial: Trial) -> None:
     """Raises InputError."""
     if stack.torch.cuda.is_available():
+        _check_bf16(stack.torch, trial)
         _check_bitsandbytes(stack, trial)
     elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1"):
         said = _why_not(stack.torch)
@@ -66,6 +68,16 @@ def _needs_bitsandbytes(trial: Trial) -> bool:
     return trial.kind != "hardware" and (
         trial.base_precision == "nf4" or (steps and trial.optimizer == "paged_adamw_8bit")
     )
+
+
+def _check_bf16(torch: Any, trial: Trial) -> None:
+    # torch computes bf16 on older chips, too, by way of float32: no error, and numbers that say nothing.
+    found = torch.cuda.get_device_capability()
+    if found < BF16_SINCE and trial.kind != "hardware":
+        raise InputError(
+            f"{torch.cuda.get_device_name()}: compute capability {found[0]}.{found[1]} has no bf16, in which trials "
+            f"compute; take a GPU of {BF16_SINCE[0]}.{BF16_SINCE[1]} or newer (A10, A100); kind hardware runs here"
+        )
 
 
 def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:

@@ -77,9 +77,10 @@ class Signs:
             os.replace(self._part, self._path)
 
     def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # the folder is gone: the trial has ended, and this process with it
-            while True:
-                time.sleep(self._every_sec)
+        while self._path.parent.is_dir():  # else the trial has ended, and this process with it
+            time.sleep(self._every_sec)
+            # A full disk is the next step's to say: silence would look like a hang.
+            with contextlib.suppress(OSError):
                 self._write()
 
 
@@ -362,7 +363,8 @@ def main(argv: list[str]) -> NoReturn:
         else:
             end, reason = ends.end_of(error)
             kind = end.value
-        said = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), "vram_bytes": peak_vram_bytes()}
+        peaks = {"vram_bytes": peak_vram_bytes(), "rss_bytes": peak_rss_bytes()}
+        said = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), **peaks}
         traceback.print_exc()
         (folder / f"error-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
         leave(1)

@@ -6,6 +6,7 @@ understood: scalars, `X | None`, lists, string-keyed dictionaries, enums and nes
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -122,7 +123,8 @@ def _list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], val
     if found <= plain:  # step times come by the hundred; one by one they took most of the time to read a result
         return origin(value)
     if float in plain and found <= plain | {int}:
-        return origin(float(item) if type(item) is int else item for item in value)
+        with contextlib.suppress(OverflowError):  # one by one, below, it is found with its place
+            return origin(float(item) if type(item) is int else item for item in value)
     return origin(read(item, f"{place}[{index}]") for index, item in enumerate(value))
 
 
@@ -134,10 +136,17 @@ def _table(read: _Read, value: Any, place: str) -> dict[str, Any]:
 
 def _scalar(hint: type, value: Any, place: str) -> Any:
     if hint is float and type(value) is int:
-        return float(value)
+        return _as_float(value, place)
     if type(value) is not hint:
         raise SchemaError(f"{place}: expected {_SCALARS[hint]}, found {kind(value)}")
     return value
+
+
+def _as_float(value: int, place: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise SchemaError(f"{place}: expected a number, found one of {len(str(value))} digits") from None
 
 
 def _member(enum: type[Enum], value: Any, place: str) -> Enum:

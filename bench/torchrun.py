@@ -49,11 +49,11 @@ class RankGone(WorkerGone):
 
 
 class RankOutOfMemory(MemoryError):
-    """A rank ran out of memory; the message begins with which. `peak_vram_bytes` is that rank's, None on the CPU."""
+    """A rank ran out of memory; the message begins with which. The peaks are that rank's; of VRAM None on the CPU."""
 
-    def __init__(self, words: str, peak_vram_bytes: int | None = None) -> None:
+    def __init__(self, words: str, peak_vram_bytes: int | None, peak_rss_bytes: int | None) -> None:
         super().__init__(words)
-        self.peak_vram_bytes = peak_vram_bytes
+        self.peak_vram_bytes, self.peak_rss_bytes = peak_vram_bytes, peak_rss_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class Torchrun:
                 return InputError(first["reason"])
             words = f"rank {first['rank']}: {first['reason']} (in {self._seen[first['rank']].place})"
             if first["kind"] == End.OUT_OF_MEMORY.value:
-                return RankOutOfMemory(words, first.get("vram_bytes"))
+                return RankOutOfMemory(words, first.get("vram_bytes"), first.get("rss_bytes"))
             return RankFailed(words)
         for rank, code in known.get("ranks", []):
             name = f"signal {-code}" if code < 0 else f"code {code}"

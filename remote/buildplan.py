@@ -129,7 +129,9 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
         if not seen["found"]:
             raise EngineError(f"image.models: {name}: not on the VM at {folder}; {fetch}")
         if seen["sha256"] is None:
-            raise EngineError(f"image.models: {folder} has no manifest.json, so it may be half a model; {fetch}")
+            raise EngineError(
+                f"image.models: {folder} has no readable manifest.json, so it may be half a model; {fetch}"
+            )
         for path, has, size, _ in seen["files"]:
             if has != size:
                 what = "not there" if has is None else f"{has} bytes, its manifest says {size}"

@@ -216,7 +216,12 @@ class _Move:
             pipe = _Counted(packing.stdout.read1, self.on_progress)  # type: ignore[attr-defined]
             ended = run_program(taker, label=command.render(), stdin=pipe, timeout_sec=self.timeout_sec)
             packing.stdout.close()
-            code = packing.wait(_ASK_SEC)
+            try:
+                code = packing.wait(_ASK_SEC)
+            except subprocess.TimeoutExpired:  # its output is closed, and it stays: an ssh whose link is dead
+                packing.kill()
+                packing.wait()
+                code = 255  # as it would have said itself, some day
             said.seek(0)
             complaint = said.read()
         if ended.exit_code != 0 or code != 0:

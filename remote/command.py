@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 MASK = "***"
+_LONGEST_WORD, _SHOWN = 200, 40
 
 
 class Secret:
@@ -48,6 +49,11 @@ def mask(text: str, secrets: Iterable[Secret]) -> str:
     return text
 
 
+def _cut(word: str) -> str:
+    first = next(iter(word.strip().splitlines()), "")
+    return word if len(word) <= _LONGEST_WORD and "\n" not in word else f"{first[:_SHOWN]}\N{HORIZONTAL ELLIPSIS}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """What to run on a host. `folder` is the working folder there; None means the host's own choice.
@@ -79,6 +85,10 @@ class Command:
         if self.folder is not None:
             line = f"cd {shlex.quote(self.folder)} && {line}"
         return mask(line, self.secrets)
+
+    def brief(self) -> str:
+        """`render` for a message: a word that is a program of its own, or as long as one, is cut to its beginning."""
+        return replace(self, argv=tuple(map(_cut, self.argv))).render()
 
     def tail(self, text: str, lines: int = 5) -> str:
         """The last lines of this command's output, masked, for an error message."""

@@ -42,14 +42,14 @@ def model(name, folder):
     manifest = os.path.join(folder, "manifest.json")
     try:
         content = open(manifest, "rb").read()
-    except OSError:
+        listed = [(entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(content)["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
         return {"name": name, "folder": folder, "found": os.path.isdir(folder), "sha256": None, "files": []}
     digest = hashlib.sha256(content).hexdigest()
     files = [["manifest.json", len(content), len(content), digest]]
-    for entry in json.loads(content)["files"]:
-        full = os.path.join(folder, entry["path"])
-        has = os.path.getsize(full) if os.path.isfile(full) else None
-        files.append([entry["path"], has, entry["size"], entry["sha256"]])
+    for path, size, sha256 in listed:
+        full = os.path.join(folder, path)
+        files.append([path, os.path.getsize(full) if os.path.isfile(full) else None, size, sha256])
     sums = os.path.join(folder, "SHA256SUMS")  # the bench reads it instead of 14 GB
     if os.path.isfile(sums):
         size = os.path.getsize(sums)
@@ -202,7 +202,7 @@ def explained(host: Host, client: Client, command: Command, completed: Completed
     if "cannot connect to the docker daemon" in low or "is the docker daemon running" in low:
         where = client.address or "its socket"
         return EngineError(f"{host.name}: the engine does not answer at {where}; start it: sudo systemctl start docker")
-    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.render()}: {command.tail(said, lines=2)}")
+    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(said, lines=2)}")
 
 
 def _ask(host: Host, client: Client, *words: str) -> Any:

@@ -44,7 +44,7 @@ class CommandFailed(HostError):
     def __init__(self, host: str, command: Command, completed: Completed) -> None:
         said = completed.stderr.decode(errors="replace") or completed.stdout.decode(errors="replace")
         super().__init__(
-            f"{host}: exit {completed.exit_code}: {command.render()}" + (f"\n{command.tail(said)}" if said else "")
+            f"{host}: exit {completed.exit_code}: {command.brief()}" + (f"\n{command.tail(said)}" if said else "")
         )
         self.completed = completed
 

@@ -87,7 +87,9 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         container.start()
         try:
             code = int(container.wait(timeout=timeout_sec)["StatusCode"])
-        except requests.Timeout:
+        except requests.RequestException as error:  # over a socket a time-out arrives as a ConnectionError
+            if "timed out" not in str(error).lower():
+                raise
             raise EngineError(f"{' '.join(argv)}: not done after {timeout_sec:.0f} s in {image}") from None
         out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
         return Ended(exit_code=code, stdout=out, stderr=err)

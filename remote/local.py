@@ -33,7 +33,7 @@ class LocalHost:
         try:
             return run_program(
                 command.argv,
-                label=f"{self.name}: {command.render()}",
+                label=f"{self.name}: {command.brief()}",
                 environment={**os.environ, **command.environment},
                 folder=command.folder,
                 stdin=stdin,

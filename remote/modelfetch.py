@@ -138,7 +138,14 @@ def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], 
 @contextlib.contextmanager
 def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
     """The snapshot's links as files: hard links where the disk is the same, beside the blobs, and gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix=".qlora-fleet-", dir=snapshot.parent.parent) as folder:
-        for name in names:
-            Path(folder, name).hardlink_to((snapshot / name).resolve())
+    home = snapshot.parent.parent
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".qlora-fleet-", dir=home))
+            for name in names:
+                Path(folder, name).hardlink_to((snapshot / name).resolve())
+        except OSError as error:
+            raise FetchError(
+                f"{home}: cannot be linked to: {error.strerror}; copy the cache, and name the copy"
+            ) from None
         yield Path(folder)

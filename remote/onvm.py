@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 PIECE = 1 << 20
+ASK_SEC = 120.0
 SHOWN_LINES = 60  # ride along with the progress, once a second
 LINE_CHARS = 300
 FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
@@ -85,11 +86,16 @@ class Watcher:
 
 def write_atomic(path: Path, document: object) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    with os.fdopen(handle, "w") as file:
-        json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # a full disk would else collect one of these with every line of progress
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def follow(watcher: Watcher, argv: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
@@ -144,9 +150,13 @@ def sha256_of(path: Path) -> str:
 
 def ask(docker: list[str], environment: dict[str, str], *words: str) -> Any:
     """The client's JSON answer, or None where it fails."""
-    said = subprocess.run(
-        [*docker, *words], env={**os.environ, **environment}, capture_output=True, timeout=120, check=False
-    )
+    try:
+        said = subprocess.run(
+            [*docker, *words], env={**os.environ, **environment}, capture_output=True, timeout=ASK_SEC, check=False
+        )
+    except subprocess.TimeoutExpired:
+        asked = " ".join(words)
+        raise Failed("transient", f"the engine did not answer `{asked}` within {ASK_SEC:.0f} s") from None
     return json.loads(said.stdout) if said.returncode == 0 else None
 
 

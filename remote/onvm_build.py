@@ -28,7 +28,8 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         assemble(watcher, job)
     except OSError as error:
         kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-        raise Failed(kind, f"context: {error.filename}: {error.strerror}") from None
+        # tarfile has only words for a file that has become shorter than its manifest says.
+        raise Failed(kind, f"context: {error.filename or job['context']}: {error.strerror or error}") from None
     # A base that is here already is used as it is; asking its registry at every build would need that registry.
     if ask(docker, environment, "image", "inspect", job["base"]) is None:
         watcher.say(f"pulling {job['base']}", "base image")

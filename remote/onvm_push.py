@@ -156,6 +156,7 @@ class Registry:
             try:
                 return self._open(urllib.request.Request(url, headers={**headers, **more}))  # noqa: S310 - https, or this machine
             except urllib.error.HTTPError as error:
+                error.close()  # it is the answer, with its connection
                 if error.code == 404:
                     return None
                 challenge = error.headers.get("WWW-Authenticate", "")
@@ -182,10 +183,17 @@ class Registry:
             {"service": fields.get("service", ""), "scope": f"repository:{self.path}:pull,push"}
         )
         headers = {"Authorization": f"Basic {self.login}"} if self.login else {}
+        realm = fields.get("realm", "")
+        if not realm.startswith("https://") and not (realm and self.base.startswith("http://")):
+            raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}: not there, and not in clear")
         try:
-            said = json.loads(self._open(urllib.request.Request(f"{fields['realm']}?{query}", headers=headers)))  # noqa: S310
+            said = json.loads(self._open(urllib.request.Request(f"{realm}?{query}", headers=headers)))  # noqa: S310 - as above
+            return str(said.get("token") or said["access_token"])
         except urllib.error.HTTPError as error:
+            error.close()
             kind = "transient" if error.code in PASSING else "unauthorized"
             raise Failed(kind, f"{self.host} answers {error.code} {error.reason} to the login") from None
-        token: str = said.get("token") or said["access_token"]
-        return token
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            broken = isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
+            said_why = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
+            raise Failed("failed" if broken else "transient", f"{realm}, which {self.host} names: {said_why}") from None

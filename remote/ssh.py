@@ -86,7 +86,7 @@ class SshHost:
     ) -> None:
         self.name, self.destination, self.python = name, destination, python
         self._workdir = workdir
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._hops: tuple[Hop, ...] = ()
@@ -123,11 +123,12 @@ class SshHost:
     @property
     def strict_config_file(self) -> Path:
         """For the OpenSSH client: the user's configuration with our strictness; it is there until `close`."""
-        if self._folder is None:
-            text = strict_config(self.destination.config_file)
-            self._folder = tempfile.TemporaryDirectory(prefix="qlora-fleet-ssh-")
-            Path(self._folder.name, "config").write_text(text, encoding="utf-8")
-        return Path(self._folder.name, "config")
+        with self._lock:
+            if self._folder is None:
+                text = strict_config(self.destination.config_file)
+                self._folder = tempfile.TemporaryDirectory(prefix="qlora-fleet-ssh-")
+                Path(self._folder.name, "config").write_text(text, encoding="utf-8")
+            return Path(self._folder.name, "config")
 
     def connect(self) -> Connection:
         """The open connection, made now if there is none. Raises as `remote.sshconnect.Connection`."""
@@ -154,7 +155,7 @@ class SshHost:
         mark = secrets.token_hex(8)
         script = _script(command, mark, timeout_sec)
         connection = self.connect()
-        limits = Limits(f"{self.name}: {command.render()}", timeout_sec, idle_timeout_sec)
+        limits = Limits(f"{self.name}: {command.brief()}", timeout_sec, idle_timeout_sec)
         session = _Session(self.name, connection, mark, limits)
         try:
             session.begin(script, stdin)

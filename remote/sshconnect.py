@@ -212,7 +212,12 @@ class _Strict(paramiko.MissingHostKeyPolicy):
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
-        self._known = known_keys(hop.known_hosts_files, hop.known_as, hop.port)
+        try:
+            self._known = known_keys(hop.known_hosts_files, hop.known_as, hop.port)
+        except OSError as error:  # ours to mend, and nothing that passes
+            raise AddressWrong(
+                f"{error.filename}: cannot be read: {error.strerror}; it says which keys to trust"
+            ) from None
 
     def teach(self, client: paramiko.SSHClient) -> None:
         """Give `client` the keys it may accept; it then also asks for a key of a kind that is known."""

@@ -24,9 +24,10 @@ from tasks import (
     vm,
     vmengine,
 )
-from tasks.errors import explain_settings_failures
+from tasks.errors import exit_with_2_for_wrong_usage, explain_settings_failures
 
 explain_settings_failures()
+exit_with_2_for_wrong_usage()
 
 ns = Collection(
     bench.bench,

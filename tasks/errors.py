@@ -14,7 +14,9 @@ from typing import ClassVar
 
 from invoke.config import Config
 from invoke.context import Context
-from invoke.exceptions import Exit
+from invoke.exceptions import Exit, ParseError
+from invoke.parser import parser
+from invoke.parser.context import ParserContext
 
 
 def one_line(text: str) -> str:
@@ -60,6 +62,24 @@ class Interrupted(TaskFailed):
     """Stopped by Ctrl-C. Exit code 130."""
 
     exit_code = 130
+
+
+class _WrongUsage(ParseError, Exit):
+    """An unknown task or flag, as Invoke's parser words and prints it, with the exit code that wrong usage has here."""
+
+    code = UsageError.exit_code
+
+    def __init__(self, msg: str, context: ParserContext | None = None) -> None:
+        Exception.__init__(self, msg)
+        self.context, self.message = context, None  # the message of an Exit would be printed once more
+
+
+def exit_with_2_for_wrong_usage() -> None:
+    """From now on an unknown task or flag exits with 2; Invoke alone would exit with 1, as for a failed task.
+
+    The parser raises what its module calls ParseError; this is that name. `inv --help UNKNOWN` is not the parser's.
+    """
+    parser.ParseError = _WrongUsage  # type: ignore[attr-defined]
 
 
 def explain_settings_failures() -> None:

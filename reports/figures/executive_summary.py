@@ -73,7 +73,7 @@ def draw(data: Data, sheet: Sheet) -> Figure:
 
 def caption(data: Data) -> str:
     base = f"; grey is {data.baseline}" if data.baseline else ""
-    hollow = "; hollow diamonds are published results on another GPU" if data.source else ""
+    hollow = "; hollow diamonds are published results" if data.source else ""
     return f"Best first: longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
 
 

@@ -11,7 +11,8 @@ from reports import published, readings, text
 from reports.figures import marks
 from reports.figures.board import MARGIN_IN, Head, Sheet, board, head
 from reports.figures.chart import Chart
-from reports.figures.palette import ACCENT_TONE, DEEP_TONE, INK, MUTED, PAPER, PUBLISHED
+from reports.figures.clearance import label_points
+from reports.figures.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.load import Run
 from reports.readings import Reading
 from reports.summary import Summary
@@ -122,16 +123,6 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
         ends.append((x[-1], y[-1], line.name, tone))
     for batch, value in references:
         marks.diamond(axes, batch, value)
-        axes.annotate(
-            f"{text.number(value)} published",
-            (batch, value),
-            xytext=(7, -3),
-            textcoords="offset points",
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
-            fontsize=8,
-            color=MUTED,
-            va="top",
-        )
     axes.margins(0.08)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.minorticks_off()
@@ -140,6 +131,8 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
     axes.set_xlabel("batch, sequences", labelpad=1)
     height_in = axes.get_position().height * axes.figure.get_figheight()
     marks.end_labels(axes, ends, height_in)
+    told = [(batch, value, f"{text.number(value)} published") for batch, value in references]
+    label_points(axes, told, [[point[:2] for point in line.points] for line in lines])
 
 
 def caption(data: Data) -> str:

@@ -14,6 +14,8 @@ from reports.figures.palette import BAND, INK, MUTED, OTHER_TONE, PAPER
 from reports.figures.style import NAME_SIZE
 
 ROW_IN = 0.56
+WORDS_SIZE, LEAST_WORDS_SIZE = 8.5, 7.5
+WORDS_ABOVE = 0.22  # how far over a mark's middle, in rows, its words begin
 _PUBLISHED = {"marker": "D", "linestyle": "none", "markersize": 5.5, "markerfacecolor": PAPER, "markeredgecolor": INK}
 
 
@@ -86,7 +88,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
     if panel.band is not None:
         axes.axvspan(*panel.band, color=BAND, linewidth=0, zorder=0)
     for y, (name, mark) in enumerate(zip(names, panel.marks, strict=True)):
-        middle = label_mark(axes, y, measure.shorten(mark.words, width_in, 8.5), name, sheet)
+        middle = label_mark(axes, y, mark.words, name, sheet)
         if mark.value is not None and panel.kind == "bars":
             look = {"facecolor": PAPER, "edgecolor": mark.tone, "hatch": "////"} if mark.is_hollow else {}
             axes.barh(middle, mark.value, height=0.36, linewidth=0.8 if look else 0.0, **(look or {"color": mark.tone}))
@@ -100,9 +102,22 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
             axes.plot(value, middle, zorder=4, **_PUBLISHED)
     _limits(axes, panel, _values(panel.marks))
     if panel.at is not None:
-        axes.axvline(panel.at, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        _draw_upright(axes, panel.at, names, panel.marks, sheet, width_in)
     axes.set_title(measure.shorten(panel.title, width_in, 9.5, bold=True))
     value_axis(axes, log=panel.log)
+
+
+def _draw_upright(
+    axes: Any, at: float, names: Sequence[str], marks: Sequence[Mark], sheet: Sheet, width_in: float
+) -> None:
+    """A dashed line through all rows, left out where a row's words stand. Call with final limits."""
+    x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0)))[0]) * width_in
+    for y, (name, mark) in enumerate(zip(names, marks, strict=True)):
+        words_in = measure.width_in(mark.words, WORDS_SIZE)
+        if sheet.narrow:
+            words_in = max(words_in, measure.width_in(name, NAME_SIZE, bold=True))
+        top = _middle(y, sheet) - WORDS_ABOVE if words_in > x_in - 0.05 else y - 0.5
+        axes.plot([at, at], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
 
 
 def _limits(axes: Any, panel: Panel, values: list[float]) -> None:
@@ -174,16 +189,24 @@ def label_rows(axes: Any, names: Sequence[str], sheet: Sheet, *, shown: bool = T
 def label_mark(axes: Any, y: float, words: str, name: str, sheet: Sheet) -> float:
     """Words above a row's mark, from the panel's left edge: they cannot run out of it however long the bar is.
 
-    On a narrow sheet the row's name stands above them. Returns the y at which the mark has its middle.
+    What is wider than the panel is written smaller, and cut where that is not enough. On a narrow sheet the row's name
+    stands above them. Returns the y at which the mark has its middle.
     """
-    middle = y + (0.2 if sheet.narrow else 0.1)
-    place = {"xy": (0.0, middle - 0.22), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    middle = _middle(y, sheet)
+    place = {"xy": (0.0, middle - WORDS_ABOVE), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}  # lines of the panel do not run through the words
-    axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=8.5, bbox=ground, **place)
+    width_in = axes.get_position().width * axes.figure.get_figwidth()
+    size = WORDS_SIZE if measure.width_in(words, WORDS_SIZE) <= width_in else LEAST_WORDS_SIZE
+    words = measure.shorten(words, width_in, size)
+    axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=size, bbox=ground, **place)
     if sheet.narrow:
         shown = measure.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
         axes.annotate(shown, xytext=(0, 13.5), va="bottom", fontsize=NAME_SIZE, fontweight="bold", bbox=ground, **place)
     return middle
+
+
+def _middle(y: float, sheet: Sheet) -> float:
+    return y + (0.2 if sheet.narrow else 0.1)
 
 
 def whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:

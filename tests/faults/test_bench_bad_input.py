@@ -122,7 +122,7 @@ def machine(
     torch: Any = SimpleNamespace(
         __version__="2.11.0",
         version=SimpleNamespace(cuda=cuda),
-        cuda=SimpleNamespace(is_available=lambda: available, init=init),
+        cuda=SimpleNamespace(is_available=lambda: available, init=init, get_device_capability=lambda: (8, 6)),
     )
     bitsandbytes: Any = SimpleNamespace(__version__=version, __file__=file, cextension=SimpleNamespace(lib=library))
     nothing: Any = SimpleNamespace()

@@ -26,7 +26,8 @@ import yaml
 from remote.deployment import Image, Values, plan, render
 from remote.nodes import GPU
 from tasks.nodes import need_of
-from tasks.settings import ClusterSection, Settings
+from tasks.sections import ClusterSection
+from tasks.settings import Settings
 from tests.cluster.podsecurity import violations
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

@@ -1,21 +1,24 @@
 """What a distributed trial refuses, what it makes of ranks' times, and whom it blames: no rank is started."""
 
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from bench import distributed, scaling, torchrun
+from bench import distributed, ends, scaling, torchrun
 from bench.distributed import Told, choose_backend, make_limits, rendezvous, visible_gpus
 from bench.inputs import InputError
+from bench.rank import Signs
 from bench.record import Clock, Record, Request
-from bench.result import summarize
+from bench.result import End, summarize
 from bench.torchrun import RankFailed, RankOutOfMemory, Torchrun
 
 
@@ -187,6 +190,42 @@ def test_the_rank_that_failed_first_is_blamed_in_its_own_words(ranks, kind, rais
     error = ranks.failure()
     assert type(error) is raised
     assert "what rank 1 says" in str(error)
+
+
+def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, ddp_trial, tmp_path):
+    words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB "
+    words += "of which 1.20 GiB is free."
+    for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
+        said = {"rank": 1, "kind": "OUT_OF_MEMORY", "reason": words, "at": 1.0, "vram_bytes": vram, "rss_bytes": rss}
+        (ranks.folder / "error-1.json").write_text(json.dumps(said))
+        error = ranks.failure()
+        record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(micro_batch_size=8), Clock())
+        record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
+        end, reason = ends.end_of(error, record)
+        assert end is End.OUT_OF_MEMORY
+        assert reason == (
+            f"out of memory: rank 1: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; {peak}; "
+            "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
+        )
+
+
+def test_signs_go_on_when_the_disk_was_full_for_a_moment(tmp_path, monkeypatch):
+    signs = Signs(tmp_path, 0, every_sec=0.01)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    refused = threading.Event()
+
+    def refuse() -> None:
+        refused.set()
+        raise full
+
+    monkeypatch.setattr(signs, "_write", refuse)
+    assert refused.wait(30)
+    monkeypatch.undo()
+    before = json.loads((tmp_path / "rank-0.json").read_text())["count"]
+    deadline = time.monotonic() + 30
+    while json.loads((tmp_path / "rank-0.json").read_text())["count"] <= before + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_half_a_line_is_left_until_it_is_whole(ranks):

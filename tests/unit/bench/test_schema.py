@@ -104,6 +104,7 @@ def test_whole_numbers_among_numbers_become_numbers():
         ({"losses": [None, "x"]}, "f: losses[1]: expected a number, found text"),
         ({"counts": [1, 2.0]}, "f: counts[1]: expected a whole number, found a number"),
         ({"counts": [1, True]}, "f: counts[1]: expected a whole number, found true/false"),
+        ({"seconds": [0.1, 10**400]}, "f: seconds[1]: expected a number, found one of 401 digits"),
     ],
 )
 def test_one_wrong_item_in_a_long_list_is_found_with_its_place(document, said):

@@ -245,7 +245,7 @@ def test_without_settings_the_trial_is_the_suites_own(make_trial):
         ("max_seq_len=2.5", "--set max_seq_len: expected a whole number, found '2.5'"),
         ("max_seq_len=4", "--set max_seq_len: expected 8 to 1048576, found 4"),
         ("learning_rate=fast", "--set learning_rate: expected a number, found 'fast'"),
-        ("learning_rate=nan", "--set learning_rate: expected a finite number, found a number"),
+        ("learning_rate=nan", "--set learning_rate: expected a finite number, found nan"),
         ("gradient_checkpointing=maybe", "--set gradient_checkpointing: expected true or false, found 'maybe'"),
         ("lora_targets=q_proj,", "--set lora_targets: expected at least one name of a linear layer"),
         ("optimizer=sgd", "--set optimizer: expected one of paged_adamw_8bit, adamw_torch, found 'sgd'"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.trial import SCALES, SUITES, Trial, TrialError, choose, suite
+from bench.trial import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
 
 IMPOSSIBLE = [
     ("name", ""),
@@ -145,6 +145,8 @@ def test_a_whole_number_serves_as_a_number_in_a_file(make_trial, tmp_path: Path)
         (b'{\n"name": \n}', "line 3: not JSON"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[]", "expected an object, found a list"),
+        pytest.param(b"[" * 100_000, "not usable JSON: ", id="nested as deep as Python goes"),
+        pytest.param(b'{"seed": ' + 5000 * b"9" + b"}", "not usable JSON: ", id="a number of 5000 digits"),
     ],
 )
 def test_a_file_that_is_no_trial_is_refused_with_its_name(tmp_path: Path, content, said):
@@ -206,6 +208,30 @@ def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice():
         choose(suite("quick", "gpu", "M", "D"), ())
     with pytest.raises(TrialError, match="this suite has none"):
         choose((), ())
+
+
+def test_a_file_holds_one_trial_or_a_list_of_them(make_trial):
+    one, other = make_trial(name="one"), make_trial(name="other")
+    assert read_trials(one.to_text(), "t.json") == (one,)
+    assert read_trials(f"[{one.to_text()}, {other.to_text()}]", "t.json") == (one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "t.json: the list is empty; it must hold at least one trial"),
+        ("[{ONE}, {ONE}]", "t.json: two trials are called small; give each a name of its own"),
+        ('[{ONE}, {"name": 3}]', "t.json: trial 2: "),
+        ("[{ONE}, 3]", "t.json: trial 2: expected an object, found "),
+        ("", "t.json: line 1: not JSON: "),
+        ("[" * 100_000, "t.json: not usable JSON: "),
+    ],
+)
+def test_a_list_that_is_no_list_of_trials_is_refused_by_its_place(make_trial, text, said):
+    with pytest.raises(TrialError) as caught:
+        read_trials(text.replace("{ONE}", make_trial().to_text()), "t.json")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
 
 
 def test_choosing_keeps_the_order_asked_for_and_drops_repeats():

@@ -158,7 +158,7 @@ def test_what_is_cached_already_needs_no_room() -> None:
 
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "absent": ({"found": False}, "not on the VM at /mnt/fss/qlora-fleet/models/org--Model; `inv model.fetch`"),
-    "half": ({"sha256": None}, "has no manifest.json, so it may be half a model"),
+    "half": ({"sha256": None}, "has no readable manifest.json, so it may be half a model"),
     "a shard gone": ({"files": [["model.safetensors", None, SHARD, "e" * 64]]}, "model.safetensors: not there"),
     "cut short": ({"files": [["model.safetensors", 7, SHARD, "e" * 64]]}, f"7 bytes, its manifest says {SHARD}"),
 }

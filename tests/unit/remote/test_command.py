@@ -146,3 +146,11 @@ def test_an_error_shows_the_last_lines_only_and_falls_back_to_standard_output() 
 def test_a_job_cannot_carry_secrets_because_its_command_lies_on_a_disk() -> None:
     with pytest.raises(ValueError, match="cannot carry secrets"):
         JobSpec(command=Command(argv=("login",), secrets=(Secret(TOKEN),)), deadline_sec=1.0)
+
+
+def test_a_program_in_an_argument_is_cut_in_a_message_and_whole_where_it_is_pasted() -> None:
+    command = Command(argv=("python3", "-c", "\nimport os\nprint(1)\n", "x" * 200, "y" * 201))
+    message = str(CommandFailed("h", command, Completed(exit_code=1, stderr=b"FileExistsError: README.md")))
+    cut = f"python3 -c 'import os…' {'x' * 200} '{'y' * 40}…'"
+    assert message == f"h: exit 1: {cut}\nFileExistsError: README.md"
+    assert "print(1)" in command.render()

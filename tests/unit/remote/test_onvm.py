@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from remote import onvm_archive, onvm_build
+from remote import onvm, onvm_archive, onvm_build
 from remote.onvm import Failed, Watcher, reason
 from remote.onvm_push import is_this
 
@@ -186,6 +187,45 @@ def test_an_archive_whose_record_was_lost_is_packed_again(
     archive.write_bytes(b"half")
     onvm_build.assemble(watcher, job)
     assert tarfile.is_tarfile(archive)
+
+
+def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
+    watcher: Watcher, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object) -> None:
+        raise OSError("unexpected end of data")  # tarfile's own: without a number, without a file
+
+    monkeypatch.setattr(onvm_build, "_pack", cut)
+    monkeypatch.setattr(onvm_build, "ask", lambda *_: None)
+    asked = {
+        **job,
+        "docker": ["docker"],
+        "environment": {},
+        "image": "i",
+        "label": "l",
+        "digest": "d",
+        "data_root": "/",
+    }
+    with pytest.raises(Failed, match=r"^context: .+: unexpected end of data$"):
+        onvm_build.act(watcher, asked)
+
+
+def test_progress_that_cannot_be_written_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(onvm.os, "fsync", full)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            onvm.write_atomic(tmp_path / "progress.json", {"stage": "x"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_does_not_answer_may_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onvm, "ASK_SEC", 0.05)
+    with pytest.raises(Failed, match="the engine did not answer `30` within 0 s") as caught:
+        onvm.ask(["sleep"], {}, "30")
+    assert caught.value.kind == "transient"
 
 
 def test_the_program_runs_on_the_oldest_python_a_vm_may_have() -> None:

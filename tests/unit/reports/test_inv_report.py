@@ -11,7 +11,7 @@ from bench.result import End
 from reports import watch
 from tasks import report, settings
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
-from tasks.settings import CostSection
+from tasks.sections import CostSection
 from tests.unit.reports import synthetic
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from bench.trial import PROFILES, SUITES
 from tasks import settings
 from tasks.errors import UsageError
-from tasks.settings import BenchSection, FleetSection, Sections, expected
+from tasks.sections import BenchSection, FleetSection, Sections, expected
 
 Make = Callable[..., Context]
 

@@ -14,7 +14,7 @@ from invoke import Config, Context
 
 from tasks import settings
 from tasks.errors import UsageError
-from tasks.settings import LEAVES, Sections
+from tasks.sections import LEAVES, Sections
 
 ODD = (
     *("yes", "no", "on", "off", "~", "null", ".inf", "-.INF", ".NaN", "0x1F", "0o17", "017", "1_000", "1:30", "1e3"),
