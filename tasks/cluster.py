@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote.deployment import Image, Values
     from remote.kubeconfig import Target
     from tasks.settings import Settings
+    from tasks.uncollected import Uncollected
 
 LAST_FILE, IMAGE_FILE = "cluster.json", "image.json"
 
@@ -30,12 +31,9 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
     A change in a cluster that looks like production asks first, unless it is the one this project changed last.
     """
     from remote.cluster import Cluster
-    from remote.kubeconfig import resolve
 
-    section = settings.cluster
-    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    target = target_of(settings)
     with errors():
-        target = resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
         print(f"cluster: {target}", flush=True)
         last = _last(settings)
         if last is not None and not _is_same(last, target):
@@ -52,14 +50,26 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
             cluster.close()
 
 
-def remember(settings: Settings, target: Target) -> None:
-    """Write down which cluster was changed last."""
+def target_of(settings: Settings) -> Target:
+    """The cluster that the settings mean; a relative kubeconfig lies beside invoke.yaml. Raises UsageError."""
+    from remote.kubeconfig import resolve
+
+    section = settings.cluster
+    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    with errors():
+        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
+
+
+def remember(settings: Settings, target: Target, *, discarded: list[Uncollected]) -> None:
+    """Write down which cluster was changed last, and which runs were lost by it."""
     from bench.result import write_atomic
+    from tasks.uncollected import discard
 
     told = {"context": target.context, "server": target.server, "namespace": target.namespace}
     try:
         settings.results_folder.mkdir(parents=True, exist_ok=True)
         write_atomic(settings.results_folder / LAST_FILE, (json.dumps(told) + "\n").encode())
+        discard(discarded)
     except OSError as error:
         raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
 

@@ -170,7 +170,7 @@ def _wanted(agent: Agent, out: str, *, has_result: bool) -> list[str]:
 
 def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, has_result: bool) -> Collected:
     """The files of one attempt: its log, and what lies in its output folder."""
-    from remote.fleet import OUT_FOLDER
+    from remote.follow import OUT_FOLDER
     from remote.job import LOG_FILE
     from remote.transfer import pull
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote.command import Secret
     from remote.deployment import Action, Image, Plan
     from tasks.settings import Settings
+    from tasks.uncollected import Uncollected
 
 MANIFESTS = "manifests"
 _DELETE_SEC = 180.0
@@ -80,10 +81,10 @@ def deploy(
             _print_diff(cluster, planned, take_over=take_over)
             return
         with only_one(settings.results_folder, "deploy"):
-            _refuse_losing_results(settings, cluster, planned, discard=discard_results)
+            lost = _refuse_losing_results(settings, cluster, planned, discard=discard_results)
             secret = _ask_password(settings, image) if makes_secret else None
             _act(settings, cluster, planned, image, secret, take_over=take_over)
-            remember(settings, cluster.target)
+            remember(settings, cluster.target, discarded=lost)
         if jobs:
             wait(settings, cluster, jobs, plain=plain)
 
@@ -126,14 +127,14 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
             print("dry run: nothing was changed")
             return
         with only_one(settings.results_folder, "teardown"):
-            _refuse_losing_results(settings, cluster, planned, discard=discard_results)
+            lost = _refuse_losing_results(settings, cluster, planned, discard=discard_results)
             if not yes and not asks(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
                 raise Refused("nothing was deleted; type the same with --yes if it is meant")
             workloads = [one for one in own if one["kind"] in ("Job", "JobSet")]
             for some in (workloads, [one for one in own if one not in workloads]):
                 if some:
                     cluster.delete(some, wait_sec=_DELETE_SEC)
-            remember(settings, cluster.target)
+            remember(settings, cluster.target, discarded=lost)
         print(f"deleted {len(own)} objects")
 
 
@@ -261,7 +262,8 @@ def _check_rights(cluster: Cluster, planned: Plan) -> None:
         )
 
 
-def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> None:
+def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> list[Uncollected]:
+    """The runs that are lost with the pods that the plan ends. Raises Refused unless they may be."""
     from remote.deployment import is_training
     from tasks.uncollected import uncollected
 
@@ -271,15 +273,15 @@ def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, 
                 f"{action.title} is still training; wait for it (`inv status`), "
                 "or type the same with --discard-results; nothing was changed"
             )
-        since = (action.live or {})["metadata"].get("creationTimestamp", "1970-01-01T00:00:00Z")
-        lost = uncollected(settings.results_folder, cluster.target, since)
-        if lost and not discard:
-            raise Refused(
-                f"{action.title} would end with results in its pods: {'; '.join(lost[:3])}; "
-                "or type the same with --discard-results; nothing was changed"
-            )
-        for line in lost:
-            print(f"discarded: {line}")
+    lost = uncollected(settings.results_folder, cluster.target) if planned.ends_pods else []
+    if lost and not discard:
+        more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise Refused(
+            f"{planned.ends_pods[0].title} would end with results in its pods: "
+            f"{'; '.join(one.said for one in lost[:3])}{more}; "
+            "or type the same with --discard-results; nothing was changed"
+        )
+    return lost
 
 
 def _act(

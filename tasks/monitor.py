@@ -80,7 +80,7 @@ def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
 
 def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     """Ask one worker. An answer that does not come is an answer too."""
-    from remote.fleet import PROGRESS
+    from remote.follow import PROGRESS
     from remote.host import HostError
     from remote.job import Job, slot_holder, slot_of
 

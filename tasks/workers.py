@@ -6,23 +6,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.result import RESULT_FILE, PlannedTrial
 from bench.trial import NODE_COUNT, Trial
 from remote.agent import Agent
 from remote.command import Command
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
+from remote.fleet import Launch
+from remote.follow import OUT_FOLDER, TRIAL_FILE
 from remote.host import Host, HostUnreachable, check
 from remote.local import LocalHost
 from remote.shelter import place_of, sheltered
+from tasks.cluster import target_of
 from tasks.errors import UsageError
 from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from bench.result import RunRecord
-    from remote.kubeconfig import Target
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
@@ -41,7 +41,7 @@ def _pods(settings: Settings, names: list[str]) -> list[Host]:
     from remote.pod import PodHost
     from remote.pods import Kubectl, Pods
 
-    pods, target = settings.fleet.pods, _target(settings)
+    pods, target = settings.fleet.pods, target_of(settings)
     print(f"cluster: {target}", flush=True)
     # The context by name, also where it is only the current one: what is current may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
@@ -105,18 +105,8 @@ def where(settings: Settings) -> dict[str, str]:
     """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
     if settings.fleet.kind != "pods":
         return {}
-    target = _target(settings)
+    target = target_of(settings)
     return {"context": target.context, "server": target.server, "namespace": target.namespace}
-
-
-def _target(settings: Settings) -> Target:
-    from remote.kubeconfig import resolve
-    from tasks.cluster import errors
-
-    section = settings.cluster
-    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
-    with errors():
-        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 
 
 def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:

@@ -224,7 +224,7 @@ def write_run(results: Path, make_trial: Any, server: str, namespace: str) -> st
         provenance={"cluster": {"context": "tests", "server": server, "namespace": namespace}},
     ).write(folder)
     Ledger.create(folder / LEDGER_FILE, ["small"])
-    return "run run-1: 1 of 1 trials have not ended; `inv collect --run=run-1` brings it"
+    return "run run-1: 1 of 1 trials have not ended; `inv bench --resume=run-1` goes on"
 
 
 @pytest.mark.parametrize("words", [("teardown", "--yes"), ("deploy",)])

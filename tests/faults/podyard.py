@@ -19,11 +19,13 @@ sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
 from bench.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
 from remote.command import Command  # noqa: E402
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet, Limits  # noqa: E402
+from remote.fleet import Fleet  # noqa: E402
+from remote.follow import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.host import Host  # noqa: E402
 from remote.ledger import LEDGER_FILE, Ledger  # noqa: E402
 from remote.pod import PodHost  # noqa: E402
 from remote.pods import INDEX_LABEL, Kubectl, Pods  # noqa: E402
+from remote.reach import Limits  # noqa: E402
 from remote.shelter import place_of, sheltered  # noqa: E402
 from tests.cluster import Cluster, unavailable  # noqa: E402
 from tests.unit.remote.hostyard import FAKE_BENCH, Yard  # noqa: E402

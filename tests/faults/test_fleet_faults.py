@@ -15,11 +15,11 @@ import pytest
 from bench.result import TrialResult
 from remote.command import Command
 from remote.events import FleetEvent, Happening
-from remote.fleet import Limits
 from remote.host import HostUnreachable
 from remote.job import Job, JobSpec, JobState
 from remote.ledger import LEDGER_FILE, Ledger, LedgerError
 from remote.local import LocalHost
+from remote.reach import Limits
 from tests.unit.remote import hostyard
 from tests.unit.remote.hostyard import QUICK, Wire, Yard, wait_for
 
