@@ -32,7 +32,7 @@ from remote.job import Job, JobSpec, JobState, JobStatus, slot_of
 from remote.ledger import Attempt, Ledger
 from remote.outcome import bring
 from remote.queue import TrialQueue
-from remote.reach import Limits, Reach, Stopped, WorkerBusy, WorkerLost
+from remote.reach import Limits, Reach, ShutOut, Stopped, WorkerBusy, WorkerLost
 from remote.shelter import place_of
 from remote.verdict import Verdict, judge
 
@@ -319,6 +319,8 @@ class Fleet:
         happened = Happening.WORKER_BUSY if isinstance(lost, WorkerBusy) else Happening.WORKER_LOST
         self.on_event(FleetEvent(happening=happened, worker=name, trial_id=held, reason=str(lost)))
         for planned, attempt in inherited:
+            if isinstance(lost, ShutOut):
+                break  # what runs goes on; the others are shut out too
             if planned.worker is None and attempt.number < self._budget[planned.trial_id]:
                 self._queue.pass_on(planned.trial_id, name)
         reason = self._reach.await_return(agent, lost, lambda: self._queue.is_open_for(name))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote.host import CommandTimedOut, HostError, HostUnreachable
+from remote.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused
 from remote.process import CannotStart, run_program
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -40,7 +40,7 @@ class PodGone(HostError):
     """No pod of this index lives: what ran in it is over, and waiting for an answer is pointless."""
 
 
-class ClusterRefused(HostError):
+class ClusterRefused(OperatorRefused):
     """The cluster answers and will not do it: credentials, rights, a context or a program that is not there."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from remote.agent import Agent
-from remote.host import CommandTimedOut, HostError, HostUnreachable, one_line
+from remote.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused, one_line
 from remote.job import HostBusy, slot_holder, slot_of
 
 T = TypeVar("T")
@@ -42,6 +42,10 @@ class WorkerLost(Exception):
 
 class WorkerBusy(WorkerLost):
     """A host has been at another job's for too long; it answers, and nothing is wrong with it."""
+
+
+class ShutOut(WorkerLost):
+    """The operator is let in nowhere (credentials have expired): to hand a trial to another host would be in vain."""
 
 
 class Stopped(Exception):
@@ -86,6 +90,8 @@ class Reach:
                 if silent_sec >= self.limits.lost_after_sec:
                     kind = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
                     raise kind(f"{one_line(error)} (for {silent_sec:.0f} s)") from error
+            except OperatorRefused as error:
+                raise ShutOut(one_line(error)) from error
             except HostError as error:
                 raise WorkerLost(one_line(error)) from error
             if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.abandoning.is_set():

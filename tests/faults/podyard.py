@@ -5,9 +5,15 @@ The stand-in bench runs in the pods, and notes on the shared volume what it did,
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +25,17 @@ sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
 from bench.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
 from remote.command import Command  # noqa: E402
+from remote.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet import Fleet  # noqa: E402
 from remote.follow import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.host import Host  # noqa: E402
-from remote.ledger import LEDGER_FILE, Ledger  # noqa: E402
+from remote.ledger import LEDGER_FILE, Attempt, Ledger  # noqa: E402
 from remote.pod import PodHost  # noqa: E402
 from remote.pods import INDEX_LABEL, Kubectl, Pods  # noqa: E402
 from remote.reach import Limits  # noqa: E402
 from remote.shelter import place_of, sheltered  # noqa: E402
 from tests.cluster import Cluster, unavailable  # noqa: E402
-from tests.unit.remote.hostyard import FAKE_BENCH, Yard  # noqa: E402
+from tests.unit.remote.hostyard import FAKE_BENCH, Yard, wait_for  # noqa: E402
 
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"
@@ -68,6 +75,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
     container = {
         "name": "bench",
         "image": "registry.local/bench:1",
+        "imagePullPolicy": "Always",  # so that a pull can fail for a replacement too
         "args": ["sh", "-c", stay],
         "volumeMounts": mounts,
         "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
@@ -108,6 +116,7 @@ class PodYard(Yard):
         # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
         self.label = secrets.token_hex(4)
         self.shared = f"{SHARED}/{self.label}"
+        self.heard: list[FleetEvent] = []
         self.log = cluster.claim_folder("shared") / self.label / "bench.log"
         self.log.parent.mkdir(parents=True)
         self.log.parent.chmod(0o777)
@@ -147,6 +156,47 @@ class PodYard(Yard):
         fleet.shared = self.shared
         return fleet
 
+    def mend(self) -> None:
+        """Undo every fault that can be undone."""
+        faults = self.cluster.faults
+        faults.clear()
+        faults.server_back()
+        faults.speak()
+        faults.mend_pulls("*")
+        self.cluster.kubectl("delete", "resourcequota", "--all", "--ignore-not-found")
+        for node in range(self.size):
+            faults.set_gpus(f"node-{node}", 1)
+            faults.find_node(f"node-{node}")
+
+    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
+        """What the fleet of `struck` or of `pod_fleet(on_event=yard.heard.append)` has said."""
+        return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
+
+    def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: Limits = LIMITS) -> dict[str, int]:
+        """Three trials on three workers, each struck at another moment; how often each of them was begun.
+
+        `start`: the ledger has its attempt, the host perhaps not yet; `middle`: it runs; `last`: its result is whole
+        and its process has not ended. Asserts that all of them succeed, and that none begins again after that.
+        """
+        ids = ("slow-start", "slow-middle", "success-then-lingers-last")
+        self.plan("slow start", "slow middle", "success-then-lingers last", workers=3)
+        moments = ("ledger", "started", "succeeded")
+
+        def attempts(trial_id: str) -> list[Attempt]:
+            return Ledger(self.run_folder / LEDGER_FILE).entries[trial_id].attempts
+
+        def reached(trial_id: str, moment: str) -> bool:
+            return bool(attempts(trial_id) if moment == "ledger" else self.noted(moment, trial_id))
+
+        with self.running(self.pod_fleet(hosts=hasty(self.pod_hosts()), limits=limits, on_event=self.heard.append)):
+            for trial_id, moment in zip(ids, moments, strict=True):
+                wait_for(lambda t=trial_id, m=moment: reached(t, m), f"{trial_id}: {moment}")
+                strike(self.pod_of(attempts(trial_id)[-1].worker))
+            self.say_go()
+        assert self.ends() == dict.fromkeys(ids, "SUCCEEDED")
+        assert self.started_after_success() == []
+        return {trial_id.rpartition("-")[2]: len(self.noted("started", trial_id)) for trial_id in ids}
+
     def started_after_success(self) -> list[str]:
         """Trials that were begun again although a success of theirs had been noted."""
         done, again = set[str](), []
@@ -166,6 +216,35 @@ def start(folder: Path, size: int, **options: Any) -> Iterator[PodYard]:
     with Cluster(nodes=size, **options) as cluster, PodYard(folder, cluster, size) as yard:
         yard.deploy()
         yield yard
+
+
+def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:
+    """The same workers, giving a silent stream up after this time instead of 15 s."""
+    return [replace(host, silence_sec=silence_sec) for host in hosts]
+
+
+def worker_of(pod: dict[str, Any]) -> str:
+    return f"worker-{pod['index'] + 1}"
+
+
+def kill_kubectls() -> None:
+    """Every kubectl exec that this process has started."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                if b"exec\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+
+def skewed_clock(folder: Path) -> Path:
+    """A library that gives what it is preloaded into another time of day (tests/cluster/clock.c). Skips without cc."""
+    compiler, made = shutil.which("cc"), folder / "clock.so"
+    if compiler is None:
+        pytest.skip("a wrong clock needs a C compiler")
+    source = ROOT / "tests" / "cluster" / "clock.c"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", made, source], check=True)
+    folder.chmod(0o755)
+    return made
 
 
 def pods_of(kubeconfig: Path) -> Pods:
