@@ -25,6 +25,7 @@ Its limits. What is not here cannot be shown by a test that runs on it:
 - A lost node, a silent server and a silent node are told to the parts of this process, not made by cutting a network.
 """
 
-from tests.cluster.cluster import Cluster, Kubectl, unavailable
+from tests.cluster.cluster import Cluster, unavailable
+from tests.cluster.kubectl import Kubectl
 
 __all__ = ["Cluster", "Kubectl", "unavailable"]
