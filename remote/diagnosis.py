@@ -203,7 +203,8 @@ def _mounts(subject: str, about: Sequence[Object]) -> list[Finding]:
             return [Finding(subject=subject, cause=cause, reason=message, remedy=remedy)]
         if event.get("reason") == "FailedCreatePodSandBox":
             message = " ".join(event.get("message", "").split())
-            remedy = "the node's network plugin fails: wait for it, or replace the node"
+            part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
+            remedy = f"the node's {part} fails: wait for it, or replace the node"
             return [Finding(subject=subject, cause="sandbox", reason=message, remedy=remedy)]
     return []
 

@@ -74,7 +74,7 @@ _RULES: tuple[tuple[str, str, str, str, bool], ...] = (
         False,
     ),
     (
-        r"no such host|server misbehaving",
+        r"no such host|server misbehaving|lookup \S+ on \S+: .*(?:i/o timeout|connection refused)",
         "name-not-resolved",
         "the registry's name does not resolve on the node",
         "see the host in cluster.image (fra.ocir.io, ...) and the nodes' DNS",

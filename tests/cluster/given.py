@@ -23,9 +23,8 @@ import pytest
 
 from tests.cluster.answers import Json
 from tests.cluster.cluster import Cluster, Faults
-from tests.cluster.kubectl import Kubectl
+from tests.cluster.kubectl import PASSWORD_VARIABLE, Kubectl
 
-PASSWORD_VARIABLE = "QLORA_FLEET_TEST_PASSWORD"
 _CANNOT = 75
 _FAULT_SEC = 180.0
 _TO_THE_BYTE = ("exec", "answer", "struck", "forbid", "expire", "fail_pulls")

@@ -13,6 +13,7 @@ from typing import Any
 from tests.cluster.answers import Json
 
 KUBECTL_SEC = 120.0
+PASSWORD_VARIABLE = "QLORA_FLEET_TEST_PASSWORD"
 
 
 class Kubectl:
@@ -28,7 +29,8 @@ class Kubectl:
     @property
     def environment(self) -> dict[str, str]:
         """For kubectl, `inv`, or whatever else is to find this cluster."""
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._cache)}
+        own = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+        return {**own, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._cache)}
 
     def kubectl(
         self, *words: str, stdin: bytes | None = None, timeout_sec: float = KUBECTL_SEC

@@ -58,12 +58,21 @@ def test_a_dry_run_over_a_deployment_shows_what_differs(deployed: Operator) -> N
 
 
 def test_what_was_changed_by_hand_is_put_right(deployed: Operator) -> None:
-    deployed.kubectl("patch", "service", "bench", "--type=merge", '--patch={"spec":{"publishNotReadyAddresses":false}}')
+    selector = '{"spec":{"selector":{"app.kubernetes.io/name":"else"}}}'
+    deployed.kubectl("patch", "service", "bench", "--type=merge", f"--patch={selector}")
     # kubectl patch owns that field now; taking it is asked for by name.
     refused = deployed.inv("deploy", code=4)
     assert "conflict" in refused
     assert "--take-over" in refused
     deployed.inv("deploy", "--take-over")
+    (service,) = (one for one in deployed.objects("services") if one["metadata"]["name"] == "bench")
+    assert service["spec"]["selector"]["app.kubernetes.io/name"] == "bench"
+
+
+def test_what_was_taken_away_by_hand_is_put_back_unasked(deployed: Operator) -> None:
+    # false is what an absent field says, so the API drops it, and nobody owns it.
+    deployed.kubectl("patch", "service", "bench", "--type=merge", '--patch={"spec":{"publishNotReadyAddresses":false}}')
+    assert "change     service/bench  (spec.publishNotReadyAddresses)" in deployed.inv("deploy")
     (service,) = (one for one in deployed.objects("services") if one["metadata"]["name"] == "bench")
     assert service["spec"]["publishNotReadyAddresses"] is True
 
@@ -202,7 +211,10 @@ def test_teardown_takes_away_what_was_made_and_nothing_else(deployed: Operator) 
         key: [one["metadata"]["name"] for one in deployed.objects(key)]
         for key in ("pods", "jobs.batch", "services", "secrets", "configmaps", "roles.rbac.authorization.k8s.io")
     }
-    assert left.pop("configmaps") in (["somebody-elses"], ["kube-root-ca.crt", "somebody-elses"])
+    # The cluster's own, such as kube-root-ca.crt, are others' too.
+    others = left.pop("configmaps")
+    assert "somebody-elses" in others
+    assert [name for name in others if name.startswith("bench-")] == []
     assert {key: names for key, names in left.items() if names} == {}
     assert deployed.namespace in [one["metadata"]["name"] for one in deployed.cluster.objects("namespaces")]
 
