@@ -87,6 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--cluster-registry-user", help="who may pull it; the password: QLORA_FLEET_TEST_PASSWORD")
     group.addoption("--cluster-instance-type", default="VM.GPU.A10.1", help="the label of its GPU nodes")
     group.addoption("--cluster-volume", help='a volume all its nodes share, as in a PV: {"nfs": {"server": ...}}')
+    group.addoption("--cluster-volume-here", help="where this machine has that volume's files")
     group.addoption("--cluster-faults", help="PROGRAM NAME JSON breaks it; nodes may be cordoned, tainted, stopped")
 
 

@@ -10,10 +10,12 @@ Whoever gives a fault program says with it that nodes may be cordoned, tainted a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +30,15 @@ from tests.cluster.kubectl import PASSWORD_VARIABLE, Kubectl
 _CANNOT = 75
 _FAULT_SEC = 180.0
 _TO_THE_BYTE = ("exec", "answer", "struck", "forbid", "expire", "fail_pulls")
-# The other half of a fault: without a program nothing was broken, and nothing is to be mended.
-_MENDS = ("clear", "back", "speak", "find_node", "mend_pulls")
+# What mends a fault, and what it mends: where nothing was broken, nothing is to be done.
+_MENDS = {
+    "clear": ("forbid", "expire", "exec", "answer"),
+    "back": ("gone",),
+    "speak": ("silence",),
+    "find_node": ("lose_node", "silence_node"),
+    "mend_pulls": ("fail_pulls",),
+    "set_gpus": ("set_gpus",),
+}
 _PROCESSES = """
 import json, os
 found = {}
@@ -50,18 +59,41 @@ class Gift:
     password: str | None = None
     instance_type: str = "VM.GPU.A10.1"
     volume: Mapping[str, Any] | None = None
+    volume_here: Path | None = None
     faults: str | None = None
 
 
 class GivenCluster(Kubectl):
-    """The cluster of a kubeconfig's current context. The same look as `tests.cluster.Cluster`, without its switches."""
+    """The cluster of a kubeconfig's current context. The same look as `tests.cluster.Cluster`, without its switches.
+
+    `home` is the namespace that tests mean which know of no other than `default`.
+    """
 
     patience_sec = 300.0
 
-    def __init__(self, kubeconfig: Path, cache: Path, gift: Gift) -> None:
+    def __init__(self, kubeconfig: Path, cache: Path, gift: Gift, home: str = "default") -> None:
         super().__init__(kubeconfig, cache)
-        self.gift = gift
+        self.gift, self.home, self._folder = gift, home, cache
         self.faults = Faults(self._strike)
+        self._broken: set[str] = set()
+
+    @contextlib.contextmanager
+    def at_home(self) -> Iterator[GivenCluster]:
+        """The same cluster, at home in a namespace of its own that is deleted at the end."""
+        home = f"qlora-fleet-test-{secrets.token_hex(4)}"
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": home}})
+        kubeconfig = self._folder / f"{home}.kubeconfig"
+        kubeconfig.write_text(self.kubeconfig_text(context=self.context, namespace=home))
+        try:
+            yield GivenCluster(kubeconfig, self._folder, self.gift, home)
+        finally:
+            self.kubectl("delete", "namespace", home, "--wait=false")
+
+    def _namespace(self, asked: str) -> str:
+        return self.home if asked == "default" else asked
+
+    def objects(self, key: str, namespace: str = "") -> list[Json]:
+        return super().objects(key, self._namespace(namespace))
 
     @cached_property
     def _configuration(self) -> Json:
@@ -94,14 +126,19 @@ class GivenCluster(Kubectl):
         pytest.skip("which requests a server got, only the tests' own can tell")
 
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
-        pytest.skip(f"the files of claim {namespace}/{claim} lie in the cluster")
+        """Where the files of --cluster-volume lie on this machine; all claims of tests are that one volume."""
+        if self.gift.volume is None or self.gift.volume_here is None:
+            pytest.skip(f"claim {namespace}/{claim} needs --cluster-volume and --cluster-volume-here")
+        return self.gift.volume_here
 
     def processes(self, pod: str, namespace: str = "default") -> dict[int, list[str]]:
         """The live processes of a pod: pid in the pod to argv."""
-        said = self.said("exec", "-n", namespace, pod, "--", "python3", "-c", _PROCESSES)
-        return {int(pid): words for pid, words in json.loads(said).items()}
+        said = self.said("exec", "-n", self._namespace(namespace), pod, "--", "python3", "-c", _PROCESSES)
+        return {int(pid): words for pid, words in json.loads(said).items() if words and _PROCESSES not in words}
 
     def _strike(self, name: str, /, **arguments: Any) -> Any:
+        if "namespace" in arguments:
+            arguments["namespace"] = self._namespace(arguments["namespace"])
         if name == "delete_pod":
             grace = () if arguments["grace"] is None else (f"--grace-period={arguments['grace']}",)
             force = ("--force",) if arguments["grace"] == 0 else ()
@@ -110,11 +147,12 @@ class GivenCluster(Kubectl):
         if name == "kill":
             kill = ("python3", "-c", f"import os; os.kill({arguments['pid']}, 9)")
             return self.said("exec", "-n", arguments["namespace"], arguments["pod"], "--", *kill)
-        if self.gift.faults is None or name in _TO_THE_BYTE:
-            if name in _MENDS:
-                return None
-            why = "only the tests' own cluster has it" if name in _TO_THE_BYTE else "--cluster-faults names no program"
-            pytest.skip(f"fault {name}: {why}, and --kubeconfig names another cluster")
+        if name in _MENDS and not self._broken.intersection(_MENDS[name]) and arguments.get("gpus") != 0:
+            return None
+        if name in _TO_THE_BYTE:
+            pytest.skip(f"fault {name}: only the tests' own cluster has it, and --kubeconfig names another")
+        if self.gift.faults is None:
+            pytest.skip(f"fault {name}: --cluster-faults names no program, and --kubeconfig another cluster")
         done = subprocess.run(
             (self.gift.faults, name, json.dumps(arguments)),
             capture_output=True,
@@ -125,6 +163,7 @@ class GivenCluster(Kubectl):
         if done.returncode == _CANNOT:
             pytest.skip(f"fault {name}: {self.gift.faults} cannot do it on this cluster")
         assert done.returncode == 0, f"{self.gift.faults} {name}: {done.stderr}"
+        self._broken.add(name)
         return None
 
 
@@ -143,6 +182,7 @@ def given(config: pytest.Config, cache: Path) -> GivenCluster | None:
         password=os.environ.get(PASSWORD_VARIABLE),
         instance_type=config.getoption("cluster_instance_type"),
         volume=json.loads(volume) if volume else None,
+        volume_here=Path(here).resolve() if (here := config.getoption("cluster_volume_here")) else None,
         faults=config.getoption("cluster_faults"),
     )
     return GivenCluster(Path(kubeconfig).resolve(), cache, gift)

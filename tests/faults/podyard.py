@@ -1,4 +1,6 @@
-"""A yard whose hosts are pods of the tests' own cluster: real kubectl, an Indexed Job, a volume that all of them share.
+"""A yard whose hosts are pods: real kubectl, an Indexed Job, a volume that all of them share.
+
+The cluster is the tests' own, or that of `--kubeconfig` (given_job.py says what differs there).
 
 The stand-in bench runs in the pods, and notes on the shared volume what it did, so that a test can count it.
 """
@@ -35,7 +37,9 @@ from remote.pods import INDEX_LABEL, Kubectl, Pods  # noqa: E402
 from remote.reach import Limits  # noqa: E402
 from remote.shelter import place_of, sheltered  # noqa: E402
 from tests.cluster import Cluster, unavailable  # noqa: E402
-from tests.unit.remote.hostyard import FAKE_BENCH, Yard, wait_for  # noqa: E402
+from tests.cluster.given import AnyCluster, GivenCluster, given  # noqa: E402
+from tests.faults.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume  # noqa: E402
+from tests.unit.remote.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # noqa: E402
 
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"
@@ -109,10 +113,11 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
 class PodYard(Yard):
     """Pods instead of folders; `cluster.faults` is what befalls them."""
 
-    def __init__(self, folder: Path, cluster: Cluster, size: int) -> None:
+    def __init__(self, folder: Path, cluster: AnyCluster, size: int) -> None:
         super().__init__(folder)
         self.cluster, self.size = cluster, size
-        self.pods = pods_of(cluster.kubeconfig)
+        self.namespace = cluster.home if isinstance(cluster, GivenCluster) else "default"
+        self.pods = pods_of(cluster.kubeconfig, self.namespace)
         # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
         self.label = secrets.token_hex(4)
         self.shared = f"{SHARED}/{self.label}"
@@ -122,7 +127,11 @@ class PodYard(Yard):
         self.log.parent.chmod(0o777)
 
     def deploy(self) -> None:
-        self.cluster.apply(*volume(), job(self.size))
+        made = [*volume(), job(self.size)]
+        if isinstance(self.cluster, GivenCluster):
+            shutil.copy(FAKE_BENCH, self.cluster.claim_folder("shared") / BENCH_THERE)
+            made = [*given_volume(self.cluster), given_job(self.cluster, made[-1])]
+        self.cluster.apply(*made)
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -163,10 +172,24 @@ class PodYard(Yard):
         faults.server_back()
         faults.speak()
         faults.mend_pulls("*")
-        self.cluster.kubectl("delete", "resourcequota", "--all", "--ignore-not-found")
-        for node in range(self.size):
-            faults.set_gpus(f"node-{node}", 1)
-            faults.find_node(f"node-{node}")
+        self.cluster.kubectl("delete", "resourcequota", "--all", f"--namespace={self.namespace}", "--ignore-not-found")
+        for node in self.cluster.objects("nodes"):
+            faults.set_gpus(node["metadata"]["name"], 1)
+            faults.find_node(node["metadata"]["name"])
+
+    @property
+    def outputs(self) -> Path:
+        """Where the attempts' outputs lie on this machine."""
+        return self.log.parent / "r1"
+
+    def fill_volume(self) -> None:
+        """No byte more goes onto the volume of `start(volume_size=...)`; what lies there stays."""
+        with contextlib.suppress(OSError), (self.outputs / "filler").open("ab", buffering=0) as filler:
+            while filler.write(bytes(1 << 12)):
+                pass
+
+    def free_volume(self) -> None:
+        (self.outputs / "filler").unlink(missing_ok=True)
 
     def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
         """What the fleet of `struck` or of `pod_fleet(on_event=yard.heard.append)` has said."""
@@ -209,11 +232,30 @@ class PodYard(Yard):
         return again
 
 
-def start(folder: Path, size: int, **options: Any) -> Iterator[PodYard]:
-    """A cluster with one worker on each of `size` nodes. Skips where none can be started."""
+def start(
+    folder: Path, size: int, config: pytest.Config, *, volume_size: str | None = None, **options: Any
+) -> Iterator[PodYard]:
+    """A cluster with one worker on each of `size` nodes. Skips where none can be started.
+
+    With `volume_size` the run's results on the shared volume are a file system of that size, which can be full.
+    `options` are those of `Cluster`; the cluster of --kubeconfig has none of them, and no such volume.
+    """
+    other = given(config, folder)
+    if other is not None:
+        other.claim_folder("shared")  # skips without one
+        with other.at_home() as there, PodYard(folder, there, size) as yard:
+            yard.deploy()
+            yield yard
+        return
     if why := unavailable():
         pytest.skip(why)
-    with Cluster(nodes=size, **options) as cluster, PodYard(folder, cluster, size) as yard:
+    with (
+        Cluster(nodes=size, **options) as cluster,
+        PodYard(folder, cluster, size) as yard,
+        contextlib.ExitStack() as own,
+    ):
+        if volume_size is not None:
+            own.enter_context(mounted(yard.outputs, volume_size)).chmod(0o777)
         yard.deploy()
         yield yard
 
@@ -247,8 +289,8 @@ def skewed_clock(folder: Path) -> Path:
     return made
 
 
-def pods_of(kubeconfig: Path) -> Pods:
-    return Pods(Kubectl(namespace="default", kubeconfig=str(kubeconfig)), SELECTOR)
+def pods_of(kubeconfig: Path, namespace: str = "default") -> Pods:
+    return Pods(Kubectl(namespace=namespace, kubeconfig=str(kubeconfig)), SELECTOR)
 
 
 def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
@@ -259,7 +301,7 @@ def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
             pods=pods,
             workdir=f"/scratch/{label}",
             container="bench",
-            python=(sys.executable,),
+            python=(sys.executable,) if is_ours(pods) else PYTHON_THERE,
         )
         for index in range(size)
     ]
@@ -275,20 +317,26 @@ def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder:
         "--attempt": str(attempt),
     }
     words = [word for pair in flags.items() for word in pair]
+    bench = str(FAKE_BENCH) if host.python == (sys.executable,) else f"{SHARED}/{BENCH_THERE}"
     command = Command(
-        argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
+        argv=(*host.python, "-S", "-B", bench, "run", *words),
         environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
     )
     place = place_of(shared, "r1", planned.trial_id, attempt)
     return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
 
-def operate(folder: Path, kubeconfig: Path, label: str) -> None:
+def is_ours(pods: Pods) -> bool:
+    """Whether the pods are the tests' own cluster's, which see this machine's files and programs."""
+    return pods.kubectl.namespace == "default"
+
+
+def operate(folder: Path, kubeconfig: Path, namespace: str, label: str) -> None:
     """An operator with a process of its own, which can be killed: work on the run in `folder` until it is done."""
     record, ledger = RunRecord.read(folder / "run" / "run.json"), Ledger(folder / "run" / LEDGER_FILE)
     shared = f"{SHARED}/{label}"
     Fleet(
-        hosts=hosts_of(pods_of(kubeconfig), len(record.workers), label),
+        hosts=hosts_of(pods_of(kubeconfig, namespace), len(record.workers), label),
         run=record,
         run_folder=folder / "run",
         ledger=ledger,
@@ -299,4 +347,4 @@ def operate(folder: Path, kubeconfig: Path, label: str) -> None:
 
 
 if __name__ == "__main__":
-    operate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    operate(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -37,8 +37,8 @@ def shipped() -> Limits:
 
 
 @pytest.fixture(scope="module")
-def cluster_yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodYard]:
-    yield from start(tmp_path_factory.mktemp("pods"), PODS)
+def cluster_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
+    yield from start(tmp_path_factory.mktemp("pods"), PODS, pytestconfig)
 
 
 @pytest.fixture

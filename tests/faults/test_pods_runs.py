@@ -6,6 +6,7 @@ nodes. test_pods_outage.py has the faults that last half a minute.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,8 +28,8 @@ PODS = 3
 
 
 @pytest.fixture(scope="module")
-def shared_yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodYard]:
-    yield from start(tmp_path_factory.mktemp("pods"), PODS, toleration_scale=0.03)
+def shared_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
+    yield from start(tmp_path_factory.mktemp("pods"), PODS, pytestconfig, toleration_scale=0.03)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(yard: PodYard, fault
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
-        "metadata": {"name": "few", "namespace": "default"},
+        "metadata": {"name": "few", "namespace": yard.namespace},
         "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
     }
     yard.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
@@ -163,6 +164,28 @@ def test_a_trial_goes_back_into_the_queue_once_and_a_resumed_run_tries_again(yar
     assert yard.winner("slow") == (3, "worker-1")
 
 
+def test_a_full_volume_ends_trials_with_the_reason_and_room_lets_them_go_on(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Full before a trial has a place there, when it writes its result, and after that: only the last succeeds."""
+    if pytestconfig.getoption("kubeconfig"):
+        pytest.skip("a volume of 4 MiB needs the tests' own cluster, and --kubeconfig names another")
+    with contextlib.contextmanager(start)(tmp_path, PODS, pytestconfig, volume_size="4m") as yard:
+        yard.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
+        hosts = hasty(yard.pod_hosts())[:2]
+        with yard.running(yard.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):
+            wait_for(lambda: yard.noted("started", "slow-middle") and yard.noted("succeeded"), "one runs, one is done")
+            yard.fill_volume()
+            yard.say_go()
+        assert yard.ends() == {"slow-middle": "LOST", "success-then-lingers-last": "SUCCEEDED", "fine-start": "LOST"}
+        for trial_id in ("slow-middle", "fine-start"):
+            assert "No space left on device" in (yard.reasons()[trial_id] or "")
+        yard.free_volume()
+        yard.pod_fleet(hosts=hosts).run()
+        assert set(yard.ends().values()) == {"SUCCEEDED"}
+        assert yard.started_after_success() == []
+
+
 def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_counts(yard: PodYard) -> None:
     """Nobody has noticed yet that the node is gone: its pod says Running and Ready, and nothing answers."""
     yard.plan("slow", workers=2)
@@ -183,7 +206,8 @@ def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_count
 
 def test_a_new_operator_finds_what_runs_and_what_has_ended(yard: PodYard) -> None:
     yard.plan("slow a", "success-then-lingers b", workers=2)
-    argv = [sys.executable, "-B", podyard.__file__, str(yard.folder), str(yard.cluster.kubeconfig), yard.label]
+    argv = [sys.executable, "-B", podyard.__file__, str(yard.folder), str(yard.cluster.kubeconfig)]
+    argv += [yard.namespace, yard.label]
     with subprocess.Popen(argv, start_new_session=True) as operator:
         wait_for(lambda: yard.noted("started", "slow-a") and yard.noted("succeeded"), "one runs and one is done")
         os.killpg(operator.pid, signal.SIGKILL)
