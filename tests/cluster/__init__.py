@@ -10,8 +10,9 @@ server; it dies with whoever started it, and every pod with it.
 
 Its limits. What is not here cannot be shown by a test that runs on it:
 - Linux and root alone; pods share the machine's network (their addresses are 127.x.y.z, so two pods cannot listen on
-  the same port of every address), its users, kernel limits and clock. No cluster DNS, no NetworkPolicy, no Services
-  with addresses, no port-forward, no attach.
+  the same port of every address), its users, kernel limits and clock (clock.c gives a pod another time of day). No
+  cluster DNS: pods of a subdomain find each other by a hosts file. No NetworkPolicy, no Services with addresses, no
+  port-forward, no attach.
 - Every image is the machine itself, read-only. Resources are counted, not enforced: `oom_kill` is a switch, cpu and
   memory limits do nothing; memory-backed and (`disk_bytes`) other emptyDirs are truly full when they are full.
 - Memory-backed emptyDirs are each container's own and begin empty after a restart. Claims are folders.
