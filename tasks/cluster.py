@@ -32,15 +32,10 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
     """
     from remote.cluster import Cluster
 
-    target = target_of(settings)
+    target = announced(settings)
     with errors():
-        print(f"cluster: {target}", flush=True)
-        last = _last(settings)
-        if last is not None and not _is_same(last, target):
-            was = f"context {last.get('context')}, namespace {last.get('namespace')}"
-            print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
         if changes:
-            _confirm(target, last, yes=yes)
+            _confirm(target, _last(settings), yes=yes)
         cluster = Cluster(target)
         try:
             yield cluster
@@ -48,6 +43,16 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
             raise Interrupted("interrupted; what was started goes on, and the same again goes on from there") from None
         finally:
             cluster.close()
+
+
+def announced(settings: Settings) -> Target:
+    """The cluster that is meant, said aloud, and louder where it is not the one that was changed last."""
+    target, last = target_of(settings), _last(settings)
+    print(f"cluster: {target}", flush=True)
+    if last is not None and not _is_same(last, target):
+        was = f"context {last.get('context')}, namespace {last.get('namespace')}"
+        print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
+    return target
 
 
 def target_of(settings: Settings) -> Target:

@@ -17,7 +17,7 @@ from remote.follow import OUT_FOLDER, TRIAL_FILE
 from remote.host import Host, HostUnreachable, check
 from remote.local import LocalHost
 from remote.shelter import place_of, sheltered
-from tasks.cluster import target_of
+from tasks.cluster import announced, target_of
 from tasks.errors import UsageError
 from tasks.settings import Settings
 
@@ -41,8 +41,7 @@ def _pods(settings: Settings, names: list[str]) -> list[Host]:
     from remote.pod import PodHost
     from remote.pods import Kubectl, Pods
 
-    pods, target = settings.fleet.pods, target_of(settings)
-    print(f"cluster: {target}", flush=True)
+    pods, target = settings.fleet.pods, announced(settings)
     # The context by name, also where it is only the current one: what is current may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
     shared_list = Pods(kubectl, pods.selector)

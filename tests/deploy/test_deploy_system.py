@@ -180,6 +180,9 @@ def test_logs_are_of_all_pods_or_of_one(deployed: Operator) -> None:
     assert "bench-1 (" in both
     assert "bench-0 (" not in one
     assert "bench-1 (" in one
+    assert "logs: --tail: expected a number of lines, found 'x'" in deployed.inv("logs", "--tail", "x", code=2)
+    assert "there is no pod '9'; there are bench-" in deployed.inv("logs", "--pod", "9", code=2)
+    assert "exit 1" in deployed.inv("logs", "--pod", "0", "--previous", code=1)
 
 
 def test_a_pod_that_is_lost_is_replaced_and_status_says_so(deployed: Operator) -> None:

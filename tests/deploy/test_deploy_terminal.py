@@ -121,3 +121,12 @@ def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
     assert "Traceback" not in shown.shown
     operator.cluster.faults.mend_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")
+
+
+def test_ctrl_c_is_how_one_leaves_logs_that_are_followed(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
+    shown = terminal("logs", "--follow")
+    shown.until(lambda text: "bench-1 (" in text, "the pods' lines")
+    shown.interrupt()
+    assert shown.ended() == 0
+    assert "interrupted" not in shown.shown
+    assert len(deployed.objects("pods")) == 2
