@@ -114,8 +114,8 @@ class Agent:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> None:
-        """Call a verb that answers in plain bytes. Raises as `lines` does."""
-        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec)
+        """Call a verb whose answer is for `on_bytes` to read and to check. Raises as `lines` does."""
+        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec, proves_itself=True)
 
     def _call(
         self,
@@ -126,11 +126,14 @@ class Agent:
         on_stdout: Callable[[bytes], None],
         timeout_sec: float,
         idle_timeout_sec: float | None,
+        *,
+        proves_itself: bool = False,
     ) -> None:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
         entry = f"{self.host.workdir}/{self._program}/{_ENTRY}"
-        command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, entry, verb, json.dumps(arguments)))
+        argv = (*self.host.python, *_PYTHON_FLAGS, entry, verb, json.dumps(arguments))
+        command = Command(argv=argv, proves_itself=proves_itself)
 
         def run() -> Completed:
             return self.host.run(
@@ -148,6 +151,7 @@ class Agent:
             self._install()
             completed = run()
         self._check(command, completed)
+        self._installed = True
 
     def _check(self, command: Command, completed: Completed) -> None:
         said = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"

@@ -17,6 +17,7 @@ from remote.host import HostError, HostUnreachable
 from remote.onhost.basics import Refusal, inside, sync_folder
 from remote.onhost.files import digest_of, is_movable, names_below, part_of, pieces
 
+_HAND_ON_BYTES = 8 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -34,6 +35,7 @@ class Part:
     file: FileIO
     digest: hashlib._Hash
     size: int
+    handed_on: int = 0
 
     @classmethod
     def of(cls, path: Path) -> Part:
@@ -62,11 +64,15 @@ class Part:
             left = left[self.file.write(left) :]
         self.digest.update(piece)
         self.size += len(piece)
+        if self.size - self.handed_on >= _HAND_ON_BYTES and hasattr(os, "posix_fadvise"):
+            # Makes the system write to the disk from now on, while more comes, instead of at the end, while we wait.
+            os.posix_fadvise(self.file.fileno(), self.handed_on, self.size - self.handed_on, os.POSIX_FADV_DONTNEED)
+            self.handed_on = self.size
 
     def empty(self) -> None:
         self.file.seek(0)
         self.file.truncate()
-        self.digest, self.size = hashlib.sha256(), 0
+        self.digest, self.size, self.handed_on = hashlib.sha256(), 0, 0
 
 
 class Incoming:

@@ -24,7 +24,7 @@ from remote.pods import ClusterRefused, Pod, Pods, refusal
 from remote.podwire import Outgoing, Reply, bootstrap, program, request
 from remote.process import CannotStart, run_program
 
-_PYTHON_FLAGS = ("-I", "-S", "-B")
+_PYTHON_FLAGS = ("-I", "-S")
 _PROGRAM = program()
 _NOT_STARTED = ("executable file not found", "no such file or directory", "permission denied")
 
@@ -61,7 +61,7 @@ class PodHost:
         """
         nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
         pod = self._find()
-        reply = Reply(self.name, nonce, on_stdout)
+        reply = Reply(self.name, nonce, on_stdout, proves_itself=command.proves_itself)
         asked = request(
             command,
             nonce,
@@ -108,7 +108,7 @@ class PodHost:
 
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:
         """The one command that carries everything: its argv says nothing of what is run."""
-        inside = (*self.python, *_PYTHON_FLAGS, "-c", bootstrap(len(_PROGRAM)))
+        inside = (*self.python, *_PYTHON_FLAGS, "-c", bootstrap(_PROGRAM, self.workdir))
         return self.pods.kubectl.argv("exec", "--stdin", pod.name, f"--container={self.container}", "--", *inside)
 
     def _find(self) -> Pod:

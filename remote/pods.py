@@ -117,12 +117,13 @@ class Pods:
                 return self._pods
             if self._failed is not None and now - self._failed[0] <= _NOT_BEFORE_SEC:
                 raise self._failed[1]  # all who waited for the same answer have it
+            was_doubted, self._doubted = self._doubted, False  # a doubt that comes while we read is about this reading
             try:
                 self._pods = self._read()
             except HostError as error:
-                self._failed = (time.monotonic(), error)
+                self._failed, self._doubted = (time.monotonic(), error), was_doubted
                 raise
-            self._read_at, self._doubted = time.monotonic(), False
+            self._read_at = time.monotonic()
             return self._pods
 
     def doubt(self) -> None:

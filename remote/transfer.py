@@ -120,7 +120,8 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
     while True:
         progressed, stream = False, None
         try:
-            here = agent.lines("missing", {"root": root}, payload=[vars(entry) for entry in entries])
+            listed = [vars(entry) for entry in entries]
+            here = agent.lines("missing", {"root": root}, payload=listed, timeout_sec=patience.left_sec())
             if len(here) != len(entries):
                 raise HostUnreachable(f"{agent.host.name}: what it has of {root} was cut short")
             have = {line["path"]: line["have"] for line in here}
