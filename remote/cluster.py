@@ -325,7 +325,8 @@ def complaint(stderr: str, verb: str) -> ClusterError:
         (
             "being terminated",
             Unreachable,
-            "wait until the namespace is gone, then the same again",
+            "wait until the namespace is gone, then the same again; where its pods do not go, delete its Jobs "
+            "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be made",
         ),
         (
             "Apply failed with",

@@ -19,6 +19,8 @@ Its limits. What is not here cannot be shown by a test that runs on it:
 - Exec speaks WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is refused. That
   containerd closes standard input early (once a process has closed its output) happens by the switch `stdin-cut` alone.
 - No RBAC: rules are denied by switch, roles and bindings are only stored. Tokens, no client certificates.
+- Pods of Jobs carry no finalizer: a real one of an index with a limit of its own stays, also when deleted by force,
+  until its replacement has been made; so a namespace that is deleted with such a Job in it never goes.
 - Controllers: Jobs, scheduler, taint eviction, claims, quotas, namespaces. Deployments, StatefulSets, JobSets, CRDs,
   preemption, garbage collection beyond owners, disruption budgets: none.
 - Validation: the schemas (unknown fields, types, quantities), names, mounts, GPU requests, what may not change. Not:

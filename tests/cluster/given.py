@@ -87,7 +87,13 @@ class GivenCluster(Kubectl):
         try:
             yield GivenCluster(kubeconfig, self._folder, self.gift, home)
         finally:
-            self.kubectl("delete", "namespace", home, "--wait=false")
+            self.drop(home)
+            self.kubectl("delete", "persistentvolume", home, "--ignore-not-found", "--wait=false")
+
+    def drop(self, namespace: str) -> None:
+        """Take a namespace away, its Jobs first: it waits for their pods, which wait for their replacements."""
+        self.kubectl("delete", "jobs", "--all", "-n", namespace, "--wait=false")
+        self.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
 
     def _namespace(self, asked: str) -> str:
         return self.home if asked == "default" else asked

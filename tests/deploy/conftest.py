@@ -176,6 +176,8 @@ def operator(cluster: AnyCluster, tmp_path: Path) -> Iterator[Operator]:
     # GPUs are few: whatever is left of this test must not keep the next one's pods waiting.
     cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
     cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
+    if isinstance(cluster, GivenCluster):
+        cluster.drop(namespace)
 
 
 @pytest.fixture
