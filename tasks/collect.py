@@ -45,6 +45,7 @@ def collect(context: Context, run: str | None = None) -> None:
     from rich.progress import track
 
     from remote.agent import Agent
+    from remote.host import OperatorRefused
     from remote.ledger import LEDGER_FILE, Ledger, LedgerError
     from tasks import settings as house
     from tasks.runs import find_run, read_run
@@ -68,6 +69,8 @@ def collect(context: Context, run: str | None = None) -> None:
             done = pool.map(bring, record.planned)
             collected = list(track(done, "collect", total=len(record.planned), transient=True))
         _write_sums(folder)
+    except OperatorRefused as error:
+        raise UsageError(str(error)) from None
     except OSError as error:
         raise Resumable(f"{folder}: cannot be written: {error.strerror}; free it, then `inv collect` again") from None
     _tell(record, folder, collected)
@@ -109,7 +112,7 @@ def _bring(
 
 def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict[str, Agent], into: Path) -> Collected:
     """The files of one attempt from the worker that ran it."""
-    from remote.host import HostError, one_line
+    from remote.host import HostError, OperatorRefused, one_line
     from remote.transfer import ChecksumMismatch
 
     agent = agents.get(attempt.worker)
@@ -119,6 +122,8 @@ def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict
         return _pull(trial_id, agent, attempt, into, without=_unwanted(entry))
     except ChecksumMismatch as error:
         return Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
+    except OperatorRefused:
+        raise  # at no worker would there be another answer
     except HostError as error:
         return Collected(trial_id=trial_id, missing=one_line(error))
 

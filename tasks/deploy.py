@@ -265,7 +265,7 @@ def _check_rights(cluster: Cluster, planned: Plan) -> None:
 def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> list[Uncollected]:
     """The runs that are lost with the pods that the plan ends. Raises Refused unless they may be."""
     from remote.deployment import is_training
-    from tasks.uncollected import uncollected
+    from tasks.uncollected import others_at_work, uncollected
 
     for action in planned.ends_pods:
         if action.live is not None and is_training(action.live) and not discard:
@@ -280,6 +280,12 @@ def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, 
             f"{planned.ends_pods[0].title} would end with results in its pods: "
             f"{'; '.join(one.said for one in lost[:3])}{more}; "
             "or type the same with --discard-results; nothing was changed"
+        )
+    busy = others_at_work(settings, cluster.target) if planned.ends_pods and not discard else []
+    if busy:
+        raise Refused(
+            f"{planned.ends_pods[0].title} would end what runs in its pods: {'; '.join(busy[:3])}; wait for it "
+            "(`inv monitor`), or type the same with --discard-results; nothing was changed"
         )
     return lost
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remote.kubeconfig import Target
+    from tasks.settings import Settings
 
 DISCARDED_FILE = "discarded"  # in a run's folder: what it left in the pods was given up, and nobody is asked again
 
@@ -49,6 +50,34 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
         if run.fleet_kind == "pods" and is_here and missing:
             found.append(Uncollected(folder=folder, said=f"run {run.run_id}: {missing}"))
     return found
+
+
+def others_at_work(settings: Settings, target: Target) -> list[str]:
+    """A line for each pod that runs a trial which this machine knows nothing of: another operator's.
+
+    A pod that cannot be asked has none: whoever wants to end it may have just that reason.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bench.result import RUN_FILE
+    from remote.agent import Agent
+    from remote.host import Host, HostError
+    from remote.job import slot_holder, slot_of
+    from tasks.workers import pod_hosts
+
+    def ask(host: Host) -> str | None:
+        try:
+            holder = slot_holder(Agent(host), slot_of(host))
+        except HostError:
+            return None
+        job = Path(holder or "")
+        if holder is None or (settings.results_folder / job.parent.name / RUN_FILE).is_file():
+            return None
+        return f"{host.name} is at {job.name} of run {job.parent.name}, another operator's"
+
+    hosts = pod_hosts(settings, target)
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        return [line for line in pool.map(ask, hosts) if line is not None]
 
 
 def discard(lost: list[Uncollected]) -> None:

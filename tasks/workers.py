@@ -23,6 +23,8 @@ from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from bench.result import RunRecord
+    from remote.kubeconfig import Target
+    from remote.pod import PodHost
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
@@ -30,18 +32,22 @@ _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 def workers(settings: Settings) -> list[Host]:
     """The fleet's hosts, named worker-0, worker-1, ...; where they are pods, the pods with these indices."""
-    names = [f"worker-{index}" for index in range(settings.fleet.size)]
     if settings.fleet.kind == "pods":
-        return _pods(settings, names)
+        return list(pod_hosts(settings, announced(settings)))
     folder = settings.root / settings.fleet.local.folder
-    return [LocalHost(name=name, workdir=str(folder / name)) for name in names]
+    return [LocalHost(name=name, workdir=str(folder / name)) for name in _names(settings)]
 
 
-def _pods(settings: Settings, names: list[str]) -> list[Host]:
+def _names(settings: Settings) -> list[str]:
+    return [f"worker-{index}" for index in range(settings.fleet.size)]
+
+
+def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
+    """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
     from remote.pod import PodHost
     from remote.pods import Kubectl, Pods
 
-    pods, target = settings.fleet.pods, announced(settings)
+    pods = settings.fleet.pods
     # The context by name, also where it is only the current one: what is current may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
     shared_list = Pods(kubectl, pods.selector)
@@ -54,7 +60,7 @@ def _pods(settings: Settings, names: list[str]) -> list[Host]:
             container=pods.container,
             python=(pods.python,),
         )
-        for index, name in enumerate(names)
+        for index, name in enumerate(_names(settings))
     ]
 
 

@@ -6,13 +6,19 @@ import base64
 import json
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from remote.agent import Agent
+from remote.command import Command
+from remote.job import Job, JobSpec, JobState, slot_of
+from remote.pod import PodHost
+from remote.pods import Kubectl, Pods
 from tests.cluster import Cluster
-from tests.cluster.given import gpu_nodes
+from tests.cluster.given import GivenCluster, gpu_nodes
 from tests.deploy.conftest import DIGEST, PASSWORD, Operator
 
 
@@ -260,6 +266,33 @@ def test_results_that_were_not_collected_stop_what_would_lose_them(
     assert "nothing was changed" in refused
     assert [pod["metadata"]["uid"] for pod in deployed.objects("pods")] == before
     assert f"discarded: {reason}" in deployed.inv(*words, "--discard-results")
+
+
+def test_another_operators_trial_stops_what_would_end_it(deployed: Operator) -> None:
+    if isinstance(deployed.cluster, GivenCluster):
+        pytest.skip("a job in a pod needs this machine's Python there, and --kubeconfig names another cluster")
+    host = PodHost(
+        name="worker-1",
+        index=1,
+        pods=Pods(
+            Kubectl(namespace=deployed.namespace, kubeconfig=str(deployed.cluster.kubeconfig)),
+            "app.kubernetes.io/name=bench",
+        ),
+        workdir="/scratch/qlora-fleet",
+        container="bench",
+        python=(sys.executable,),
+    )
+    deployed.settings["fleet"]["pods"] = {"python": sys.executable}
+    job = Job(Agent(host), "/scratch/qlora-fleet/runs/their-run/baseline.1", slot=slot_of(host))
+    job.start(JobSpec(command=Command(argv=("sleep", "600")), deadline_sec=600.0, grace_sec=1.0))
+    for words in (("teardown", "--yes"), ("deploy",)):
+        deployed.set(memory="65Mi")
+        said = deployed.inv(*words, code=4)
+        assert "worker-1 is at baseline.1 of run their-run, another operator's" in said
+        assert "nothing was changed" in said
+    assert job.status().state is JobState.RUNNING
+    job.cancel(grace_sec=1.0)
+    assert "deleted" in deployed.inv("teardown", "--yes")
 
 
 def test_nodes_that_qualify_are_counted(operator: Operator) -> None:

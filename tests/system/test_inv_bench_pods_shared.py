@@ -21,9 +21,12 @@ from typing import Any
 import pytest
 
 from bench.result import TrialResult
+from remote.agent import Agent
+from remote.command import Command
+from remote.job import Job, JobSpec, JobState
 from reports.cost import billed
 from tests.cluster import Cluster, unavailable
-from tests.faults.podyard import SELECTOR, SHARED, job, skewed_clock, volume
+from tests.faults.podyard import SELECTOR, SHARED, hosts_of, job, pods_of, skewed_clock, volume
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -133,6 +136,33 @@ def test_two_benches_typed_in_the_same_moment_never_share_a_gpu(operators: tuple
     held = billed(results(project))
     assert held is not None
     assert 0 < held.useful_sec < held.held_sec < PODS * took_sec
+
+
+def test_jobs_are_stopped_at_their_deadline_and_give_signs_of_life_whatever_the_time_there(cluster: Cluster) -> None:
+    for host in hosts_of(pods_of(cluster.kubeconfig), PODS, "clock"):
+        there = host.run(Command(argv=("date", "+%s")), timeout_sec=60.0)
+        assert abs(abs(int(there.stdout) - time.time()) - OFFSET_SEC) < 60
+        slow, quick = (Job(Agent(host), f"/scratch/clock/{name}") for name in ("slow", "quick"))
+        quick.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=0.5, grace_sec=0.5))
+        slow.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=600.0, grace_sec=0.5, heartbeat_sec=0.1))
+        ended = quick.watch(lambda _: None, every_sec=0.1, for_sec=60.0)
+        assert (ended.state, ended.why) == (JobState.ENDED, "deadline")
+        assert 0 <= (ended.wall_time_sec or 0) < 60
+        alive = slow.status()
+        assert (alive.state, alive.exit_code) == (JobState.RUNNING, None)
+        assert (alive.heartbeat_age_sec or 0) < 60
+        assert slow.cancel(grace_sec=0.5).why == "cancelled"
+
+
+def test_expired_credentials_stop_a_collect_in_one_line(operators: tuple[Any, Any], cluster: Cluster) -> None:
+    first, _ = operators
+    assert first.inv("bench", "--quick", "--only=baseline", "--spread=shard").returncode == 0
+    cluster.faults.expire_credentials()
+    refused = first.inv("collect")
+    cluster.faults.clear()
+    assert refused.returncode == 2
+    assert "renew the kubeconfig" in one_line(refused.stderr)
+    assert first.inv("collect").returncode == 0
 
 
 def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(operators: tuple[Any, Any]) -> None:
