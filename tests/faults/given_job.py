@@ -1,7 +1,8 @@
 """The yard's workers and volume as a given cluster gets them: its image, its volume, its patience.
 
-Not shortened there: how long a node may be silent before Kubernetes gives it up. What then follows is: 1 s instead of
-30 s until its pods go.
+Not shortened there: how long a node may be silent before Kubernetes gives it up, and the pause before an index gets its
+next pod (10 s after its first failure, then twice as long each time). So a Job whose pods have failed is made anew.
+Shortened: 1 s instead of 30 s until the pods of a node that was given up go.
 """
 
 from __future__ import annotations
@@ -49,3 +50,17 @@ def given_job(cluster: GivenCluster, job: dict[str, Any]) -> dict[str, Any]:
         if "tolerationSeconds" in toleration:
             toleration["tolerationSeconds"] = 1
     return made
+
+
+def renew(cluster: GivenCluster, job: dict[str, Any]) -> None:
+    """Make the Job again where one of its pods has failed or is going."""
+    pods = cluster.objects("pods", cluster.home)
+    if all(p.get("status", {}).get("phase") == "Running" and not _is_used(p) for p in pods):
+        return
+    cluster.said("delete", "job", job["metadata"]["name"], "--cascade=foreground", f"--timeout={cluster.patience_sec}s")
+    cluster.apply(job)
+
+
+def _is_used(pod: dict[str, Any]) -> bool:
+    failures = (pod["metadata"].get("annotations") or {}).get("batch.kubernetes.io/job-index-failure-count", "0")
+    return failures != "0" or bool(pod["metadata"].get("deletionTimestamp"))

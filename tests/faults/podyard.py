@@ -38,7 +38,7 @@ from remote.reach import Limits  # noqa: E402
 from remote.shelter import place_of, sheltered  # noqa: E402
 from tests.cluster import Cluster, unavailable  # noqa: E402
 from tests.cluster.given import AnyCluster, GivenCluster, given  # noqa: E402
-from tests.faults.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume  # noqa: E402
+from tests.faults.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
 from tests.unit.remote.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # noqa: E402
 
 SHARED = "/workspace/results"
@@ -127,11 +127,11 @@ class PodYard(Yard):
         self.log.parent.chmod(0o777)
 
     def deploy(self) -> None:
-        made = [*volume(), job(self.size)]
         if isinstance(self.cluster, GivenCluster):
             shutil.copy(FAKE_BENCH, self.cluster.claim_folder("shared") / BENCH_THERE)
-            made = [*given_volume(self.cluster), given_job(self.cluster, made[-1])]
-        self.cluster.apply(*made)
+            self.cluster.apply(*given_volume(self.cluster), given_job(self.cluster, job(self.size)))
+        else:
+            self.cluster.apply(*volume(), job(self.size))
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -176,6 +176,8 @@ class PodYard(Yard):
         for node in self.cluster.objects("nodes"):
             faults.set_gpus(node["metadata"]["name"], 1)
             faults.find_node(node["metadata"]["name"])
+        if isinstance(self.cluster, GivenCluster):
+            renew(self.cluster, given_job(self.cluster, job(self.size)))
 
     @property
     def outputs(self) -> Path:

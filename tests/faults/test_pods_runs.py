@@ -60,7 +60,7 @@ def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(yard: PodYard, faul
             faults.find_node(pod["node"])
 
     starts = yard.struck(strike)
-    assert starts["middle"] == 2
+    assert starts["middle"] in (2, 3), "3: it was handed to the worker that was struck last"
     assert starts["last"] == 1, "it was done, and what it wrote lay on the shared volume"
     assert starts["start"] <= 2
 
@@ -145,7 +145,9 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(yard: PodYard, fault
     assert [line.split()[3] for line in yard.noted("started", "slow-middle")][1:] == [left]
     assert len(yard.noted("started", "success-then-lingers-last")) == 1
     reasons = {str(event.reason) for event in yard.heard_of(Happening.WORKER_LOST)}
-    assert any("Pending" in reason or "no pod has index" in reason for reason in reasons), reasons
+    # A real Job keeps the pod that was deleted until its replacement has been made.
+    signs = ("Pending", "no pod has index", "being deleted")
+    assert any(sign in reason for sign in signs for reason in reasons), reasons
 
 
 def test_a_trial_goes_back_into_the_queue_once_and_a_resumed_run_tries_again(yard: PodYard) -> None:
