@@ -177,9 +177,9 @@ class Cluster:
         version = place.api.removeprefix("/apis/").removeprefix("/api/")
         return [{**item, "apiVersion": version, "kind": kind} for item in found.get("items") or []]
 
-    def knows(self, kind: str) -> bool:
-        """Whether the API has this kind; those of controllers are there only where they are installed."""
-        return self._one(KINDS[kind].api) is not None
+    def knows_group(self, name: str) -> bool:
+        """Whether the API has any version of a group, such as a controller's that may not be installed."""
+        return self._one(f"/apis/{name}") is not None
 
     def namespace(self) -> dict[str, Any] | None:
         """The target's Namespace; None where it is not there. Raises as `get`."""

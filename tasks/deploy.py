@@ -75,7 +75,7 @@ def deploy(
             wait(settings, cluster, jobs, plain=plain)
             return
         _check_nodes(settings, cluster, image, planned, partial=partial or dry_run)
-        _check_kinds(cluster, planned)
+        _check_controller(settings, cluster, planned)
         _check_rights(cluster, planned)
         if dry_run:
             _print_diff(cluster, planned, take_over=take_over)
@@ -181,6 +181,11 @@ def _print_plan(planned: Plan, image: Image, settings: Settings) -> None:
     if planned.makes_secret:
         print(f"{'write':9}  secret/{settings.cluster.pull_secret}  (password from standard input)")
     print(f"plan: overlay {settings.cluster.overlay}: {len(planned.changes)} to change, {kept} unchanged", flush=True)
+    if settings.cluster.overlay.startswith("job-") and settings.cluster.fss.volume_handle is None and shown:
+        print(
+            "ATTENTION: without cluster.fss the result of this job ends with its pod, and only its log is left "
+            "(`inv logs`)"
+        )
 
 
 def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
@@ -228,15 +233,23 @@ def _pods_of(action: Action) -> int:
     return int(spec.get("parallelism", 1))
 
 
-def _check_kinds(cluster: Cluster, planned: Plan) -> None:
+# overlay: (the API group that it needs, whose that is)
+_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
+
+
+def _check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> None:
+    """Raise UsageError for an overlay whose controller is missing: a Job for a queue that nobody keeps would start."""
     from remote.deployment import Verb
 
-    for kind in sorted({action.kind for action in planned.of(Verb.CREATE) if action.kind == "JobSet"}):
-        if not cluster.knows(kind):
-            raise UsageError(
-                f"this cluster knows no {kind}: its controller is not installed; choose another cluster.overlay "
-                "(job-4gpu does the same without it), or have it installed; nothing was changed"
-            )
+    needed = _CONTROLLERS.get(settings.cluster.overlay)
+    if needed is None or not planned.of(Verb.CREATE, Verb.REPLACE):
+        return
+    group, name = needed
+    if not cluster.knows_group(group):
+        raise UsageError(
+            f"this cluster knows no {name}: its controller is not installed; choose another cluster.overlay "
+            "(job-4gpu does the same without it), or have it installed; nothing was changed"
+        )
 
 
 def _check_rights(cluster: Cluster, planned: Plan) -> None:

@@ -37,6 +37,9 @@ def status(context: Context) -> None:
             screen.print(table(state))
         for finding in state.all_findings:
             screen.print(f"  {finding}", markup=False, highlight=False)
+        if sets and not jobs:
+            names = ", ".join(one["metadata"]["name"] for one in sets)
+            screen.print(f"jobset {names}: its controller has made no Job yet", markup=False, highlight=False)
         screen.print(f"{state.up} of {len(state.rows)} pods are up", markup=False, highlight=False)
 
 
