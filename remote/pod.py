@@ -13,6 +13,7 @@ Not covered: a command whose children leave its session; they are its own to end
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -26,6 +27,9 @@ from remote.process import CannotStart, run_program
 
 _PYTHON_FLAGS = ("-I", "-S")
 _PROGRAM = program()
+# kubectl lives for a moment, a tenth of which went to Go's garbage collector: measured, 54.8 ms of processor time for
+# an exec, 49.8 ms with 200, and 2 MB more. Who has set it otherwise keeps it.
+_ENVIRONMENT = {"GOGC": "200"}
 _NOT_STARTED = ("executable file not found", "no such file or directory", "permission denied")
 
 
@@ -74,6 +78,7 @@ class PodHost:
             carried = run_program(
                 self.exec_argv(pod),
                 label=f"{self.name}: {command.render()}",
+                environment={**_ENVIRONMENT, **os.environ},
                 stdin=Outgoing(_PROGRAM + asked, stdin, reply),
                 on_stdout=reply.feed,
                 is_complete=lambda: reply.is_complete,
