@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import secrets
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ def plan_of(
         inputs=inputs,
         cluster=where(settings),
         now=datetime.datetime.now(datetime.timezone.utc),
+        word=secrets.token_hex(3) if settings.fleet.kind == "pods" else "",
     )
 
 
@@ -94,8 +96,8 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     if not busy:
         return
     name, job = next(iter(busy.items()))
-    run_id, more = job.parent.name, f", and {len(busy) - 1} more are busy" if len(busy) > 1 else ""
-    said = f"{name} is still busy with {job.name} of run {run_id}{more}"
+    run_id, count = job.parent.name, f" ({len(busy)} of {len(hosts)} workers are busy)" if len(busy) > 1 else ""
+    said = f"{name} is still busy with {job.name} of run {run_id}{count}"
     if (settings.results_folder / run_id / RUN_FILE).is_file():
         raise Resumable(f"{said}; type `inv bench --resume={run_id}` to go on with it, or `inv cancel --run={run_id}`")
     raise Resumable(

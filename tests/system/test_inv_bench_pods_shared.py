@@ -111,6 +111,8 @@ def test_two_benches_typed_in_the_same_moment_never_share_a_gpu(operators: tuple
     said = [process.communicate(timeout=10) for process in typed]
     codes = [process.returncode for process in typed]
     assert 0 in codes, said
+    # Jobs in pods go by their run's name: with one name for both, each would have taken the other's for its own.
+    assert codes != [0, 0] or operators[0].run_folder().name != operators[1].run_folder().name
     for operator, code, (out, err) in zip(operators, codes, said, strict=True):
         if code == 0:
             assert_exactly_its_own_trials(operator)
