@@ -195,6 +195,7 @@ class Incoming:
     def _hear_file(self, line: dict[str, Any]) -> None:
         name = self._coming[0]
         if line == {"same": True} and name in self._wholes:
+            part_of(inside(str(self._into), name)).unlink(missing_ok=True)  # of a pull that broke long ago
             self._settle(name, self.already)
             return
         size, start = line.get("size"), line.get("from")

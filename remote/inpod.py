@@ -140,6 +140,8 @@ class Relay:
 
     def keep_limits(self) -> None:
         now = time.monotonic()
+        if self.owed or len(self.outgoing) >= FULL:
+            self.heard = now  # it is the caller who takes no more, and not the command that is silent
         if now >= self.sent + self.beat_sec:
             self.frame(b"k", b"")
         if self.kill_at is not None:

@@ -138,8 +138,8 @@ def _pump(
     said: _Said,
 ) -> None:
     def hear(piece: bytes) -> None:
-        limits.heard = time.monotonic()
         (said.out.extend if on_stdout is None else on_stdout)(piece)
+        limits.heard = time.monotonic()  # afterwards: what the sink takes its time for is not the program's silence
         if is_complete is not None and is_complete():
             limits.leave_soon()
 

@@ -135,6 +135,14 @@ def test_what_is_here_is_told_by_its_digest_and_stays(tmp_path: Path) -> None:
     assert len(host.asked) == 2
 
 
+def test_what_a_broken_pull_left_of_a_file_that_is_whole_by_now_is_cleared_away(tmp_path: Path) -> None:
+    content = fill(tmp_path / "source", {"a": 10})
+    fill(tmp_path / "target", {"a": 10})
+    (tmp_path / "target" / ".a.part").write_bytes(content["a"][:5])
+    assert pull(Agent(Near()), str(tmp_path / "source"), tmp_path / "target").already == ("a",)
+    assert tree(tmp_path / "target") == content
+
+
 def test_a_file_that_goes_away_between_two_streams_is_said(tmp_path: Path) -> None:
     fill(tmp_path / "source", {"a": 10, "b": 10})
     host = Near(cuts=iter([130]))
