@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -99,7 +100,19 @@ class GivenCluster(Kubectl):
         return self.home if asked == "default" else asked
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
-        return super().objects(key, self._namespace(namespace))
+        """As of any cluster. A server that was struck is waited for: it is looked at past no other way."""
+        answers: list[list[Json]] = []
+
+        def answered() -> bool:
+            try:
+                answers.append(super(GivenCluster, self).objects(key, self._namespace(namespace)))
+            except AssertionError as refused:
+                if not self._broken or not re.search(r"refused|timeout|EOF|reset", str(refused)):
+                    raise
+            return bool(answers)
+
+        self.wait_until(answered, f"an answer to `kubectl get {key}`")
+        return answers[0]
 
     @cached_property
     def _configuration(self) -> Json:
