@@ -18,6 +18,7 @@ from remote.job import Job, JobSpec, JobState
 from remote.local import LocalHost
 from remote.onhost.basics import Refusal, inside
 from remote.onhost.files import LONGEST_NAME, part_of
+from remote.transfer import pull, push
 from tests.unit.remote.hostyard import PATIENCE_SEC, Yard
 
 MODULES = {module.name: module.read_text() for module in (resources.files("remote") / "onhost").glob("*.py")}  # type: ignore[attr-defined]
@@ -59,6 +60,19 @@ def test_a_job_runs_under_another_python(yard: Yard, version: str) -> None:
     job.start(JobSpec(command=Command(argv=("sh", "-c", "echo hello; exit 7")), deadline_sec=60.0))
     status = job.watch(lambda _: None, every_sec=0.05, for_sec=PATIENCE_SEC)
     assert (status.state, status.exit_code, job.log_tail()) == (JobState.ENDED, 7, ["hello"])
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) -> None:
+    python = other_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    agent, content = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(python,))), os.urandom(3 << 20)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "large").write_bytes(content)
+    assert push(agent, tmp_path / "here", str(tmp_path / "there")).came == ("large",)
+    assert pull(agent, str(tmp_path / "there"), tmp_path / "back").came == ("large",)
+    assert (tmp_path / "back" / "large").read_bytes() == content
 
 
 def test_a_new_version_is_put_beside_an_old_one(yard: Yard) -> None:
