@@ -86,7 +86,8 @@ def deploy(
             _act(settings, cluster, planned, image, secret, take_over=take_over)
             remember(settings, cluster.target, discarded=lost)
         if jobs:
-            wait(settings, cluster, jobs, plain=plain)
+            old_pods = not any(action.kind == "Job" for action in planned.changes)
+            wait(settings, cluster, jobs, plain=plain, new_login=makes_secret and old_pods)
 
 
 @task(

@@ -88,6 +88,12 @@ def test_a_shell_without_one_of_the_rights_to_exec_names_it(verb: str, deployed:
     assert f"may not {verb} pods/exec" in deployed.inv("shell", code=2)
 
 
+def test_who_has_no_right_to_a_controller_that_is_not_there_sees_the_pods(deployed: Operator) -> None:
+    """As the role `qlora-fleet-operator` has none to JobSets: RBAC refuses before the API says that it knows none."""
+    deployed.cluster.faults.forbid(verb="list", resource="jobsets*")
+    assert "2 of 2 pods are up" in deployed.inv("status")
+
+
 def test_without_the_right_to_see_nodes_a_deployment_goes_on(operator: Operator) -> None:
     operator.cluster.faults.forbid(verb="list", resource="nodes")
     said = operator.inv("deploy", stdin=f"{operator.password}\n")

@@ -189,6 +189,15 @@ def test_what_may_pass_at_any_time_never_ends_the_wait() -> None:
     assert patience.exhausted([finding(patience_sec=None)], 1e6) is None
 
 
+def test_a_login_that_was_refused_before_the_new_secret_may_last_until_the_kubelet_asks_again() -> None:
+    patience = Patience(login_sec=330.0)
+    both = [finding("unauthorized", 10.0), finding("not-found", 340.0)]
+    patience.exhausted(both, 0.0)
+    assert patience.left_sec(both, 0.0) == 330.0
+    assert patience.exhausted(both, 329.9) is None
+    assert patience.exhausted(both, 330.0) == both[0]
+
+
 def test_the_hopeless_one_of_several_is_named() -> None:
     patience = Patience()
     both = [finding(), finding("invalid-name", 15.0)]
