@@ -70,6 +70,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             if hub is not None and code == 0:
                 hub.settle(limits.silence_sec)
             if code != 0:
+                stops.close()  # how it ends is known: a SIGTERM that follows from it says nothing more
                 if hub is not None:
                     hub.settle()
                     ranks.look()

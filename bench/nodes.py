@@ -88,6 +88,7 @@ class Hub:
     def __init__(self, nodes: Nodes, world_size: int, folder: Path) -> None:
         self._nodes, self._world_size, self._folder = nodes, world_size, folder
         self._links: dict[int, socket.socket] = {}
+        self._accepted: list[socket.socket] = []
         self._ended: set[int] = set()
         self._closing = False
         try:
@@ -106,7 +107,7 @@ class Hub:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._closing = True
-        for link in (self._server, *self._links.values()):
+        for link in (self._server, *self._accepted):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
@@ -127,6 +128,7 @@ class Hub:
         with contextlib.suppress(OSError):
             while True:
                 link, _ = self._server.accept()
+                self._accepted.append(link)
                 threading.Thread(target=self._hear, args=(link,), daemon=True, name="nodes link").start()
 
     def _beat(self) -> None:
@@ -138,9 +140,10 @@ class Hub:
 
     def _hear(self, link: socket.socket) -> None:
         node = 0
-        with link, contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
             hello = json.loads(lines.readline(_LONGEST_LINE))
             if hello["token"] != self._nodes.token or not 0 < hello["node"] < self._nodes.count:
+                link.close()
                 return
             node = int(hello["node"])
             self._links[node] = link
@@ -148,8 +151,9 @@ class Hub:
                 said = json.loads(line)
                 if "ended" in said:
                     self._end(node, said["ended"])
-                    return
+                    return  # the connection stays: it breaks when this machine is done too
                 self._lay_down(str(said["file"]), said["content"])
+        link.close()
         if node and not self._closing:
             self._end(node, {"gone": list(self._nodes.ranks_here(self._world_size, node))})
 
@@ -218,8 +222,17 @@ class Link:
         self.end({"ranks": []})
 
     def end(self, failures: dict[str, Any]) -> None:
-        """The last word; `failures` is empty when all went well."""
+        """The last word; `failures` is empty when all went well.
+
+        After failures the first machine is waited for until it has ended as well: a pod that ends before has its Job
+        stop all others (backoffLimit 0), the first one in the middle of writing down what has failed.
+        """
         self._say({"ended": failures})
+        with contextlib.suppress(LeaderGone):
+            until = time.monotonic() + self._silence_sec
+            while failures and time.monotonic() < until:
+                self.check()
+                time.sleep(0.05)
 
     def _file(self, name: str, content: Any) -> None:
         if content is None:

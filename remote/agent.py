@@ -1,4 +1,4 @@
-"""Calls the small program `onhost.py` on a host, putting it there the first time.
+"""Calls the small program `remote.onhost` on a host, putting it there the first time.
 
 Everything above (jobs, transfer) speaks through this one class, so a new kind of host needs nothing but `run`.
 """
@@ -14,27 +14,39 @@ from typing import Any
 
 from remote.command import Command
 from remote.host import Completed, Host, HostError, HostUnreachable, Readable, check
-from remote.onhost import CUT_SHORT, REFUSED
+from remote.onhost.basics import CUT_SHORT, REFUSED
 
 _CALL_SEC = 60.0
-# Isolated, no site packages, no bytecode: the program needs none of it and starts in a third of the time.
-_PYTHON_FLAGS = ("-I", "-S", "-B")
+# Isolated, no site packages: the program needs none and starts in half the time. What Python compiles it keeps beside
+# it, in a folder that is ours alone.
+_PYTHON_FLAGS = ("-I", "-S")
 _CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
+_ENTRY = "remote/onhost/__main__.py"
 _INSTALL = """
-import os, sys
+import json, os, shutil, sys
 folder, name = sys.argv[1:]
 content = sys.stdin.buffer.read(%d)
 if len(content) != %d:
     sys.stderr.write("the program arrived cut short")
     sys.exit(%d)
-os.makedirs(folder, exist_ok=True)
-path = os.path.join(folder, name)
-temporary = f"{path}.{os.getpid()}.part"
-with open(temporary, "wb") as file:
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
-os.replace(temporary, path)
+place = os.path.join(folder, name)
+made = f"{place}.{os.getpid()}.part"
+try:
+    for path, text in json.loads(content).items():
+        path = os.path.join(made, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    if not os.path.isdir(place):
+        os.rename(made, place)
+except OSError as error:
+    if not os.path.isdir(place):
+        sys.stderr.write(str(error))
+        sys.exit(%d)
+finally:
+    shutil.rmtree(made, ignore_errors=True)
 """
 
 
@@ -47,10 +59,10 @@ class Agent:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._source = resources.files("remote").joinpath("onhost.py").read_bytes()
+        self._source = program()
         self._installed = False
-        # The content's digest in the name: an older version still running keeps its own file.
-        self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}.py"
+        # The content's digest in the name: an older version still running keeps its own files.
+        self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}"
 
     def lines(
         self,
@@ -74,7 +86,7 @@ class Agent:
         def hear(piece: bytes) -> None:
             rest.extend(piece)
             while (end := rest.find(b"\n")) >= 0:
-                line = self._parse(bytes(rest[:end]))
+                line = self.parse(bytes(rest[:end]))
                 del rest[: end + 1]
                 said.append(line)
                 if on_line is not None:
@@ -102,8 +114,8 @@ class Agent:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> None:
-        """Call a verb that answers in plain bytes. Raises as `lines` does."""
-        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec)
+        """Call a verb whose answer is for `on_bytes` to read and to check. Raises as `lines` does."""
+        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec, proves_itself=True)
 
     def _call(
         self,
@@ -114,11 +126,14 @@ class Agent:
         on_stdout: Callable[[bytes], None],
         timeout_sec: float,
         idle_timeout_sec: float | None,
+        *,
+        proves_itself: bool = False,
     ) -> None:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
-        program = f"{self.host.workdir}/{self._program}"
-        command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, program, verb, json.dumps(arguments)))
+        entry = f"{self.host.workdir}/{self._program}/{_ENTRY}"
+        argv = (*self.host.python, *_PYTHON_FLAGS, entry, verb, json.dumps(arguments))
+        command = Command(argv=argv, proves_itself=proves_itself)
 
         def run() -> Completed:
             return self.host.run(
@@ -136,6 +151,7 @@ class Agent:
             self._install()
             completed = run()
         self._check(command, completed)
+        self._installed = True
 
     def _check(self, command: Command, completed: Completed) -> None:
         said = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"
@@ -145,7 +161,8 @@ class Agent:
             raise HostUnreachable(said)
         check(self.host, command, completed)
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
+    def parse(self, line: bytes) -> dict[str, Any]:
+        """What a line of the host's answer says. Raises HostUnreachable where it is not as it was sent."""
         check_sum, _, text = line.partition(b" ")
         if check_sum != b"%08x" % zlib.crc32(text):
             raise HostUnreachable(f"{self.host.name}: an answer was garbled on its way: {line[:80]!r}")
@@ -154,10 +171,18 @@ class Agent:
 
     def _install(self) -> None:
         size = len(self._source)
-        script = _INSTALL % (size, size, CUT_SHORT)
+        script = _INSTALL % (size, size, CUT_SHORT, REFUSED)
         command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, "-c", script, self.host.workdir, self._program))
         self._check(command, self.host.run(command, stdin=self._source, timeout_sec=_CALL_SEC))
         self._installed = True
+
+
+def program() -> bytes:
+    """The text of every module that travels, by its path, as JSON."""
+    package = resources.files("remote")
+    modules = [f"onhost/{entry.name}" for entry in (package / "onhost").iterdir() if entry.name.endswith(".py")]
+    paths = ["__init__.py", *sorted(modules)]
+    return json.dumps({f"remote/{path}": package.joinpath(path).read_text("utf-8") for path in paths}).encode()
 
 
 class _Joined:

@@ -59,13 +59,15 @@ class Command:
     """What to run on a host. `folder` is the working folder there; None means the host's own choice.
 
     `secrets` are what the command will be given on standard input; they are named here so that its rendering, and
-    every error made from it, is masked.
+    every error made from it, is masked. The output of a command that `proves_itself` holds the digests of all it says,
+    and its reader checks them; a host may spare check sums of its own there, though never the proof of the end.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
     secrets: tuple[Secret, ...] = ()
+    proves_itself: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.onhost import digest_of
+from remote.onhost.files import digest_of
 
 SLOTS = 16  # as many as the Dockerfile's stage `models` copies
 SHARD_BYTES = 64 << 20  # weights, and any file from here on, have a slot of their own; a model's other files share one

@@ -150,7 +150,7 @@ def _crash(subject: str, container: Object, terminated: Object, about: Sequence[
     code, name = terminated.get("exitCode"), container["name"]
     times = container.get("restartCount", 0)
     again = f", {times} restarts" if times else ""
-    see = f"`inv logs {subject.removeprefix('pod ')}` has its last words"
+    see = f"`inv logs --pod {subject.removeprefix('pod ')}` has its last words"
     if terminated.get("reason") == "OOMKilled":
         cause, reason = "out-of-memory", f"container {name} was killed: it used more memory than its limit{again}"
         remedy = "raise cluster.memory (/dev/shm counts in); GPU memory has nothing to do with it"
@@ -203,7 +203,8 @@ def _mounts(subject: str, about: Sequence[Object]) -> list[Finding]:
             return [Finding(subject=subject, cause=cause, reason=message, remedy=remedy)]
         if event.get("reason") == "FailedCreatePodSandBox":
             message = " ".join(event.get("message", "").split())
-            remedy = "the node's network plugin fails: wait for it, or replace the node"
+            part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
+            remedy = f"the node's {part} fails: wait for it, or replace the node"
             return [Finding(subject=subject, cause="sandbox", reason=message, remedy=remedy)]
     return []
 
@@ -218,7 +219,7 @@ def _not_ready(pod: Object, subject: str, about: Sequence[Object]) -> list[Findi
             return [Finding(subject=subject, cause="node-not-ready", reason=f"{node} is silent", remedy=remedy)]
         if event.get("reason") == "Unhealthy":
             message = " ".join(event.get("message", "").split())
-            remedy = f"`inv logs {pod['metadata']['name']}`"
+            remedy = f"`inv logs --pod {pod['metadata']['name']}`"
             return [Finding(subject=subject, cause="not-ready", reason=message, remedy=remedy)]
     return []
 

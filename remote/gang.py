@@ -1,9 +1,9 @@
 """Several hosts that run one trial together: to the fleet one agent, to the ledger one attempt and one end.
 
-The first host leads: its job is the trial's, with its folder, result and log. Starting it starts a job in the same
-folder on every other host first, each told its place by environment variables; cancelling it cancels them all. What the
-others come to, the leader learns by itself (`bench.nodes`), ends with, and says; and when it ends, for whatever reason,
-so do they.
+The first host leads: its job is the trial's, with its folder, result and log. Starting it, once no host is at another
+job, starts a job in the same folder on every other host first, each told its place by environment variables; cancelling
+it cancels them all. What the others come to, the leader learns by itself (`bench.nodes`), ends with, and says; and when
+it ends, for whatever reason, so do they.
 
 Where the ranks meet is the leader's own address, so that no cluster DNS is needed. Not covered: gangs side by side on
 disjoint hosts; trials of a gang run one after the other.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 from typing import Any
 
 from bench.trial import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
@@ -52,19 +53,44 @@ class GangAgent(Agent):
             raise HostError(f"{self.host.name}: {count} hosts are needed, {1 + len(self._others)} are there")
         if count == 1:
             return super().line("start", arguments, payload=payload, timeout_sec=timeout_sec)
+        members = [*self._others[: count - 1], Agent(self.host)]
+        busy = self._busy(members, arguments, timeout_sec)
+        if busy is not None:
+            return busy
         address = self._address()
 
         def start(rank: int) -> dict[str, Any]:
             mine = {**payload, "environment": {**payload["environment"], **place(arguments["job"], address, rank)}}
             return self._others[rank - 1].line("start", arguments, payload=mine, timeout_sec=timeout_sec)
 
-        with ThreadPoolExecutor(max_workers=min(32, count - 1)) as pool:
-            answers = list(pool.map(start, range(1, count)))
+        # One member before all others: of two gangs that begin together, the one that has it goes on, and the other
+        # holds nothing that the first would wait for.
+        answers = [start(1)]
+        if answers[0]["state"] != "busy":
+            with ThreadPoolExecutor(max_workers=min(32, count - 1)) as pool:
+                answers += pool.map(start, range(2, count))
         busy = next((answer for answer in answers if answer["state"] == "busy"), None)
         if busy is not None:
             return busy
         first = {**payload, "environment": {**payload["environment"], **place(arguments["job"], address, 0)}}
         return super().line("start", arguments, payload=first, timeout_sec=timeout_sec)
+
+    @staticmethod
+    def _busy(members: Sequence[Agent], arguments: dict[str, Any], timeout_sec: float) -> dict[str, Any] | None:
+        """The answer that a member at another job would give; asked first, so that nobody starts and then waits."""
+        if arguments["slot"] is None:
+            return None
+
+        def holder(agent: Agent) -> str | None:
+            answer = agent.line("holder", {"slot": arguments["slot"]}, timeout_sec=timeout_sec)["holder"]
+            return None if answer is None else str(answer)
+
+        with ThreadPoolExecutor(max_workers=min(32, len(members))) as pool:
+            holders = list(pool.map(holder, members))
+        # By run and attempt: the folder above them may be another one on each host.
+        ours = PurePosixPath(arguments["job"]).parts[-2:]
+        others = [one for one in holders if one is not None and PurePosixPath(one).parts[-2:] != ours]
+        return {"state": "busy", "holder": others[0]} if others else None
 
     def _tell_others(self, verb: str, arguments: dict[str, Any], timeout_sec: float) -> None:
         def tell(agent: Agent) -> None:

@@ -34,6 +34,10 @@ class HostKeyRefused(HostError):
     """The host shows a key that is not known for it: nothing was sent to it, no name, no key of ours."""
 
 
+class OperatorRefused(HostError):
+    """This operator's credentials, rights or programs do not do: no host is to blame, and no other one will let us."""
+
+
 class CommandTimedOut(HostError):
     """The command was stopped at its deadline, or was silent for longer than it may be."""
 

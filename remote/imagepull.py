@@ -21,6 +21,10 @@ PULL_REASONS = (
     "SignatureValidationFailed",
 )
 
+# What another pull secret mends. A kubelet tries again with it after its back-off, which doubles up to 300 s.
+LOGIN_CAUSES = ("unauthorized", "forbidden", "wrong-login", "secret-missing")
+BACK_OFF_SEC = 330.0
+
 _RENEW = "`inv deploy --renew-secret` with the auth token on standard input makes it new"
 _FORMS = (
     "the user name is one of NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER and NAMESPACE/DOMAIN/USER "
@@ -74,7 +78,7 @@ _RULES: tuple[tuple[str, str, str, str, bool], ...] = (
         False,
     ),
     (
-        r"no such host|server misbehaving",
+        r"no such host|server misbehaving|lookup \S+ on \S+: .*(?:i/o timeout|connection refused)",
         "name-not-resolved",
         "the registry's name does not resolve on the node",
         "see the host in cluster.image (fra.ocir.io, ...) and the nodes' DNS",

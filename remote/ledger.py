@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import End
+from remote.onhost.basics import sync_folder
 
 LEDGER_FILE = "ledger.jsonl"
 
@@ -154,6 +155,8 @@ class Ledger:
                     if os.write(handle, line) != len(line):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(handle)  # where a network file system says that it is full
+                    if create:
+                        sync_folder(self.path.parent)
                 except OSError:
                     os.ftruncate(handle, size)
                     raise

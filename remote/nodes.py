@@ -118,7 +118,8 @@ def _health(node: Object, need: Need) -> list[tuple[str, str, str]]:
         found.append(("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}"))
     is_preemptible = (node["metadata"].get("labels") or {}).get(PREEMPTIBLE) == "true"
     if need.preemptible and not is_preemptible:
-        found.append(("not-preemptible", "not a preemptible node", "set cluster.preemptible to false to use it"))
+        remedy = "set cluster.preemptible to false, and cluster.overlay to another than preemptible, to use it"
+        found.append(("not-preemptible", "not a preemptible node", remedy))
     for taint in node.get("spec", {}).get("taints") or []:
         if taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
             continue  # a wish, or the shadow of a condition that is named above

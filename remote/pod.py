@@ -13,6 +13,7 @@ Not covered: a command whose children leave its session; they are its own to end
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -24,8 +25,11 @@ from remote.pods import ClusterRefused, Pod, Pods, refusal
 from remote.podwire import Outgoing, Reply, bootstrap, program, request
 from remote.process import CannotStart, run_program
 
-_PYTHON_FLAGS = ("-I", "-S", "-B")
+_PYTHON_FLAGS = ("-I", "-S")
 _PROGRAM = program()
+# kubectl lives for a moment, a tenth of which went to Go's garbage collector: measured, 54.8 ms of processor time for
+# an exec, 49.8 ms with 200, and 2 MB more. Who has set it otherwise keeps it.
+_ENVIRONMENT = {"GOGC": "200"}
 _NOT_STARTED = ("executable file not found", "no such file or directory", "permission denied")
 
 
@@ -61,7 +65,7 @@ class PodHost:
         """
         nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
         pod = self._find()
-        reply = Reply(self.name, nonce, on_stdout)
+        reply = Reply(self.name, nonce, on_stdout, proves_itself=command.proves_itself)
         asked = request(
             command,
             nonce,
@@ -74,6 +78,7 @@ class PodHost:
             carried = run_program(
                 self.exec_argv(pod),
                 label=f"{self.name}: {command.render()}",
+                environment={**_ENVIRONMENT, **os.environ},
                 stdin=Outgoing(_PROGRAM + asked, stdin, reply),
                 on_stdout=reply.feed,
                 is_complete=lambda: reply.is_complete,
@@ -108,7 +113,7 @@ class PodHost:
 
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:
         """The one command that carries everything: its argv says nothing of what is run."""
-        inside = (*self.python, *_PYTHON_FLAGS, "-c", bootstrap(len(_PROGRAM)))
+        inside = (*self.python, *_PYTHON_FLAGS, "-c", bootstrap(_PROGRAM, self.workdir))
         return self.pods.kubectl.argv("exec", "--stdin", pod.name, f"--container={self.container}", "--", *inside)
 
     def _find(self) -> Pod:

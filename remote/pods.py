@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote.host import CommandTimedOut, HostError, HostUnreachable
+from remote.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused
 from remote.process import CannotStart, run_program
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -40,7 +40,7 @@ class PodGone(HostError):
     """No pod of this index lives: what ran in it is over, and waiting for an answer is pointless."""
 
 
-class ClusterRefused(HostError):
+class ClusterRefused(OperatorRefused):
     """The cluster answers and will not do it: credentials, rights, a context or a program that is not there."""
 
 
@@ -117,12 +117,13 @@ class Pods:
                 return self._pods
             if self._failed is not None and now - self._failed[0] <= _NOT_BEFORE_SEC:
                 raise self._failed[1]  # all who waited for the same answer have it
+            was_doubted, self._doubted = self._doubted, False  # a doubt that comes while we read is about this reading
             try:
                 self._pods = self._read()
             except HostError as error:
-                self._failed = (time.monotonic(), error)
+                self._failed, self._doubted = (time.monotonic(), error), was_doubted
                 raise
-            self._read_at, self._doubted = time.monotonic(), False
+            self._read_at = time.monotonic()
             return self._pods
 
     def doubt(self) -> None:

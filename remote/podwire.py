@@ -6,6 +6,7 @@ those of all that came before; anything less is a stream that broke.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Callable
@@ -39,11 +40,20 @@ def program() -> bytes:
     return resources.files("remote").joinpath("inpod.py").read_bytes()
 
 
-def bootstrap(program_bytes: int) -> str:
-    """What Python in the pod is given as its one argument: it reads the program off its input. argv stays short
-    because it travels in the address of an HTTP request, where proxies allow a few kB."""
-    size = program_bytes
-    return f'import os;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\nexec(b)'
+def bootstrap(content: bytes, workdir: str) -> str:
+    """What Python in the pod is given as its one argument: it reads the program off its input, and runs the copy that
+    an earlier one left in `workdir`, or else what it has read.
+
+    argv stays short because it travels in the address of an HTTP request, where proxies allow a few kB.
+    """
+    size, module = len(content), f"inpod_{hashlib.sha256(content).hexdigest()[:12]}"
+    return (
+        f'import os,sys;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\n'
+        f"sys.path.append({workdir!r})\n"
+        f"try:from {module} import main;b=None\n"
+        'except Exception:g={};exec(b,g);main=g["main"]\n'
+        f"main({f'{workdir}/{module}.py'!r},b)"
+    )
 
 
 def request(
@@ -66,6 +76,7 @@ def request(
         repr(silence_sec / _BEATS),
         command.folder or "",
         "1" if takes_input else "",
+        "1" if command.proves_itself else "",
         str(len(command.environment)),
         *(f"{name}={value}" for name, value in command.environment.items()),
         *command.argv,
@@ -77,15 +88,23 @@ def request(
 class Reply:
     """What comes back of one command. `on_stdout` receives its standard output, which is else kept in `stdout`.
 
-    `name` is the host's, for messages.
+    `name` is the host's, for messages. Where the output `proves_itself`, it has no check sum of ours.
     """
 
-    def __init__(self, name: str, nonce: str, on_stdout: Callable[[bytes], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        nonce: str,
+        on_stdout: Callable[[bytes], None] | None = None,
+        *,
+        proves_itself: bool = False,
+    ) -> None:
         self._name, self._greeting = name, f"{nonce}\n".encode()
         self._sink = on_stdout
         self._head = bytearray()  # what has come of the greeting, then of a frame's head
         self._channel, self._left, self._last = b"", 0, bytearray()
         self._greeted = False
+        self._summed = (b"e",) if proves_itself else (b"o", b"e")
         self._sums = {b"o": 0, b"e": 0}
         self.stdout, self.stderr = bytearray(), bytearray()
         self.ending: Ending | None = None
@@ -140,7 +159,8 @@ class Reply:
             if not self._left:
                 self.ending = self._end(bytes(self._last))
             return
-        self._sums[channel] = zlib.crc32(content, self._sums[channel])
+        if channel in self._summed:
+            self._sums[channel] = zlib.crc32(content, self._sums[channel])
         if channel == b"e":
             self.stderr += content
         elif self._sink is None:
@@ -177,11 +197,15 @@ class Outgoing:
         self._left = memoryview(source if isinstance(source, bytes) else b"")
 
     def read(self, _size: int, /) -> bytes | None:
-        if self._head:
-            head, self._head = self._head, b""
-            return head
         if self._ended:
             return None
+        content, self._head = self._head, b""
+        # What is at hand goes along with the head: each piece by itself is a message more for everyone on the way.
+        while not content or (self._file is None and not self._ended and len(content) < _FRAME_BYTES):
+            content += self._frame()
+        return content
+
+    def _frame(self) -> bytes:
         content = b"" if self._reply.is_complete else self._next()
         self._ended = not content
         return len(content).to_bytes(4, "big") + content

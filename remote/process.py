@@ -138,8 +138,8 @@ def _pump(
     said: _Said,
 ) -> None:
     def hear(piece: bytes) -> None:
-        limits.heard = time.monotonic()
         (said.out.extend if on_stdout is None else on_stdout)(piece)
+        limits.heard = time.monotonic()  # afterwards: what the sink takes its time for is not the program's silence
         if is_complete is not None and is_complete():
             limits.leave_soon()
 
@@ -198,11 +198,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """
     if process.returncode is not None:
         return
-    os.killpg(process.pid, signal.SIGTERM)
+    _signal_group(process.pid, signal.SIGTERM)
     until = time.monotonic() + _KILL_AFTER_SEC
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    while os.waitid(os.P_PID, process.pid, flags) is None and time.monotonic() < until:
+    while not _is_over(process.pid) and time.monotonic() < until:
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # what the kernel holds on to is not ours to wait for
         process.wait(_KILL_AFTER_SEC)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(PermissionError):  # what macOS says of a group whose processes have all ended
+        os.killpg(group, number)
+
+
+def _is_over(pid: int) -> bool:
+    """Whether a child has ended, without reaping it; False where that cannot be seen (macOS before Python 3.13)."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, flags) is not None

@@ -295,11 +295,11 @@ class _Session:
         while channel.recv_ready():
             piece = channel.recv(_PIECE)
             heard = True
-            self._limits.heard = time.monotonic()
             if self._noise is not None:
                 piece = self._after_mark(piece)
             if piece:
                 (self._out.extend if on_stdout is None else on_stdout)(piece)
+            self._limits.heard = time.monotonic()  # afterwards: what the sink takes its time for is no silence
             self._limits.left_sec()  # a command that never stops talking has a deadline too
         return heard
 

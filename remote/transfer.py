@@ -1,35 +1,32 @@
 """Verified, resumable movement of folders between the operator's machine and any host.
 
-Every file is announced with its size and sha256 before it moves, kept as a partial file beside its place while it
-does, and renamed only when its bytes match. A broken stream costs the bytes still in flight: the next try asks for
-the rest, file by file and inside a file. Names that would leave the folder are refused, whoever sent them.
+Both sides compute a file's sha256 while its bytes pass; it is kept as a partial file beside its place until both have
+come to the same one, and only then renamed. A broken stream costs the bytes still in flight: the next try asks for the
+rest, file by file and inside a file. What is here already is not believed for its size or its time: its digest is
+compared with the host's own, and only an equal file, or an equal beginning of one, stays. Names that would leave the
+folder are refused, whoever sent them.
 
-Not covered: links and special files (left out), permissions (results and inputs need none), files that change while
-they are read (they fail their checksum and are asked for once more).
+Not covered: links and special files (left out), permissions (results and inputs need none). A file that is rewritten
+while it is read is asked for once more; one that only grows comes as long as it was when it was opened.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from remote.agent import Agent
 from remote.host import CommandTimedOut, HostError, HostUnreachable
-from remote.onhost import Refusal, digest_of, inside, part_of, sync_folder
+from remote.incoming import ChecksumMismatch, Incoming
+from remote.onhost.files import digest_of
+
+__all__ = ["ChecksumMismatch", "FileEntry", "Moved", "pull", "push"]
 
 _IDLE_SEC = 30.0
 _PIECE = 1 << 20
-_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _FRUITLESS_TRIES = 4  # in a row, without one byte of progress
-
-
-class ChecksumMismatch(HostError):
-    """A file arrived complete and wrong, twice; nothing was put in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,131 +69,41 @@ class _Patience:
         time.sleep(min(2.0**self._fruitless, 10.0) / 10)
 
 
-@dataclass(kw_only=True)
-class _Pull:
-    """The state of one pull: which files are still wanted, and the open partial file the stream is writing to."""
-
-    into: Path
-    wanted: list[FileEntry]
-    came: list[str] = field(default_factory=list)
-    byte_count: int = 0
-    file: BinaryIO | None = None
-    mismatched: set[str] = field(default_factory=set)
-
-    def ranges(self) -> list[dict[str, object]]:
-        """What to ask for: the rest of each wanted file."""
-        asked: list[dict[str, object]] = []
-        for entry in self.wanted:
-            part = part_of(inside(str(self.into), entry.path), entry.sha256)
-            have = min(part.stat().st_size, entry.size) if part.is_file() else 0
-            asked.append({"path": entry.path, "offset": have, "length": entry.size - have})
-        return asked
-
-    def take(self, piece: bytes) -> None:
-        """Bytes off the stream: they belong to the wanted files, in order."""
-        view = memoryview(piece)
-        self.byte_count += len(piece)
-        while view:
-            file = self._current()
-            if file is None:
-                raise HostError("the host sent more bytes than it announced")
-            room = self.wanted[0].size - file.tell()
-            file.write(view[:room])
-            view = view[room:]
-            self.finish_complete()
-
-    def finish_complete(self) -> None:
-        """Put every wanted file whose bytes are all here into its place; a wrong one is dropped and asked for again."""
-        while self.wanted:
-            file = self._current()
-            entry = self.wanted[0]
-            if file is None or file.tell() < entry.size:
-                return
-            self.close()
-            path = inside(str(self.into), entry.path)
-            part = part_of(path, entry.sha256)
-            if digest_of(part) == (entry.size, entry.sha256):
-                part.replace(path)
-                sync_folder(path.parent)
-                self.wanted.pop(0)
-                self.came.append(entry.path)
-                continue
-            part.unlink()
-            if entry.path in self.mismatched:
-                raise ChecksumMismatch(f"{entry.path}: its bytes do not match its sha256, twice; nothing was kept")
-            self.mismatched.add(entry.path)
-            raise HostUnreachable(f"{entry.path}: its bytes do not match its sha256; asking again")
-
-    def close(self) -> None:
-        file, self.file = self.file, None
-        if file is not None:
-            with file:
-                file.flush()
-                os.fsync(file.fileno())
-
-    def _current(self) -> BinaryIO | None:
-        if self.file is None and self.wanted:
-            path = inside(str(self.into), self.wanted[0].path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = part_of(path, self.wanted[0].sha256).open("ab")
-        return self.file
-
-
-def manifest(agent: Agent, root: str, *, timeout_sec: float = 600.0) -> list[FileEntry]:
-    """The regular files below `root` on the host. Raises HostError for names that leave it, and as `Agent`."""
-    lines = agent.lines("manifest", {"root": root}, timeout_sec=timeout_sec)
-    if not lines or not lines.pop().get("end"):
-        raise HostUnreachable(f"{agent.host.name}: the list of files below {root} was cut short")
-    return [_entry(agent, line) for line in lines]
-
-
-def _entry(agent: Agent, line: dict[str, Any]) -> FileEntry:
-    path, size, sha256 = line.get("path"), line.get("size"), line.get("sha256")
-    if isinstance(path, str) and type(size) is int and size >= 0 and isinstance(sha256, str) and _DIGEST.match(sha256):
-        try:
-            inside("/", path)
-            return FileEntry(path=path, size=size, sha256=sha256)
-        except Refusal as error:
-            raise HostError(f"{agent.host.name}: {error}; nothing was brought") from None
-    raise HostError(f"{agent.host.name}: {line!r} does not describe a file; nothing was brought")
-
-
 def pull(
-    agent: Agent, root: str, into: Path, *, only: Collection[str] | None = None, timeout_sec: float = 3600.0
+    agent: Agent,
+    root: str,
+    into: Path,
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    timeout_sec: float = 3600.0,
 ) -> Moved:
-    """Bring the files below `root` on the host (`only` these paths, if given) into `into`. What is there already stays.
+    """Bring the files below `root` on the host (`only` these, if given, and `without` those) into `into`.
 
-    Raises ChecksumMismatch, HostError for unsafe names, and, after several tries in a row that brought nothing,
-    the last HostUnreachable or CommandTimedOut; what came until then is kept and verified.
+    Files of `into` that are not on the host stay. One call of the host brings everything, unless it breaks. Raises
+    ChecksumMismatch, HostError for unsafe names, and, after several tries in a row that brought nothing, the last
+    HostUnreachable or CommandTimedOut; what came until then is kept and verified.
     """
-    patience, state, already = _Patience(agent.host.name, timeout_sec), _Pull(into=into, wanted=[]), list[FileEntry]()
-    listed = False
-    while True:
-        before = state.byte_count
-        try:
-            if not listed:
-                entries = [entry for entry in manifest(agent, root) if only is None or entry.path in only]
-                already = [entry for entry in entries if _is_here(into, entry)]
-                state.wanted = [entry for entry in entries if entry not in already]
-                listed = True
-            state.finish_complete()
-            if not state.wanted:
-                break
-            agent.raw(
-                "send",
-                {"root": root},
-                payload=state.ranges(),
-                on_bytes=state.take,
-                timeout_sec=patience.left_sec(),
-                idle_timeout_sec=_IDLE_SEC,
-            )
-            if state.wanted:  # a carrier that loses a stream may still report success
-                raise HostUnreachable(f"{agent.host.name}: the stream ended inside {state.wanted[0].path}")
-        except (HostUnreachable, CommandTimedOut) as error:
-            patience.after(error, progressed=state.byte_count > before)
-        finally:
-            state.close()
-    return Moved(came=tuple(state.came), already=tuple(entry.path for entry in already), byte_count=state.byte_count)
+    patience, state = _Patience(agent.host.name, timeout_sec), Incoming(agent, into, only, without)
+    try:
+        while not state.is_complete:
+            before = state.progress
+            try:
+                agent.raw(
+                    "send",
+                    {"root": root},
+                    payload=state.request(),
+                    on_bytes=state.take,
+                    timeout_sec=patience.left_sec(),
+                    idle_timeout_sec=_IDLE_SEC,
+                )
+                if not state.is_complete:  # a carrier that loses a stream may still report success
+                    raise HostUnreachable(f"{agent.host.name}: the stream ended {state.where}")
+            except (HostUnreachable, CommandTimedOut) as error:
+                patience.after(error, progressed=state.progress > before)
+    finally:
+        state.close()
+    return Moved(came=tuple(state.came), already=tuple(state.already), byte_count=state.byte_count)
 
 
 def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) -> Moved:
@@ -213,7 +120,8 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
     while True:
         progressed, stream = False, None
         try:
-            here = agent.lines("missing", {"root": root}, payload=[vars(entry) for entry in entries])
+            listed = [vars(entry) for entry in entries]
+            here = agent.lines("missing", {"root": root}, payload=listed, timeout_sec=patience.left_sec())
             if len(here) != len(entries):
                 raise HostUnreachable(f"{agent.host.name}: what it has of {root} was cut short")
             have = {line["path"]: line["have"] for line in here}
@@ -270,8 +178,3 @@ class _Outgoing:
                 file.seek(min(have[entry.path], entry.size))
                 while piece := file.read(_PIECE):
                     yield piece
-
-
-def _is_here(into: Path, entry: FileEntry) -> bool:
-    path = inside(str(into), entry.path)
-    return path.is_file() and digest_of(path) == (entry.size, entry.sha256)

@@ -86,7 +86,7 @@ def bench(
         _print_plan(settings, run)
         return
     with only_one(settings.results_folder, f"bench (run {run.run_id})"):
-        running.refuse_busy_workers(hosts)
+        running.refuse_busy_workers(settings, hosts)
         run, folder, ledger = running.write_plan(settings, run)
         running.work(settings, run, folder, ledger, hosts, plain=plain)
 

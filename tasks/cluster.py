@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote.deployment import Image, Values
     from remote.kubeconfig import Target
     from tasks.settings import Settings
+    from tasks.uncollected import Uncollected
 
 LAST_FILE, IMAGE_FILE = "cluster.json", "image.json"
 
@@ -30,19 +31,11 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
     A change in a cluster that looks like production asks first, unless it is the one this project changed last.
     """
     from remote.cluster import Cluster
-    from remote.kubeconfig import resolve
 
-    section = settings.cluster
-    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    target = announced(settings)
     with errors():
-        target = resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
-        print(f"cluster: {target}", flush=True)
-        last = _last(settings)
-        if last is not None and not _is_same(last, target):
-            was = f"context {last.get('context')}, namespace {last.get('namespace')}"
-            print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
         if changes:
-            _confirm(target, last, yes=yes)
+            _confirm(target, _last(settings), yes=yes)
         cluster = Cluster(target)
         try:
             yield cluster
@@ -52,14 +45,36 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
             cluster.close()
 
 
-def remember(settings: Settings, target: Target) -> None:
-    """Write down which cluster was changed last."""
+def announced(settings: Settings) -> Target:
+    """The cluster that is meant, said aloud, and louder where it is not the one that was changed last."""
+    target, last = target_of(settings), _last(settings)
+    print(f"cluster: {target}", flush=True)
+    if last is not None and not _is_same(last, target):
+        was = f"context {last.get('context')}, namespace {last.get('namespace')}"
+        print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
+    return target
+
+
+def target_of(settings: Settings) -> Target:
+    """The cluster that the settings mean; a relative kubeconfig lies beside invoke.yaml. Raises UsageError."""
+    from remote.kubeconfig import resolve
+
+    section = settings.cluster
+    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
+    with errors():
+        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
+
+
+def remember(settings: Settings, target: Target, *, discarded: list[Uncollected]) -> None:
+    """Write down which cluster was changed last, and which runs were lost by it."""
     from bench.result import write_atomic
+    from tasks.uncollected import discard
 
     told = {"context": target.context, "server": target.server, "namespace": target.namespace}
     try:
         settings.results_folder.mkdir(parents=True, exist_ok=True)
         write_atomic(settings.results_folder / LAST_FILE, (json.dumps(told) + "\n").encode())
+        discard(discarded)
     except OSError as error:
         raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
 

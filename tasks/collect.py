@@ -8,7 +8,7 @@ ledger, so that whoever reads the folder finds one record for every planned tria
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ def collect(context: Context, run: str | None = None) -> None:
     from rich.progress import track
 
     from remote.agent import Agent
+    from remote.host import OperatorRefused
     from remote.ledger import LEDGER_FILE, Ledger, LedgerError
     from tasks import settings as house
     from tasks.runs import find_run, read_run
@@ -68,6 +69,8 @@ def collect(context: Context, run: str | None = None) -> None:
             done = pool.map(bring, record.planned)
             collected = list(track(done, "collect", total=len(record.planned), transient=True))
         _write_sums(folder)
+    except OperatorRefused as error:
+        raise UsageError(str(error)) from None
     except OSError as error:
         raise Resumable(f"{folder}: cannot be written: {error.strerror}; free it, then `inv collect` again") from None
     _tell(record, folder, collected)
@@ -109,16 +112,18 @@ def _bring(
 
 def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict[str, Agent], into: Path) -> Collected:
     """The files of one attempt from the worker that ran it."""
-    from remote.host import HostError, one_line
+    from remote.host import HostError, OperatorRefused, one_line
     from remote.transfer import ChecksumMismatch
 
     agent = agents.get(attempt.worker)
     if agent is None:
         return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet")
     try:
-        return _pull(trial_id, agent, attempt, into, has_result=_has_result(entry))
+        return _pull(trial_id, agent, attempt, into, without=_unwanted(entry))
     except ChecksumMismatch as error:
         return Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
+    except OperatorRefused:
+        raise  # at no worker would there be another answer
     except HostError as error:
         return Collected(trial_id=trial_id, missing=one_line(error))
 
@@ -140,7 +145,7 @@ def _from_the_volume(
     place = place_of(shared, run.run_id, before.trial_id, attempt.number)
     for agent in agents.values():
         try:
-            moved = pull(agent, place, into, only=_wanted(agent, place, has_result=_has_result(entry)))
+            moved = pull(agent, place, into, without=_unwanted(entry))
         except ChecksumMismatch as error:
             return replace(before, missing=one_line(error), is_unsafe=True)
         except HostError:
@@ -153,30 +158,21 @@ def _from_the_volume(
     return before
 
 
-def _has_result(entry: Entry) -> bool:
-    from bench.result import End
-
-    return entry.end is not End.LOST
-
-
-def _wanted(agent: Agent, out: str, *, has_result: bool) -> list[str]:
-    from bench.result import PROGRESS_FILE, RESULT_FILE
-    from remote.transfer import manifest
+def _unwanted(entry: Entry) -> set[str]:
+    from bench.result import PROGRESS_FILE, RESULT_FILE, End
 
     # A result there that the fleet could not trust is not this trial's end; it stays on its worker.
-    unwanted = {PROGRESS_FILE} if has_result else {PROGRESS_FILE, RESULT_FILE}
-    return [entry.path for entry in manifest(agent, out) if entry.path not in unwanted]
+    return {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
 
 
-def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, has_result: bool) -> Collected:
+def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without: Collection[str]) -> Collected:
     """The files of one attempt: its log, and what lies in its output folder."""
-    from remote.fleet import OUT_FOLDER
+    from remote.follow import OUT_FOLDER
     from remote.job import LOG_FILE
     from remote.transfer import pull
 
-    out = f"{attempt.folder}/{OUT_FOLDER}"
-    names = _wanted(agent, out, has_result=has_result)
-    log, rest = pull(agent, attempt.folder, into, only=(LOG_FILE,)), pull(agent, out, into, only=names)
+    log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
+    rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
     came, already = (*log.came, *rest.came), (*log.already, *rest.already)
     missing = None if came or already else f"{agent.host.name} has nothing of it any more"
     return Collected(

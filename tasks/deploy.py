@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote.command import Secret
     from remote.deployment import Action, Image, Plan
     from tasks.settings import Settings
+    from tasks.uncollected import Uncollected
 
 MANIFESTS = "manifests"
 _DELETE_SEC = 180.0
@@ -74,18 +75,19 @@ def deploy(
             wait(settings, cluster, jobs, plain=plain)
             return
         _check_nodes(settings, cluster, image, planned, partial=partial or dry_run)
-        _check_kinds(cluster, planned)
+        _check_controller(settings, cluster, planned)
         _check_rights(cluster, planned)
         if dry_run:
             _print_diff(cluster, planned, take_over=take_over)
             return
         with only_one(settings.results_folder, "deploy"):
-            _refuse_losing_results(settings, cluster, planned, discard=discard_results)
+            lost = _refuse_losing_results(settings, cluster, planned, discard=discard_results)
             secret = _ask_password(settings, image) if makes_secret else None
             _act(settings, cluster, planned, image, secret, take_over=take_over)
-            remember(settings, cluster.target)
+            remember(settings, cluster.target, discarded=lost)
         if jobs:
-            wait(settings, cluster, jobs, plain=plain)
+            old_pods = not any(action.kind == "Job" for action in planned.changes)
+            wait(settings, cluster, jobs, plain=plain, new_login=makes_secret and old_pods)
 
 
 @task(
@@ -126,14 +128,14 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
             print("dry run: nothing was changed")
             return
         with only_one(settings.results_folder, "teardown"):
-            _refuse_losing_results(settings, cluster, planned, discard=discard_results)
+            lost = _refuse_losing_results(settings, cluster, planned, discard=discard_results)
             if not yes and not asks(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
                 raise Refused("nothing was deleted; type the same with --yes if it is meant")
             workloads = [one for one in own if one["kind"] in ("Job", "JobSet")]
             for some in (workloads, [one for one in own if one not in workloads]):
                 if some:
                     cluster.delete(some, wait_sec=_DELETE_SEC)
-            remember(settings, cluster.target)
+            remember(settings, cluster.target, discarded=lost)
         print(f"deleted {len(own)} objects")
 
 
@@ -180,6 +182,11 @@ def _print_plan(planned: Plan, image: Image, settings: Settings) -> None:
     if planned.makes_secret:
         print(f"{'write':9}  secret/{settings.cluster.pull_secret}  (password from standard input)")
     print(f"plan: overlay {settings.cluster.overlay}: {len(planned.changes)} to change, {kept} unchanged", flush=True)
+    if settings.cluster.overlay.startswith("job-") and settings.cluster.fss.volume_handle is None and shown:
+        print(
+            "ATTENTION: without cluster.fss the result of this job ends with its pod, and only its log is left "
+            "(`inv logs`)"
+        )
 
 
 def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
@@ -227,15 +234,23 @@ def _pods_of(action: Action) -> int:
     return int(spec.get("parallelism", 1))
 
 
-def _check_kinds(cluster: Cluster, planned: Plan) -> None:
+# overlay: (the API group that it needs, whose that is)
+_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
+
+
+def _check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> None:
+    """Raise UsageError for an overlay whose controller is missing: a Job for a queue that nobody keeps would start."""
     from remote.deployment import Verb
 
-    for kind in sorted({action.kind for action in planned.of(Verb.CREATE) if action.kind == "JobSet"}):
-        if not cluster.knows(kind):
-            raise UsageError(
-                f"this cluster knows no {kind}: its controller is not installed; choose another cluster.overlay "
-                "(job-4gpu does the same without it), or have it installed; nothing was changed"
-            )
+    needed = _CONTROLLERS.get(settings.cluster.overlay)
+    if needed is None or not planned.of(Verb.CREATE, Verb.REPLACE):
+        return
+    group, name = needed
+    if not cluster.knows_group(group):
+        raise UsageError(
+            f"this cluster knows no {name}: its controller is not installed; choose another cluster.overlay "
+            "(job-4gpu does the same without it), or have it installed; nothing was changed"
+        )
 
 
 def _check_rights(cluster: Cluster, planned: Plan) -> None:
@@ -261,9 +276,10 @@ def _check_rights(cluster: Cluster, planned: Plan) -> None:
         )
 
 
-def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> None:
+def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> list[Uncollected]:
+    """The runs that are lost with the pods that the plan ends. Raises Refused unless they may be."""
     from remote.deployment import is_training
-    from tasks.uncollected import uncollected
+    from tasks.uncollected import others_at_work, uncollected
 
     for action in planned.ends_pods:
         if action.live is not None and is_training(action.live) and not discard:
@@ -271,15 +287,21 @@ def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, 
                 f"{action.title} is still training; wait for it (`inv status`), "
                 "or type the same with --discard-results; nothing was changed"
             )
-        since = (action.live or {})["metadata"].get("creationTimestamp", "1970-01-01T00:00:00Z")
-        lost = uncollected(settings.results_folder, cluster.target, since)
-        if lost and not discard:
-            raise Refused(
-                f"{action.title} would end with results in its pods: {'; '.join(lost[:3])}; "
-                "or type the same with --discard-results; nothing was changed"
-            )
-        for line in lost:
-            print(f"discarded: {line}")
+    lost = uncollected(settings.results_folder, cluster.target) if planned.ends_pods else []
+    if lost and not discard:
+        more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise Refused(
+            f"{planned.ends_pods[0].title} would end with results in its pods: "
+            f"{'; '.join(one.said for one in lost[:3])}{more}; "
+            "or type the same with --discard-results; nothing was changed"
+        )
+    busy = others_at_work(settings, cluster.target) if planned.ends_pods and not discard else []
+    if busy:
+        raise Refused(
+            f"{planned.ends_pods[0].title} would end what runs in its pods: {'; '.join(busy[:3])}; wait for it "
+            "(`inv monitor`), or type the same with --discard-results; nothing was changed"
+        )
+    return lost
 
 
 def _act(

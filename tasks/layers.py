@@ -85,8 +85,10 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> Layers:
         raise UsageError(f"{shown(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back")
     layers = [
         *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
-        *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
+        # For Invoke the project wins over the user. But our invoke.yaml names every setting, with its default: a user's
+        # own file would never count.
         _file(config, "project", project),
+        *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(text_keys),
         *(_file(config, "runtime", Path(path).expanduser()) for path in [config._runtime_path] if path),
         Layer(data=config._overrides),

@@ -136,6 +136,10 @@ class LiveView:
                 self._release(row)
                 row.phase = "lost"
                 return self._line(row, f"lost: {event.reason or 'no sign of life'}", "red", event)
+            case Happening.WORKER_BUSY:
+                self._release(row)
+                row.phase = "waiting"
+                return self._line(row, f"waits for its turn: {event.reason or 'another run'}", "yellow", event)
             case Happening.WORKER_BACK:
                 row.phase = "idle"
                 return self._line(row, "back", "green", event)

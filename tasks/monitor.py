@@ -7,6 +7,7 @@ What a trial's GPU did over its whole time is in the trial's telemetry.csv.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -64,7 +65,7 @@ def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
         return look(agents[worker], lambda host: sample(settings, host))
 
     watch = Watch(list(agents), ask)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # no edge where nobody sees one
     try:
         if once:
             console.print(table(watch.round(wait_sec=None)))
@@ -80,7 +81,7 @@ def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
 
 def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     """Ask one worker. An answer that does not come is an answer too."""
-    from remote.fleet import PROGRESS
+    from remote.follow import PROGRESS
     from remote.host import HostError
     from remote.job import Job, slot_holder, slot_of
 

@@ -114,13 +114,15 @@ def make_run(
     inputs: Mapping[str, Any],
     cluster: Mapping[str, str],
     now: datetime.datetime,
+    word: str = "",
 ) -> RunRecord:
     """The run as it will be written down. `inputs` is what the workers said of model and data.
 
-    `cluster` says where its pods are; empty where they are none.
+    `cluster` says where its pods are; empty where they are none. `word` is the last part of the run's id: jobs in pods
+    go by it, and two operators who type in the same second must not take each other's jobs for their own.
     """
     return RunRecord(
-        run_id=f"{now:%Y%m%d-%H%M%S}-{suite_name}",
+        run_id="-".join([f"{now:%Y%m%d-%H%M%S}", suite_name, *([word] if word else [])]),
         created_at=now.isoformat(timespec="seconds"),
         suite=suite_name,
         profile=settings.bench.profile,

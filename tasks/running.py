@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import secrets
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ def plan_of(
         inputs=inputs,
         cluster=where(settings),
         now=datetime.datetime.now(datetime.timezone.utc),
+        word=secrets.token_hex(3) if settings.fleet.kind == "pods" else "",
     )
 
 
@@ -73,23 +75,35 @@ def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) ->
         conclude(run, ledger, interrupted=False)
 
 
-def refuse_busy_workers(hosts: Sequence[Host]) -> None:
-    """A run whose operator is gone may still be working; two runs on one worker would measure each other."""
+def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
+    """A run whose operator is gone, or another operator's, may be working there: two would measure each other.
+
+    Of two that begin in the same moment both may pass here; their trials then take turns (`remote.reach`).
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bench.result import RUN_FILE
     from remote.agent import Agent
     from remote.host import HostError
     from remote.job import slot_holder, slot_of
 
-    for host in hosts:
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         try:
-            holder = slot_holder(Agent(host), slot_of(host))
+            holders = list(pool.map(lambda host: slot_holder(Agent(host), slot_of(host)), hosts))
         except HostError as error:
             raise Resumable(f"{error}; see that the worker is up, then type the same again") from None
-        if holder is not None:
-            job = Path(holder)
-            raise Resumable(
-                f"{host.name} is still busy with {job.name} of run {job.parent.name}; type "
-                f"`inv bench --resume={job.parent.name}` to go on with it, or `inv cancel --run={job.parent.name}`"
-            )
+    busy = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
+    if not busy:
+        return
+    name, job = next(iter(busy.items()))
+    run_id, count = job.parent.name, f" ({len(busy)} of {len(hosts)} workers are busy)" if len(busy) > 1 else ""
+    said = f"{name} is still busy with {job.name} of run {run_id}{count}"
+    if (settings.results_folder / run_id / RUN_FILE).is_file():
+        raise Resumable(f"{said}; type `inv bench --resume={run_id}` to go on with it, or `inv cancel --run={run_id}`")
+    raise Resumable(
+        f"{said}, which is not in {settings.results_folder}: another operator's; `inv monitor` shows it; "
+        "when it is done, or cancelled where it was started, type the same again"
+    )
 
 
 def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
@@ -115,7 +129,10 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
     """Run what is open in the ledger, with a live view, and say how it ended."""
     from tasks.liveview import LiveView
     from tasks.plan import expected_sec
+    from tasks.uncollected import DISCARDED_FILE
 
+    with ledger_errors(run.run_id):
+        (folder / DISCARDED_FILE).unlink(missing_ok=True)  # what it leaves from now on is to be collected
     still_open = set(ledger.open_trials())
     view = LiveView(
         run_id=run.run_id,
@@ -144,7 +161,8 @@ def fleets_of(
     settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any
 ) -> Iterator[Fleet]:
     """The run's fleets, to be run one after the other."""
-    from remote.fleet import Fleet, Limits
+    from remote.fleet import Fleet
+    from remote.reach import Limits
     from tasks.workers import crews, launcher
 
     strict = run.settings.get("bench", {}).get("strict", False)

@@ -1,6 +1,6 @@
 """The settings that count, typed and checked once. `tasks.sections` says what each may hold.
 
-`load(context)` merges the layers Invoke knows (/etc/invoke.yaml, ~/.invoke.yaml, the project's invoke.yaml,
+`load(context)` merges the layers Invoke knows (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
 INVOKE_* variables, the -f file) and either returns frozen settings or raises UsageError with one line:
 
     invoke.yaml:27: fleet.size: expected a whole number from 1 to 1024, found "four"

@@ -37,6 +37,9 @@ def status(context: Context) -> None:
             screen.print(table(state))
         for finding in state.all_findings:
             screen.print(f"  {finding}", markup=False, highlight=False)
+        if sets and not jobs:
+            names = ", ".join(one["metadata"]["name"] for one in sets)
+            screen.print(f"jobset {names}: its controller has made no Job yet", markup=False, highlight=False)
         screen.print(f"{state.up} of {len(state.rows)} pods are up", markup=False, highlight=False)
 
 
@@ -74,7 +77,7 @@ def shell(context: Context, pod: str | None = None) -> None:
     },
 )
 def logs(
-    context: Context, pod: str | None = None, follow: bool = False, previous: bool = False, tail: int = 100
+    context: Context, pod: str | None = None, follow: bool = False, previous: bool = False, tail: str = "100"
 ) -> None:
     """Show what the pods themselves have written.
 
@@ -84,6 +87,8 @@ def logs(
     from tasks.cluster import cluster_of, pod_name
 
     settings = house.load(context)
+    if not tail.isdecimal():
+        raise UsageError(f"logs: --tail: expected a number of lines, found {tail!r}")
     flags = [f"--tail={tail}", *(["--follow"] if follow else []), *(["--previous"] if previous else [])]
     with cluster_of(settings) as cluster:
         name = pod_name(cluster, pod)
@@ -93,7 +98,12 @@ def logs(
             flags += [f"--selector={PART_OF}", "--prefix", "--max-log-requests=64"]
         else:
             flags += [name, f"--container={settings.fleet.pods.container}"]
-        code = _hand_over(cluster.kubectl.argv("logs", *flags))
+        try:
+            code = _hand_over(cluster.kubectl.argv("logs", *flags))
+        except KeyboardInterrupt:
+            if follow:
+                return  # how one leaves
+            raise
         if code != 0:
             raise TaskFailed(f"kubectl logs ended with exit {code}; `inv status` says how the pods are")
 

@@ -38,19 +38,30 @@ def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> Fleet:
     return fleet(live, pods, cluster.list_of("PersistentVolumeClaim"), cluster.events())
 
 
-def wait(settings: Settings, cluster: Cluster, jobs: Sequence[Mapping[str, Any]], *, plain: bool) -> None:
-    """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless."""
+def wait(
+    settings: Settings,
+    cluster: Cluster,
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    plain: bool,
+    new_login: bool = False,
+) -> None:
+    """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless.
+
+    `new_login`: these pods were refused with another pull secret, and what they say may be of that one still.
+    """
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
+    from remote.imagepull import BACK_OFF_SEC
     from remote.kubeconfig import Unreachable
     from tasks.cluster import console
 
     screen = console()
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
-    patience = Patience()
+    patience = Patience(login_sec=BACK_OFF_SEC if new_login else 0.0)
     before: dict[object, str] = {}
     together_sec = _TOGETHER_SEC
     with Live(console=screen, auto_refresh=False, transient=True) as live:
@@ -103,29 +114,32 @@ def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> Non
 
 
 class Patience:
-    """How long each finding has lasted; one that outlasts its patience ends the wait."""
+    """How long each finding has lasted; one that outlasts its patience ends the wait.
 
-    def __init__(self) -> None:
+    `login_sec`: how long a refused login may last at least.
+    """
+
+    def __init__(self, login_sec: float = 0.0) -> None:
+        self._login_sec = login_sec
         self._since: dict[tuple[str, str], float] = {}
 
     def exhausted(self, findings: Sequence[Finding], now: float) -> Finding | None:
         """The first finding that has lasted too long. A finding that went away starts again from nothing."""
         keys = {(finding.subject, finding.cause) for finding in findings}
         self._since = {key: self._since.get(key, now) for key in keys}
-        for finding in findings:
-            lasted_sec = now - self._since[finding.subject, finding.cause]
-            if finding.patience_sec is not None and lasted_sec >= finding.patience_sec:
-                return finding
-        return None
+        return next((finding for finding in findings if self._end_of(finding) <= now), None)
 
     def left_sec(self, findings: Sequence[Finding], now: float) -> float:
         """Seconds until the first of these findings has lasted too long."""
-        ends = [
-            self._since[finding.subject, finding.cause] + finding.patience_sec
-            for finding in findings
-            if finding.patience_sec is not None
-        ]
-        return min(ends, default=float("inf")) - now
+        return min(map(self._end_of, findings), default=float("inf")) - now
+
+    def _end_of(self, finding: Finding) -> float:
+        from remote.imagepull import LOGIN_CAUSES
+
+        if finding.patience_sec is None:
+            return float("inf")
+        least_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
+        return self._since[finding.subject, finding.cause] + max(finding.patience_sec, least_sec)
 
 
 def table(state: Fleet) -> Table:

@@ -6,23 +6,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.result import RESULT_FILE, PlannedTrial
 from bench.trial import NODE_COUNT, Trial
 from remote.agent import Agent
 from remote.command import Command
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Launch
+from remote.fleet import Launch
+from remote.follow import OUT_FOLDER, TRIAL_FILE
 from remote.host import Host, HostUnreachable, check
 from remote.local import LocalHost
 from remote.shelter import place_of, sheltered
+from tasks.cluster import announced, target_of
 from tasks.errors import UsageError
 from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from bench.result import RunRecord
     from remote.kubeconfig import Target
+    from remote.pod import PodHost
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
@@ -30,19 +32,22 @@ _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 def workers(settings: Settings) -> list[Host]:
     """The fleet's hosts, named worker-0, worker-1, ...; where they are pods, the pods with these indices."""
-    names = [f"worker-{index}" for index in range(settings.fleet.size)]
     if settings.fleet.kind == "pods":
-        return _pods(settings, names)
+        return list(pod_hosts(settings, announced(settings)))
     folder = settings.root / settings.fleet.local.folder
-    return [LocalHost(name=name, workdir=str(folder / name)) for name in names]
+    return [LocalHost(name=name, workdir=str(folder / name)) for name in _names(settings)]
 
 
-def _pods(settings: Settings, names: list[str]) -> list[Host]:
+def _names(settings: Settings) -> list[str]:
+    return [f"worker-{index}" for index in range(settings.fleet.size)]
+
+
+def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
+    """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
     from remote.pod import PodHost
     from remote.pods import Kubectl, Pods
 
-    pods, target = settings.fleet.pods, _target(settings)
-    print(f"cluster: {target}", flush=True)
+    pods = settings.fleet.pods
     # The context by name, also where it is only the current one: what is current may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
     shared_list = Pods(kubectl, pods.selector)
@@ -55,7 +60,7 @@ def _pods(settings: Settings, names: list[str]) -> list[Host]:
             container=pods.container,
             python=(pods.python,),
         )
-        for index, name in enumerate(names)
+        for index, name in enumerate(_names(settings))
     ]
 
 
@@ -105,18 +110,8 @@ def where(settings: Settings) -> dict[str, str]:
     """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
     if settings.fleet.kind != "pods":
         return {}
-    target = _target(settings)
+    target = target_of(settings)
     return {"context": target.context, "server": target.server, "namespace": target.namespace}
-
-
-def _target(settings: Settings) -> Target:
-    from remote.kubeconfig import resolve
-    from tasks.cluster import errors
-
-    section = settings.cluster
-    kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
-    with errors():
-        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 
 
 def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:

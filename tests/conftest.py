@@ -79,10 +79,16 @@ def doorway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doorway]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--kubeconfig", help="run the tests that any cluster can pass on this one (skips faults by switch)"
+    group = parser.getgroup("cluster", "a real cluster instead of the tests' own (tests/cluster/given.py)")
+    group.addoption("--kubeconfig", help="run what any cluster can pass on the one of its current context")
+    group.addoption(
+        "--cluster-image", default="busybox:1.36", help="what its pods run, best one that `inv push` pushed"
     )
-    parser.addoption("--cluster-image", default="busybox:1.36", help="what pods on that cluster run")
+    group.addoption("--cluster-registry-user", help="who may pull it; the password: QLORA_FLEET_TEST_PASSWORD")
+    group.addoption("--cluster-instance-type", default="VM.GPU.A10.1", help="the label of its GPU nodes")
+    group.addoption("--cluster-volume", help='a volume all its nodes share, as in a PV: {"nfs": {"server": ...}}')
+    group.addoption("--cluster-volume-here", help="where this machine has that volume's files")
+    group.addoption("--cluster-faults", help="PROGRAM NAME JSON breaks it; nodes may be cordoned, tainted, stopped")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.result import RunRecord, summarize
 from remote.agent import Agent
 from remote.command import Command
-from remote.fleet import Limits
+from remote.reach import Limits
 from remote.transfer import pull
 from tasks.running import ONE_TRY_SEC
 from tests.benchmarks import Figure, spread

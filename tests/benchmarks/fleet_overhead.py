@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.result import PlannedTrial, RunRecord, TrialResult, summarize
 from bench.trial import Trial, suite
 from remote.command import Command
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet
+from remote.fleet import Fleet
+from remote.follow import OUT_FOLDER, TRIAL_FILE
 from remote.host import Host
 from remote.ledger import LEDGER_FILE, Ledger
 from remote.local import LocalHost

@@ -10,17 +10,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
 from tests.cluster.answers import Json
+from tests.cluster.kubectl import Kubectl
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_SEC = 60.0
 _STOP_SEC = 30.0
-KUBECTL_SEC = 120.0
 
 
 def unavailable() -> str:
@@ -36,38 +35,6 @@ def unavailable() -> str:
     return "" if trial.returncode == 0 else f"namespaces cannot be made here: {trial.stderr.decode().strip()}"
 
 
-class Kubectl:
-    """kubectl with one kubeconfig, and nothing of the caller's own configuration."""
-
-    def __init__(self, kubeconfig: Path, cache: Path) -> None:
-        self.kubeconfig = kubeconfig
-        self._cache = cache
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For kubectl, `inv`, or whatever else is to find this cluster."""
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._cache)}
-
-    def kubectl(
-        self, *words: str, stdin: bytes | None = None, timeout_sec: float = KUBECTL_SEC
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run kubectl to its end; its exit code is the caller's business."""
-        feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-        argv = ("kubectl", *words)
-        return subprocess.run(argv, env=self.environment, capture_output=True, timeout=timeout_sec, check=False, **feed)
-
-    def start_kubectl(self, *words: str, **popen: Any) -> subprocess.Popen[bytes]:
-        """The same, not waited for."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
-        return subprocess.Popen(("kubectl", *words), env=self.environment, **pipes)
-
-    def apply(self, *objects: Json) -> None:
-        """Apply objects, client side, one by one; fails loudly."""
-        for obj in objects:
-            done = self.kubectl("apply", "-f", "-", stdin=json.dumps(obj).encode())
-            assert done.returncode == 0, done.stderr.decode()
-
-
 class Cluster(Kubectl):
     """The tests' own cluster in a process of its own; use as a context manager.
 
@@ -77,6 +44,9 @@ class Cluster(Kubectl):
     `disk_bytes` makes every emptyDir a filesystem of that size (a true "no space left on device").
     `toleration_scale` multiplies tolerationSeconds, so that eviction from a lost node need not take 300 s.
     """
+
+    context = "tests"
+    _every_sec = 0.05
 
     def __init__(
         self,
@@ -158,6 +128,11 @@ class Cluster(Kubectl):
         process.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def context_words(self) -> str:
+        """How `inv` names this cluster."""
+        return f"context {self.context} (cluster tests at {self.server}, user admin)"
+
     def kubeconfig_text(self, user: str = "admin", *, context: str = "tests", namespace: str = "default") -> str:
         """A kubeconfig (JSON is YAML) for one of `users`."""
         cluster: Json = {"server": self.server}
@@ -225,30 +200,8 @@ class Cluster(Kubectl):
         """Where the files of a claim lie on this machine."""
         return self._folder / "claims" / namespace / claim
 
-    def wait_until(self, holds: Callable[[], Any], what: str, *, within_sec: float = 60.0) -> Any:
-        """The first true value of `holds`; AssertionError with what the server said when there is none in time."""
-        deadline = time.monotonic() + within_sec
-        while time.monotonic() < deadline:
-            found = holds()
-            if found:
-                return found
-            time.sleep(0.05)
-        log = (self._folder / "server.log").read_text()[-2000:]
-        raise AssertionError(f"waited {within_sec:.0f} s for {what}\n{log}")
-
-    def wait_for_pod(
-        self, name: str, namespace: str = "default", *, phase: str = "Running", ready: bool = True
-    ) -> Json:
-        """The pod once it has reached a phase (and is Ready, for Running)."""
-
-        def reached() -> Json | None:
-            pod = self.pod(name, namespace)
-            if pod is None or pod.get("status", {}).get("phase") != phase:
-                return None
-            conditions = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
-            return pod if phase != "Running" or not ready or conditions.get("Ready") == "True" else None
-
-        return self.wait_until(reached, f"pod {namespace}/{name} to be {phase}")  # type: ignore[no-any-return]
+    def last_words(self) -> str:
+        return (self._folder / "server.log").read_text()[-2000:]
 
 
 class Faults:

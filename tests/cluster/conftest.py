@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, Kubectl, unavailable
+from tests.cluster import Cluster, unavailable
 from tests.cluster.cluster import Faults
+from tests.cluster.given import AnyCluster, given
 
 
 @pytest.fixture(scope="module")
-def kube(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """kubectl on the cluster of this run."""
-    given = pytestconfig.getoption("kubeconfig")
-    if given:
-        yield Kubectl(Path(given).resolve(), tmp_path_factory.mktemp("kube-cache"))
+def kube(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
+    """The cluster of this run."""
+    other = given(pytestconfig, tmp_path_factory.mktemp("kube-cache"))
+    if other is not None:
+        yield other
         return
     if why := unavailable():
         pytest.skip(why)
@@ -26,7 +26,7 @@ def kube(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def namespace(kube: Kubectl) -> Iterator[str]:
+def namespace(kube: AnyCluster) -> Iterator[str]:
     """A namespace of this test alone."""
     name = f"qlora-fleet-test-{secrets.token_hex(4)}"
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -35,9 +35,7 @@ def namespace(kube: Kubectl) -> Iterator[str]:
 
 
 @pytest.fixture
-def faults(kube: Kubectl) -> Iterator[Faults]:
-    """The switches; a real cluster has none."""
-    if not isinstance(kube, Cluster):
-        pytest.skip("a fault by switch needs the tests' own cluster, and --kubeconfig names another")
+def faults(kube: AnyCluster) -> Iterator[Faults]:
+    """The switches; of another cluster, those that it has."""
     yield kube.faults
     kube.faults.clear()

@@ -9,6 +9,8 @@ from typing import Any
 from tests.cluster.answers import Json
 from tests.cluster.store import suffix
 
+# What Go leaves out when it is false: the API drops it, so nobody owns it, and an absent one is no change.
+_FALSE_IS_ABSENT = {"services": ("publishNotReadyAddresses",), "pods": ("hostIPC", "hostNetwork", "hostPID")}
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -159,5 +161,8 @@ _BY_KEY = {
 
 def fill(key: str, obj: Json) -> None:
     """Add the defaults of its kind to an object that already has its metadata."""
+    for name in _FALSE_IS_ABSENT.get(key, ()):
+        if obj["spec"].get(name) is False:
+            del obj["spec"][name]
     if key in _BY_KEY:
         _BY_KEY[key](obj)

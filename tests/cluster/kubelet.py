@@ -15,6 +15,7 @@ from tests.cluster.answers import Json
 from tests.cluster.container import DEFAULT_PATH, Container
 from tests.cluster.events import Recorder
 from tests.cluster.images import Images
+from tests.cluster.names import Names
 from tests.cluster.nodes import Node, Nodes
 from tests.cluster.podworker import PodWorker
 from tests.cluster.store import Change, Store
@@ -67,6 +68,7 @@ class Kubelet:
         self.state, self.image, self.delays, self.disk_bytes = state, image, delays, disk_bytes
         self.workers: dict[str, PodWorker] = {}
         self.sessions: dict[str, set[Callable[[str], None]]] = {}  # node to the ends of its live streams
+        self.names = Names(state / "hosts")
         self._addresses = random.randint(64, 250)
         self._last_address = 0
         store.listen(self._seen)
@@ -98,6 +100,7 @@ class Kubelet:
 
     def forget(self, worker: PodWorker) -> None:
         self.workers.pop(worker.uid, None)
+        self.names.remove(worker.pod)
         shutil.rmtree(self.state / "pods" / worker.uid, ignore_errors=True)
 
     def base_environment(self, hostname: str) -> dict[str, str]:

@@ -142,6 +142,7 @@ class PodWorker:
 
     async def _life(self) -> None:
         self.address = self.kubelet.address()
+        self.kubelet.names.add(self.pod, self.address)
         await self.report()
         for container in self.initial.values():
             await self._bring_up(container)
@@ -222,7 +223,7 @@ class PodWorker:
             "cwd": container.get("workingDir", "/"),
             "argv": argv,
             "environment": variables,
-            "mounts": folders,
+            "mounts": [*folders, {"path": "/etc/hosts", "source": str(self.kubelet.names.file(self.namespace))}],
             "image_paths": self.kubelet.image.seen(),
             "read_only_root": security.get("readOnlyRootFilesystem", False),
         }

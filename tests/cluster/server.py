@@ -111,6 +111,7 @@ class Server:
             return fixed
         at = target(request.path)
         if at is None:
+            self._authorize_unknown(user, request)
             raise no_such_path()
         body = await self._body(request)
         review = self._review(at, body, user) if request.method == "POST" else None
@@ -126,6 +127,14 @@ class Server:
         if not self.allowed(user, verb, at.resource.key, at.subresource, at.namespace, at.name):
             namespace = at.namespace or (at.name if at.resource.plural == "namespaces" else "")
             raise not_allowed(user, verb, at.resource.key, at.subresource, namespace, at.name)
+
+    def _authorize_unknown(self, user: str, request: web.Request) -> None:
+        """A list of a kind that nobody has heard of is forbidden first, and unknown only to whoever may have it."""
+        match request.path.split("/"):
+            case ["", "apis", group, _, "namespaces", namespace, plural] if request.method == "GET":
+                key = f"{plural}.{group}"
+                if not self.allowed(user, "list", key, "", namespace, ""):
+                    raise not_allowed(user, "list", key, "", namespace, "")
 
     def allowed(self, user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> bool:
         resource = f"{key}/{subresource}" if subresource else key

@@ -270,22 +270,6 @@ def test_apply_diff_and_delete_go_the_recorded_way_request_by_request(untainted:
     run("apply-k-server-side-unchanged", "apply", "--server-side")
 
 
-def test_a_changed_field_of_a_server_side_apply_shows_in_diff_and_a_dropped_one_goes(untainted: Cluster) -> None:
-    def apply(*words: str, **data: str) -> subprocess.CompletedProcess[bytes]:
-        body = json.dumps(thing("ConfigMap", "owned", "default", data=data)).encode()
-        return untainted.kubectl(*words, "--server-side", "-f", "-", stdin=body)
-
-    assert apply("apply", a="1", b="2").returncode == 0
-    before = untainted.objects("configmaps", "default")
-    assert apply("apply", a="1", b="2").returncode == 0
-    assert untainted.objects("configmaps", "default") == before, "an unchanged apply makes no new version"
-    assert apply("diff", a="1", b="2").returncode == 0
-    assert apply("diff", a="1", b="3").returncode == 1
-    assert apply("apply", a="1").returncode == 0
-    (owned,) = (obj for obj in untainted.objects("configmaps", "default") if obj["metadata"]["name"] == "owned")
-    assert owned["data"] == {"a": "1"}
-
-
 @pytest.mark.parametrize("case", ["exec-stdin", "cp-to", "cp-from", "delete-pod-nowait"])
 def test_a_command_on_a_pod_asks_for_what_was_recorded(untainted: Cluster, tmp_path: Path, case: str) -> None:
     recorded = RECORDED["commands"][case]

@@ -187,6 +187,9 @@ class World:
 
     def do_find_node(self, node: str) -> None:
         self.nodes.find_again(node)
+        for worker in self.kubelet.workers.values():  # its pods are Ready again as soon as it has said so
+            if worker.node.name == node:
+                self._later(0, worker.report)
 
     def do_silence_node(self, node: str) -> None:
         """Nothing comes through to this kubelet any more, but nobody has noticed: Ready stays True."""

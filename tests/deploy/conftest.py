@@ -1,6 +1,7 @@
-"""An operator with a project folder of its own, a namespace of its own, and the tests' own cluster to deploy to.
+"""An operator with a project folder of its own, a namespace of its own, and a cluster to deploy to.
 
-Real `inv`, real kubectl, the real Python client. What the cluster stands in for is said at the top of tests/cluster.
+Real `inv`, real kubectl, the real Python client. The cluster is the tests' own (what it stands in for is said at the
+top of tests/cluster), or that of `--kubeconfig`; then `--cluster-image` is what is deployed.
 """
 
 from __future__ import annotations
@@ -19,16 +20,22 @@ import pytest
 import yaml
 
 from tests.cluster import Cluster, unavailable
+from tests.cluster.given import AnyCluster, GivenCluster, given
 
 ROOT = Path(__file__).resolve().parents[2]
 INV = Path(sys.executable).with_name("inv")
 PASSWORD = "p 4\"ss'w$ord`&"
 DIGEST = "sha256:" + "ab" * 32
+OUR_USER = "ns/me"
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
     """Four nodes with one GPU each. Shared: whoever changes a node or arms a fault undoes it."""
+    other = given(pytestconfig, tmp_path_factory.mktemp("kube-cache"))
+    if other is not None:
+        yield other
+        return
     why = unavailable()
     if why:
         pytest.skip(why)
@@ -41,14 +48,19 @@ class Operator:
     """Runs `inv` in a project of its own. `settings` are those of its -f file."""
 
     project: Path
-    cluster: Cluster
+    cluster: AnyCluster
     namespace: str
     settings: dict[str, Any]
+    password: str = PASSWORD
     path: str = field(default_factory=lambda: os.environ["PATH"])
 
     @property
     def image(self) -> str:
-        return f"fra.ocir.io/ns/{self.namespace}@{DIGEST}"
+        return str(self.settings["cluster"]["image"])
+
+    @property
+    def registry_user(self) -> str:
+        return str(self.settings["cluster"]["registry_user"])
 
     @property
     def results(self) -> Path:
@@ -74,7 +86,7 @@ class Operator:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=2 * self.cluster.patience_sec,
             check=False,
         )
         said = ended.stdout + ended.stderr
@@ -91,6 +103,28 @@ class Operator:
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode()
 
+    def changes(self, *words: str, stdin: str = "", code: int = 0) -> list[str]:
+        """What one `inv` changes. Own cluster: its requests that change anything; a given one: what is there no more as
+        it was, Jobs' progress aside.
+        """
+        if isinstance(self.cluster, GivenCluster):
+            before = self._versions()
+            self.inv(*words, stdin=stdin, code=code)
+            after = self._versions()
+            return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        requests = self.requests_of(*words, stdin=stdin, code=code)
+        # A review of our own rights is a POST that stores nothing.
+        return [r for r in requests if not r.startswith("GET ") and "selfsubjectaccessreviews" not in r]
+
+    def _versions(self) -> dict[str, tuple[str, ...]]:
+        kinds = "jobs,services,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,pvc"
+        found = {}
+        for one in self.objects(kinds):
+            meta = one["metadata"]
+            version = str(meta["generation"]) if one["kind"] == "Job" else meta["resourceVersion"]
+            found[f"{one['kind']}/{meta['name']}"] = (meta["uid"], version)
+        return found
+
     def requests_of(self, *words: str, stdin: str = "", code: int = 0) -> list[str]:
         """The requests that one `inv` makes."""
         before = len(self.cluster.requests())
@@ -98,7 +132,7 @@ class Operator:
         return self.cluster.requests()[before:]
 
 
-def make_operator(cluster: Cluster, folder: Path) -> Operator:
+def make_operator(cluster: AnyCluster, folder: Path) -> Operator:
     """An operator with a project in `folder` and a namespace of its own."""
     project = folder / "project"
     project.mkdir()
@@ -107,7 +141,7 @@ def make_operator(cluster: Cluster, folder: Path) -> Operator:
     for name in ("tasks", "manifests"):
         (project / name).symlink_to(ROOT / name)
     namespace = f"fleet-{uuid.uuid4().hex[:8]}"
-    return Operator(
+    made = Operator(
         project=project,
         cluster=cluster,
         namespace=namespace,
@@ -116,19 +150,24 @@ def make_operator(cluster: Cluster, folder: Path) -> Operator:
             "cluster": {
                 "namespace": namespace,
                 "image": f"fra.ocir.io/ns/{namespace}@{DIGEST}",
-                "registry_user": "ns/me",
+                "registry_user": OUR_USER,
                 "cpu": "100m",
                 "memory": "64Mi",
                 "shm": "16Mi",
                 "scratch": "64Mi",
-                "ready_within_sec": 60.0,
+                "ready_within_sec": cluster.patience_sec,
             },
         },
     )
+    if isinstance(cluster, GivenCluster):
+        gift = cluster.gift
+        made.set(image=gift.image, instance_type=gift.instance_type, registry_user=gift.registry_user or OUR_USER)
+        made.password = gift.password or PASSWORD
+    return made
 
 
 @pytest.fixture
-def operator(cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
+def operator(cluster: AnyCluster, tmp_path: Path) -> Iterator[Operator]:
     """An operator who has pushed an image and deployed nothing yet; two small workers."""
     made = make_operator(cluster, tmp_path)
     yield made
@@ -137,10 +176,12 @@ def operator(cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
     # GPUs are few: whatever is left of this test must not keep the next one's pods waiting.
     cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
     cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
+    if isinstance(cluster, GivenCluster):
+        cluster.drop(namespace)
 
 
 @pytest.fixture
 def deployed(operator: Operator) -> Operator:
     """The same, with both workers up."""
-    operator.inv("deploy", stdin=f"{PASSWORD}\n")
+    operator.inv("deploy", stdin=f"{operator.password}\n")
     return operator

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from tests.deploy.conftest import INV, PASSWORD, Operator
+from tests.deploy.conftest import INV, Operator
 
 
 class Terminal:
@@ -82,13 +82,14 @@ def terminal(operator: Operator, request: pytest.FixtureRequest) -> Callable[...
 
 
 def test_the_password_is_asked_for_and_not_echoed_and_the_pods_are_shown_live(
-    terminal: Callable[..., Terminal],
+    operator: Operator, terminal: Callable[..., Terminal]
 ) -> None:
     shown = terminal("deploy")
-    shown.until(lambda text: "auth token of ns/me at fra.ocir.io:" in text, "the question")
-    shown.type(f"{PASSWORD}\n")
+    registry = operator.image.split("/", 1)[0]
+    shown.until(lambda text: f"auth token of {operator.registry_user} at {registry}:" in text, "the question")
+    shown.type(f"{operator.password}\n")
     assert shown.ended() == 0
-    assert PASSWORD not in shown.shown
+    assert operator.password not in shown.shown
     assert "restarts" in shown.shown, "the table's head"
     assert "2 of 2 pods are up" in shown.shown
 
@@ -112,7 +113,7 @@ def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
     operator.cluster.faults.fail_pulls(operator.image, "timeout")
     shown = terminal("deploy", "--plain")
     shown.until(lambda text: "auth token" in text, "the question")
-    shown.type(f"{PASSWORD}\n")
+    shown.type(f"{operator.password}\n")
     shown.until(lambda text: "ImagePullBackOff" in text or "ErrImagePull" in text, "the pods' trouble")
     shown.interrupt()
     assert shown.ended() == 130
@@ -120,3 +121,12 @@ def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
     assert "Traceback" not in shown.shown
     operator.cluster.faults.mend_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")
+
+
+def test_ctrl_c_is_how_one_leaves_logs_that_are_followed(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
+    shown = terminal("logs", "--follow")
+    shown.until(lambda text: "bench-1 (" in text, "the pods' lines")
+    shown.interrupt()
+    assert shown.ended() == 0
+    assert "interrupted" not in shown.shown
+    assert len(deployed.objects("pods")) == 2

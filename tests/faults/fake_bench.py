@@ -11,6 +11,7 @@ large, a process that needs seconds to leave after its result is written.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.result import PROGRESS_FILE, RESULT_FILE, End, Progress, TrialResult, write_atomic
+from bench.result import EXIT_NOT_WRITTEN, PROGRESS_FILE, RESULT_FILE, End, Progress, TrialResult, write_atomic
 from bench.schema import to_json
 from bench.trial import Trial
 
@@ -59,7 +60,8 @@ class Bench:
         if elapsed > LONGEST_LIFE_SEC:
             raise SystemExit("the test that started this has forgotten it")
         progress = Progress(phase="measure", step=number, steps=steps, elapsed_sec=elapsed, samples_per_sec=1.5)
-        write_atomic(self.out / PROGRESS_FILE, repr_json(to_json(progress)))
+        with contextlib.suppress(OSError):  # as the real one: what only people watch must not end a trial
+            write_atomic(self.out / PROGRESS_FILE, repr_json(to_json(progress)))
         time.sleep(pause_sec)
 
     def write(self, end: End, reason: str | None, trial_id: str | None = None) -> int:
@@ -209,6 +211,9 @@ def main() -> int:
         if (bench.out / RESULT_FILE).exists():
             return 130
         return bench.write(ended.end, f"told to stop: {ended.end.value}")
+    except OSError as error:
+        sys.stderr.write(f"{bench.out}: the result could not be written: {error.strerror}\n")
+        return EXIT_NOT_WRITTEN
 
 
 if __name__ == "__main__":

@@ -1,13 +1,21 @@
-"""A yard whose hosts are pods of the tests' own cluster: real kubectl, an Indexed Job, a volume that all of them share.
+"""A yard whose hosts are pods: real kubectl, an Indexed Job, a volume that all of them share.
+
+The cluster is the tests' own, or that of `--kubeconfig` (given_job.py says what differs there).
 
 The stand-in bench runs in the pods, and notes on the shared volume what it did, so that a test can count it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +27,19 @@ sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
 from bench.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
 from remote.command import Command  # noqa: E402
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet, Limits  # noqa: E402
+from remote.events import FleetEvent, Happening  # noqa: E402
+from remote.fleet import Fleet  # noqa: E402
+from remote.follow import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.host import Host  # noqa: E402
-from remote.ledger import LEDGER_FILE, Ledger  # noqa: E402
+from remote.ledger import LEDGER_FILE, Attempt, Ledger  # noqa: E402
 from remote.pod import PodHost  # noqa: E402
 from remote.pods import INDEX_LABEL, Kubectl, Pods  # noqa: E402
+from remote.reach import Limits  # noqa: E402
 from remote.shelter import place_of, sheltered  # noqa: E402
 from tests.cluster import Cluster, unavailable  # noqa: E402
-from tests.unit.remote.hostyard import FAKE_BENCH, Yard  # noqa: E402
+from tests.cluster.given import AnyCluster, GivenCluster, given  # noqa: E402
+from tests.faults.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
+from tests.unit.remote.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # noqa: E402
 
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"
@@ -66,6 +79,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
     container = {
         "name": "bench",
         "image": "registry.local/bench:1",
+        "imagePullPolicy": "Always",  # so that a pull can fail for a replacement too
         "args": ["sh", "-c", stay],
         "volumeMounts": mounts,
         "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
@@ -99,19 +113,25 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
 class PodYard(Yard):
     """Pods instead of folders; `cluster.faults` is what befalls them."""
 
-    def __init__(self, folder: Path, cluster: Cluster, size: int) -> None:
+    def __init__(self, folder: Path, cluster: AnyCluster, size: int) -> None:
         super().__init__(folder)
         self.cluster, self.size = cluster, size
-        self.pods = pods_of(cluster.kubeconfig)
+        self.namespace = cluster.home if isinstance(cluster, GivenCluster) else "default"
+        self.pods = pods_of(cluster.kubeconfig, self.namespace)
         # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
         self.label = secrets.token_hex(4)
         self.shared = f"{SHARED}/{self.label}"
+        self.heard: list[FleetEvent] = []
         self.log = cluster.claim_folder("shared") / self.label / "bench.log"
         self.log.parent.mkdir(parents=True)
         self.log.parent.chmod(0o777)
 
     def deploy(self) -> None:
-        self.cluster.apply(*volume(), job(self.size))
+        if isinstance(self.cluster, GivenCluster):
+            shutil.copy(FAKE_BENCH, self.cluster.claim_folder("shared") / BENCH_THERE)
+            self.cluster.apply(*given_volume(self.cluster), given_job(self.cluster, job(self.size)))
+        else:
+            self.cluster.apply(*volume(), job(self.size))
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -145,6 +165,63 @@ class PodYard(Yard):
         fleet.shared = self.shared
         return fleet
 
+    def mend(self) -> None:
+        """Undo every fault that can be undone."""
+        faults = self.cluster.faults
+        faults.clear()
+        faults.server_back()
+        faults.speak()
+        faults.mend_pulls("*")
+        self.cluster.kubectl("delete", "resourcequota", "--all", f"--namespace={self.namespace}", "--ignore-not-found")
+        for node in self.cluster.objects("nodes"):
+            faults.set_gpus(node["metadata"]["name"], 1)
+            faults.find_node(node["metadata"]["name"])
+        if isinstance(self.cluster, GivenCluster):
+            renew(self.cluster, given_job(self.cluster, job(self.size)))
+
+    @property
+    def outputs(self) -> Path:
+        """Where the attempts' outputs lie on this machine."""
+        return self.log.parent / "r1"
+
+    def fill_volume(self) -> None:
+        """No byte more goes onto the volume of `start(volume_size=...)`; what lies there stays."""
+        with contextlib.suppress(OSError), (self.outputs / "filler").open("ab", buffering=0) as filler:
+            while filler.write(bytes(1 << 12)):
+                pass
+
+    def free_volume(self) -> None:
+        (self.outputs / "filler").unlink(missing_ok=True)
+
+    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
+        """What the fleet of `struck` or of `pod_fleet(on_event=yard.heard.append)` has said."""
+        return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
+
+    def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: Limits = LIMITS) -> dict[str, int]:
+        """Three trials on three workers, each struck at another moment; how often each of them was begun.
+
+        `start`: the ledger has its attempt, the host perhaps not yet; `middle`: it runs; `last`: its result is whole
+        and its process has not ended. Asserts that all of them succeed, and that none begins again after that.
+        """
+        ids = ("slow-start", "slow-middle", "success-then-lingers-last")
+        self.plan("slow start", "slow middle", "success-then-lingers last", workers=3)
+        moments = ("ledger", "started", "succeeded")
+
+        def attempts(trial_id: str) -> list[Attempt]:
+            return Ledger(self.run_folder / LEDGER_FILE).entries[trial_id].attempts
+
+        def reached(trial_id: str, moment: str) -> bool:
+            return bool(attempts(trial_id) if moment == "ledger" else self.noted(moment, trial_id))
+
+        with self.running(self.pod_fleet(hosts=hasty(self.pod_hosts()), limits=limits, on_event=self.heard.append)):
+            for trial_id, moment in zip(ids, moments, strict=True):
+                wait_for(lambda t=trial_id, m=moment: reached(t, m), f"{trial_id}: {moment}")
+                strike(self.pod_of(attempts(trial_id)[-1].worker))
+            self.say_go()
+        assert self.ends() == dict.fromkeys(ids, "SUCCEEDED")
+        assert self.started_after_success() == []
+        return {trial_id.rpartition("-")[2]: len(self.noted("started", trial_id)) for trial_id in ids}
+
     def started_after_success(self) -> list[str]:
         """Trials that were begun again although a success of theirs had been noted."""
         done, again = set[str](), []
@@ -157,17 +234,65 @@ class PodYard(Yard):
         return again
 
 
-def start(folder: Path, size: int, **options: Any) -> Iterator[PodYard]:
-    """A cluster with one worker on each of `size` nodes. Skips where none can be started."""
+def start(
+    folder: Path, size: int, config: pytest.Config, *, volume_size: str | None = None, **options: Any
+) -> Iterator[PodYard]:
+    """A cluster with one worker on each of `size` nodes. Skips where none can be started.
+
+    With `volume_size` the run's results on the shared volume are a file system of that size, which can be full.
+    `options` are those of `Cluster`; the cluster of --kubeconfig has none of them, and no such volume.
+    """
+    other = given(config, folder)
+    if other is not None:
+        other.claim_folder("shared")  # skips without one
+        with other.at_home() as there, PodYard(folder, there, size) as yard:
+            yard.deploy()
+            yield yard
+        return
     if why := unavailable():
         pytest.skip(why)
-    with Cluster(nodes=size, **options) as cluster, PodYard(folder, cluster, size) as yard:
+    with (
+        Cluster(nodes=size, **options) as cluster,
+        PodYard(folder, cluster, size) as yard,
+        contextlib.ExitStack() as own,
+    ):
+        if volume_size is not None:
+            own.enter_context(mounted(yard.outputs, volume_size)).chmod(0o777)
         yard.deploy()
         yield yard
 
 
-def pods_of(kubeconfig: Path) -> Pods:
-    return Pods(Kubectl(namespace="default", kubeconfig=str(kubeconfig)), SELECTOR)
+def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:
+    """The same workers, giving a silent stream up after this time instead of 15 s."""
+    return [replace(host, silence_sec=silence_sec) for host in hosts]
+
+
+def worker_of(pod: dict[str, Any]) -> str:
+    return f"worker-{pod['index'] + 1}"
+
+
+def kill_kubectls() -> None:
+    """Every kubectl exec that this process has started."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                if b"exec\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+
+def skewed_clock(folder: Path) -> Path:
+    """A library that gives what it is preloaded into another time of day (tests/cluster/clock.c). Skips without cc."""
+    compiler, made = shutil.which("cc"), folder / "clock.so"
+    if compiler is None:
+        pytest.skip("a wrong clock needs a C compiler")
+    source = ROOT / "tests" / "cluster" / "clock.c"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", made, source], check=True)
+    folder.chmod(0o755)
+    return made
+
+
+def pods_of(kubeconfig: Path, namespace: str = "default") -> Pods:
+    return Pods(Kubectl(namespace=namespace, kubeconfig=str(kubeconfig)), SELECTOR)
 
 
 def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
@@ -178,7 +303,7 @@ def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
             pods=pods,
             workdir=f"/scratch/{label}",
             container="bench",
-            python=(sys.executable,),
+            python=(sys.executable,) if is_ours(pods) else PYTHON_THERE,
         )
         for index in range(size)
     ]
@@ -194,20 +319,26 @@ def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder:
         "--attempt": str(attempt),
     }
     words = [word for pair in flags.items() for word in pair]
+    bench = str(FAKE_BENCH) if host.python == (sys.executable,) else f"{SHARED}/{BENCH_THERE}"
     command = Command(
-        argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
+        argv=(*host.python, "-S", "-B", bench, "run", *words),
         environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
     )
     place = place_of(shared, "r1", planned.trial_id, attempt)
     return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
 
-def operate(folder: Path, kubeconfig: Path, label: str) -> None:
+def is_ours(pods: Pods) -> bool:
+    """Whether the pods are the tests' own cluster's, which see this machine's files and programs."""
+    return pods.kubectl.namespace == "default"
+
+
+def operate(folder: Path, kubeconfig: Path, namespace: str, label: str) -> None:
     """An operator with a process of its own, which can be killed: work on the run in `folder` until it is done."""
     record, ledger = RunRecord.read(folder / "run" / "run.json"), Ledger(folder / "run" / LEDGER_FILE)
     shared = f"{SHARED}/{label}"
     Fleet(
-        hosts=hosts_of(pods_of(kubeconfig), len(record.workers), label),
+        hosts=hosts_of(pods_of(kubeconfig, namespace), len(record.workers), label),
         run=record,
         run_folder=folder / "run",
         ledger=ledger,
@@ -218,4 +349,4 @@ def operate(folder: Path, kubeconfig: Path, label: str) -> None:
 
 
 if __name__ == "__main__":
-    operate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    operate(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

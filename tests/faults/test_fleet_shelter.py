@@ -12,7 +12,8 @@ import pytest
 from bench.result import RESULT_FILE, PlannedTrial, RunRecord
 from remote.agent import Agent
 from remote.command import Command
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet
+from remote.fleet import Fleet
+from remote.follow import OUT_FOLDER, TRIAL_FILE
 from remote.host import Host
 from remote.job import Job, JobSpec
 from remote.shelter import place_of, sheltered

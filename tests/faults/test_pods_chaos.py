@@ -1,12 +1,16 @@
-"""A ledger of planned trials over pods, and faults at random, seeded: streams, API server, kubelets, nodes, pods.
+"""A ledger of planned trials over pods, and faults at random, seeded: streams, API server, kubelets, nodes, pods,
+credentials, rights, quotas, images, GPUs, a full volume, another operator's trial in a pod.
 
-Real kubectl against the tests' own cluster. Whatever the dice say: at the end exactly one end per trial, every
-SUCCEEDED backed by a verified file, no trial begun again after it had succeeded, nothing still running.
+Real kubectl, on any cluster. Whatever the dice say: at the end exactly one end per trial, every
+SUCCEEDED backed by a verified file, no trial begun again after it had succeeded, nothing still running. More seeds by
+hand: CHAOS_SEEDS=100-139 pytest tests/faults/test_pods_chaos.py
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
 import threading
 from collections import Counter
@@ -16,17 +20,27 @@ from pathlib import Path
 
 import pytest
 
-from remote.pod import PodHost
+from remote.agent import Agent
+from remote.command import Command
+from remote.host import HostError
+from remote.job import Job, JobSpec, slot_of
 from tests.cluster.faults import ENDINGS
-from tests.faults.podyard import LIMITS, PodYard, start
+from tests.cluster.given import GivenCluster
+from tests.faults.podyard import LIMITS, PodYard, hasty, kill_kubectls, start
 
 PODS = 3
 SHARED_EVICTION = 0.03  # tolerationSeconds of 30 s become one second
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[PodYard]:
-    yield from start(tmp_path, PODS, toleration_scale=SHARED_EVICTION)
+def yard(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[PodYard]:
+    yield from start(tmp_path, PODS, pytestconfig, volume_size="4m", toleration_scale=SHARED_EVICTION)
+
+
+def by_hand() -> list[tuple[int, int]]:
+    """Seeds that the environment asks for, two rounds each."""
+    first, _, last = os.environ.get("CHAOS_SEEDS", "").partition("-")
+    return [(seed, 2) for seed in range(int(first), int(last or first) + 1)] if first else []
 
 
 class Dice:
@@ -35,9 +49,9 @@ class Dice:
     def __init__(self, yard: PodYard, seed: int, count: int) -> None:
         self._left = count  # on a slow machine a run could be disturbed for ever
         self.yard, self.faults, self.chooser = yard, yard.cluster.faults, random.Random(seed)
+        self.nodes = sorted({str(pod["node"]) for pod in yard.live()})
         self.thrown: Counter[str] = Counter()
         self._enough = threading.Event()
-        self._lost: set[str] = set()
         self._thread = threading.Thread(target=self._throw_on, daemon=True)
         self.failure: BaseException | None = None
 
@@ -53,19 +67,13 @@ class Dice:
             raise self.failure
 
     def _throw_on(self) -> None:
-        throws: list[Callable[[], None]] = [
-            *[self._stream] * 5,
-            *[self._streams_of_a_node] * 2,
-            *[self._process] * 3,
-            self._server,
-            self._black_hole,
-            self._kubelet,
-            self._delete,
-            self._evict,
-            self._out_of_memory,
-            self._node,
-            self._silent_node,
-        ]
+        anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectls]
+        by_program = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
+        by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
+        by_switch += [self._credentials, self._rights, self._full_volume]
+        throws: list[Callable[[], None]] = [*anywhere, *by_program, *by_switch]
+        if isinstance(self.yard.cluster, GivenCluster):
+            throws = [*anywhere, *(by_program if self.yard.cluster.gift.faults else [])]
         try:
             while self._left and not self._enough.wait(self.chooser.uniform(0.1, 0.7)):
                 self._left -= 1
@@ -77,12 +85,8 @@ class Dice:
             self.failure = error
 
     def _mend(self) -> None:
-        self.faults.clear()
-        self.faults.server_back()
-        self.faults.speak()
-        for node in sorted(self._lost):
-            self.faults.find_node(node)
-        self._lost.clear()
+        self.yard.free_volume()
+        self.yard.mend()
 
     def _pod(self) -> dict[str, object] | None:
         live = sorted(self.yard.live(), key=lambda pod: str(pod["name"]))
@@ -95,7 +99,7 @@ class Dice:
         self.faults.exec(how, nth=nth, times=self.chooser.randrange(1, 3), **where)
 
     def _streams_of_a_node(self) -> None:
-        self.faults.end_streams(f"node-{self.chooser.randrange(PODS)}", self.chooser.choice(ENDINGS))
+        self.faults.end_streams(self.chooser.choice(self.nodes), self.chooser.choice(ENDINGS))
 
     def _process(self) -> None:
         pod = self._pod()
@@ -116,7 +120,7 @@ class Dice:
         self.faults.speak()
 
     def _kubelet(self) -> None:
-        self.faults.restart_kubelet(f"node-{self.chooser.randrange(PODS)}", seconds=0.5)
+        self.faults.restart_kubelet(self.chooser.choice(self.nodes), seconds=0.5)
 
     def _delete(self) -> None:
         self._on_pod(lambda name: self.faults.delete_pod(name, grace=self.chooser.choice([0, 1])))
@@ -140,25 +144,80 @@ class Dice:
         self._lose(self.faults.silence_node)
 
     def _lose(self, act: Callable[[str], None]) -> None:
-        node = f"node-{self.chooser.randrange(PODS)}"
-        self._lost.add(node)
+        node = self.chooser.choice(self.nodes)
         act(node)
-        self._enough.wait(self.chooser.uniform(0.3, 4.0))
+        self._for_a_while()
         self.faults.find_node(node)
-        self._lost.discard(node)
 
+    def _for_a_while(self) -> None:
+        self._enough.wait(self.chooser.uniform(0.3, 4.0))
 
-def hasty(hosts: list[PodHost]) -> list[PodHost]:
-    """The same workers, giving a silent stream up after 2 s instead of 15."""
-    return [replace(host, silence_sec=2.0) for host in hosts]
+    def _credentials(self) -> None:
+        self.faults.expire_credentials()
+        self._streams_of_a_node()
+        self._for_a_while()
+        self.faults.clear()
+
+    def _rights(self) -> None:
+        verb, resource = self.chooser.choice([("get", "pods/exec"), ("create", "pods/exec"), ("list", "pods")])
+        self.faults.forbid(verb=verb, resource=resource)
+        self._streams_of_a_node()
+        self._for_a_while()
+        self.faults.clear()
+
+    def _pulls(self) -> None:
+        self.faults.fail_pulls("*", "timeout")
+        self._delete()
+        self._for_a_while()
+        self.faults.mend_pulls("*")
+
+    def _quota(self) -> None:
+        quota = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "few", "namespace": self.yard.namespace},
+            "spec": {"hard": {"requests.nvidia.com/gpu": "1", "pods": "1"}},
+        }
+        kubectl, where = self.yard.cluster.kubectl, f"--namespace={self.yard.namespace}"
+        kubectl("apply", "-f", "-", stdin=json.dumps(quota).encode())  # the server may be away
+        self._delete()
+        self._for_a_while()
+        kubectl("delete", "resourcequota", "few", where, "--ignore-not-found")
+
+    def _gpus(self) -> None:
+        pod = self._pod()
+        if pod is not None:
+            self.faults.set_gpus(str(pod["node"]), 0)
+            with contextlib.suppress(RuntimeError):
+                self.faults.delete_pod(str(pod["name"]), grace=0)
+            self._for_a_while()
+            self.faults.set_gpus(str(pod["node"]), 1)
+
+    def _full_volume(self) -> None:
+        self.yard.fill_volume()
+        self._enough.wait(self.chooser.uniform(0.3, 2.0))
+        self.yard.free_volume()
+
+    def _other_operator(self) -> None:
+        """Somebody else's trial of one second, in whichever pod has its slot free or gets it free."""
+        host = self.chooser.choice(hasty(self.yard.pod_hosts(), 2.0))
+        name = f"{self.chooser.randrange(10**9)}.1"
+        job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_of(host))
+        with contextlib.suppress(HostError):  # it has no better luck with this cluster than we have
+            job.start(JobSpec(command=Command(argv=("sleep", "1")), deadline_sec=60.0))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "rounds"), [(21, 2), pytest.param(23, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "rounds"),
+    [(21, 2), *[pytest.param(seed, rounds, marks=pytest.mark.slow) for seed, rounds in ((22, 2), (23, 4))], *by_hand()],
+)
 def test_whatever_befalls_the_pods_every_trial_has_one_true_end(yard: PodYard, seed: int, rounds: int) -> None:
     names = [f"{kind} {number}" for number in range(rounds) for kind in ("steps", "fine", "killed-once", "oom-result")]
     yard.plan(*names, workers=PODS)
-    fleet = yard.pod_fleet(hosts=hasty(yard.pod_hosts()), limits=replace(LIMITS, give_up_after_sec=400.0))
+    # A full volume fails an attempt in a moment, and may last for some of them.
+    limits = replace(LIMITS, give_up_after_sec=400.0, max_attempts=100)
+    fleet = yard.pod_fleet(hosts=hasty(yard.pod_hosts(), 2.0), limits=limits)
     with Dice(yard, seed, count=12 * rounds) as dice:
         fleet.run()
     # Which faults fall depends on how long the run takes, not on the seed alone.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from remote import transfer
 from remote.agent import Agent, HostRefused
 from remote.command import Command
 from remote.host import Completed, HostError, HostUnreachable, Readable
+from remote.incoming import Part
+from remote.onhost.basics import line_of
+from remote.onhost.files import part_of
 from remote.transfer import ChecksumMismatch, pull, push
 from tests.ground.sshyard import SshYard, make_yard
 from tests.unit.remote.hostyard import Wire, Yard, mounted, wait_for
@@ -76,8 +79,13 @@ def leave_to_system_tests(yard: Yard, direction: str) -> None:
         pytest.skip("SSH has 2 MiB in flight, more than these files; test_ssh_faults.py cuts a cable under larger ones")
 
 
+def put_program(yard: Yard) -> None:
+    """From now on the host has our program, and the first call with `send` is the one that moves bytes."""
+    yard.agent().line("holder", {"slot": "/no/slot"})
+
+
 class Narrow(Wire):
-    """A wire whose n-th stream of file bytes breaks after so many of them, in either direction."""
+    """A wire whose n-th stream of files breaks after so many bytes: of the whole answer, or of the bulk sent."""
 
     def breaks(self, after: list[int]) -> Narrow:
         self.after = after
@@ -174,6 +182,7 @@ def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(yard: Yard, direc
     chooser = random.Random(seed)
     content = fill(source, {"a": 5, "b": 700_000, "empty": 0, "c": 900_000, "d": 1})
     total = sum(map(len, content.values()))
+    put_program(yard)
     breaks = [chooser.randrange(total // 4) for _ in range(6)]
     wire = Narrow(host=yard.host()).breaks(list(breaks))
 
@@ -192,6 +201,7 @@ def test_a_transfer_that_broke_for_good_is_taken_up_where_it_was(yard: Yard, dir
     leave_to_system_tests(yard, direction)
     source, target = yard.folder / "source", yard.folder / "target"
     content = fill(source, {"a": 200_000, "b": 2_000_000})
+    put_program(yard)
     wire = Narrow(host=yard.host()).breaks([700_000, *[0] * 9])
     with pytest.raises(HostUnreachable):
         move(direction, Agent(wire), source, target)
@@ -205,45 +215,32 @@ def test_a_stream_lost_with_success_reported_is_asked_for_again_and_not_for_ever
     source, target = yard.folder / "source", yard.folder / "target"
     content = fill(source, {"a": 1000})
 
-    def swallow(command: Command, piece: bytes) -> bytes:
-        return piece[:-1] if "send" in command.argv and len(piece) > 1 else piece
+    put_program(yard)
+    left = [2]
 
-    with pytest.raises(HostUnreachable, match="the stream ended inside a"):
+    def swallow(_: Command, piece: bytes) -> bytes:
+        left[0] -= 1
+        return piece[:-1] if left[0] >= 0 else piece
+
+    with pytest.raises(HostUnreachable, match="the stream ended before its list of files"):
         pull(Agent(Wire(host=yard.host(), garble=lambda c, p: b"" if "send" in c.argv else p)), str(source), target)
     moved = pull(Agent(Wire(host=yard.host(), garble=swallow)), str(source), target, timeout_sec=20.0)
     assert tree(target) == content
     assert moved.byte_count == 1000
 
 
-def test_a_list_of_files_that_is_cut_short_is_not_taken_for_all_of_them(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
-    content = fill(source, {"a": 10, "b": 10})
-    asked: list[str] = []
-
-    def lose_the_end(command: Command, piece: bytes) -> bytes:
-        if "manifest" in command.argv:
-            asked.append("manifest")
-            return piece if len(asked) > 1 else piece[: piece.index(b"\n") + 1]
-        return piece
-
-    agent = yard.agent()
-    pull(agent, str(yard.folder / "nowhere"), target)  # the program is there from now on
-    pull(Agent(Wire(host=yard.host(), garble=lose_the_end)), str(source), target)
-    assert tree(target) == content
-
-
 def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_one(yard: Yard) -> None:
     """A server learns late that its client is gone; until then the old receiver still has bytes to write."""
     source, target = yard.folder / "source", yard.folder / "target"
     content = fill(source, {"a": 900_000})["a"]
-    agent = yard.agent()
-    pull(agent, str(yard.folder / "nowhere"), yard.folder / "none")  # the program is there from now on
-    (program,) = Path(yard.host().workdir).glob(".onhost-*.py")
+    put_program(yard)
+    (program,) = Path(yard.host().workdir).glob(".onhost-*/remote/onhost/__main__.py")
     digest = hashlib.sha256(content).hexdigest()
-    part = transfer.part_of(target / "a", digest)
+    part = part_of(target / "a", digest[:16])
     head = json.dumps([{"path": "a", "size": len(content), "sha256": digest, "offset": 0}]).encode()
     arguments = json.dumps({"root": str(target), "stdin_bytes": len(head)})
-    old = subprocess.Popen([sys.executable, str(program), "receive", arguments], stdin=subprocess.PIPE, bufsize=0)
+    argv = [sys.executable, "-I", "-S", str(program), "receive", arguments]
+    old = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)
     assert old.stdin is not None
     old.stdin.write(head + content[:300_000])
     wait_for(lambda: part.exists() and part.stat().st_size >= 200_000, "the first bytes")
@@ -284,7 +281,8 @@ def flipping(verb: str, times: int) -> Callable[[Command, bytes], bytes]:
     def garble(command: Command, piece: bytes) -> bytes:
         if verb in command.argv and left[0] and len(piece) > 100:
             left[0] -= 1
-            return piece[:50] + bytes([piece[50] ^ 1]) + piece[51:]
+            at = len(piece) // 2  # among the file's bytes: its head and its digest are shorter than it
+            return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
         return piece
 
     return garble
@@ -345,8 +343,8 @@ def test_a_partial_file_with_other_bytes_in_it_is_not_trusted(yard: Yard, direct
     source, target = yard.folder / "source", yard.folder / "target"
     content = fill(source, {"a": 1000})
     target.mkdir()
-    digest = hashlib.sha256(content["a"]).hexdigest()
-    transfer.part_of(target / "a", digest).write_bytes(b"?" * size)
+    tag = "" if direction == "pull" else hashlib.sha256(content["a"]).hexdigest()[:16]
+    part_of(target / "a", tag).write_bytes(b"?" * size)
     move(direction, yard.agent(), source, target)
     assert tree(target) == content
 
@@ -355,55 +353,194 @@ def test_a_partial_file_with_other_bytes_in_it_is_not_trusted(yard: Yard, direct
 
 
 class Lying(Wire):
-    """Answers `manifest` with lines of its own making."""
+    """Answers `send` with lines, or plain bytes, of its own making."""
 
-    def lying(self, *lines: object) -> Lying:
-        self.lines = [*lines, {"end": True}]
+    def lying(self, *said: object) -> Lying:
+        self.said = b"".join(part if isinstance(part, bytes) else line_of(part) for part in said)
         return self
 
     def run(self, command, *, on_stdout=None, **rest):  # type: ignore[no-untyped-def]
-        if "manifest" not in command.argv:
+        if "send" not in command.argv:
             return super().run(command, on_stdout=on_stdout, **rest)
-        for line in self.lines:
-            text = json.dumps(line).encode()
-            on_stdout(b"%08x %s\n" % (zlib.crc32(text), text))
+        on_stdout(self.said)
         return Completed(exit_code=0)
+
+
+EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "..", "", ".", "a/..", "nul\0", "/"])
 def test_a_name_that_leaves_the_folder_is_refused_and_nothing_is_written(yard: Yard, path: str) -> None:
     target = yard.folder / "in" / "target"
     target.mkdir(parents=True)
-    host = Lying(host=yard.host()).lying({"path": path, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()})
+    host = Lying(host=yard.host()).lying({"files": ["good", path]}, {"size": 0, "from": 0}, {"sha256": EMPTY})
     with pytest.raises(HostError, match="is not a path inside the folder; nothing was brought"):
         pull(Agent(host), "/any", target)
     assert list((yard.folder / "in").rglob("*")) == [target]
+
+
+@pytest.mark.parametrize("files", [None, 7, "a", [7], [None], {"a": 1}])
+def test_a_list_that_is_none_of_names_is_refused(yard: Yard, files: object) -> None:
+    with pytest.raises(HostError, match="is not what was to come before its list of files"):
+        pull(Agent(Lying(host=yard.host()).lying({"files": files})), "/any", yard.folder / "target")
+    assert not (yard.folder / "target").exists()
+
+
+@pytest.mark.parametrize("files", [["a", "a"], ["a", "b"], ["unwanted"]])
+def test_files_that_nobody_asked_for_are_refused(yard: Yard, files: list[str]) -> None:
+    host = Lying(host=yard.host()).lying({"files": files}, {"size": 0, "from": 0}, {"sha256": EMPTY})
+    with pytest.raises(HostError, match="other files than it was asked for; nothing was brought"):
+        pull(Agent(host), "/any", yard.folder / "target", only=("a", "unwanted"), without=("unwanted",))
+    assert not (yard.folder / "target").exists()
 
 
 @pytest.mark.parametrize(
     "line",
     [
         {},
-        {"path": 7, "size": 1, "sha256": "0" * 64},
-        {"path": "a", "size": "1", "sha256": "0" * 64},
-        {"path": "a", "size": -1, "sha256": "0" * 64},
-        {"path": "a", "size": True, "sha256": "0" * 64},
-        {"path": "a", "size": 1, "sha256": "../../../../x"},
-        {"path": "a", "size": 1, "sha256": None},
+        {"files": []},
+        {"same": True},
+        {"size": "1", "from": 0},
+        {"size": -1, "from": 0},
+        {"size": True, "from": 0},
+        {"size": 1},
+        {"size": 1, "from": 1},
+        {"size": 1, "from": 2},
+        {"size": 1, "from": -1},
+        {"size": 1, "from": False},
     ],
 )
-def test_a_line_that_describes_no_file_is_refused(yard: Yard, line: dict[str, object]) -> None:
-    with pytest.raises(HostError, match="does not describe a file; nothing was brought"):
-        pull(Agent(Lying(host=yard.host()).lying(line)), "/any", yard.folder / "target")
+def test_a_head_that_describes_no_file_is_refused(yard: Yard, line: dict[str, object]) -> None:
+    host = Lying(host=yard.host()).lying({"files": ["a"]}, line)
+    with pytest.raises(HostError, match="is not what was to come inside a"):
+        pull(Agent(host), "/any", yard.folder / "target")
     assert not (yard.folder / "target").exists()
 
 
-def test_more_bytes_than_announced_are_refused(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
-    fill(source, {"a": 10})
-    generous = Wire(host=yard.host(), garble=lambda c, p: p + b"more" if "send" in c.argv else p)
+@pytest.mark.parametrize("line", [{}, {"sha256": None}, {"sha256": "0"}, {"changed": None}])
+def test_a_file_without_a_digest_behind_it_gets_no_place(yard: Yard, line: dict[str, object]) -> None:
+    host = Lying(host=yard.host()).lying({"files": ["a"]}, {"size": 1, "from": 0}, b"x", line)
+    with pytest.raises(HostError, match="is not what was to come inside a"):
+        pull(Agent(host), "/any", yard.folder / "target")
+    assert not (yard.folder / "target" / "a").exists()
+
+
+@pytest.mark.parametrize("more", [b"more", line_of({"size": 0, "from": 0})])
+@pytest.mark.parametrize("files", [[], ["a"]])
+def test_more_than_announced_is_refused(yard: Yard, more: bytes, files: list[str]) -> None:
+    heads = [{"size": 0, "from": 0}, {"sha256": EMPTY}] * len(files)
+    host = Lying(host=yard.host()).lying({"files": files}, *heads, more)
     with pytest.raises(HostError, match="more bytes than it announced"):
-        pull(Agent(generous), str(source), target)
+        pull(Agent(host), "/any", yard.folder / "target")
+
+
+# --- files that change ------------------------------------------------------------------------------------------------
+
+
+class Meanwhile(Wire):
+    """Something happens on the host when the first bytes of the n-th stream have come."""
+
+    def acts(self, act: Callable[[], object], times: int = 1) -> Meanwhile:
+        self.act, self.left = act, times
+        return self
+
+    def run(self, command, *, on_stdout=None, **rest):  # type: ignore[no-untyped-def]
+        began = []
+
+        def hear(piece: bytes) -> None:
+            if "send" in command.argv and self.left and not began:
+                self.left -= 1
+                began.append(self.act())
+            on_stdout(piece)
+
+        return super().run(command, on_stdout=None if on_stdout is None else hear, **rest)
+
+
+SEVERAL_PIPES = 12 << 20  # more than the pipes between host and reader hold, so that reading goes on while we act
+
+
+def test_a_file_that_grows_while_it_is_read_comes_as_it_was_at_its_opening(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"log": SEVERAL_PIPES})["log"]
+
+    def grow() -> None:
+        with (source / "log").open("ab") as file:
+            file.write(b"one line more\n")
+
+    moved = pull(Agent(Meanwhile(host=yard.host()).acts(grow)), str(source), target)
+    assert ((target / "log").read_bytes() == content, moved.byte_count) == (True, SEVERAL_PIPES)
+
+
+def rewrite(path: Path) -> None:
+    """Other bytes at the file's two ends: whoever is in its middle has read the old ones and will read the new."""
+    with path.open("r+b") as file:
+        file.write(b"new beginning")
+        file.seek(-13, 2)
+        file.write(b"and a new end")
+
+
+def test_a_file_rewritten_while_it_is_read_is_asked_for_again(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    fill(source, {"a": SEVERAL_PIPES})
+    pull(Agent(Meanwhile(host=yard.host()).acts(lambda: rewrite(source / "a"))), str(source), target)
+    assert tree(target) == tree(source)
+
+
+def test_a_file_rewritten_every_time_it_is_read_gets_no_place(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    fill(source, {"a": SEVERAL_PIPES})
+    chooser = random.Random(1)
+
+    def again() -> None:
+        rewrite(source / "a")
+        with (source / "a").open("r+b") as file:
+            file.write(chooser.randbytes(8))
+
+    with pytest.raises(ChecksumMismatch, match="a: it changed while it was read, twice; nothing was kept"):
+        pull(Agent(Meanwhile(host=yard.host()).acts(again, times=2)), str(source), target)
+    assert tree(target) == {}
+
+
+# --- what is here already ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_equal_size_and_time_with_other_bytes_is_replaced(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 1000})
+    fill(target, {"a": 1000}, seed=2)
+    os.utime(target / "a", ns=((source / "a").stat().st_atime_ns, (source / "a").stat().st_mtime_ns))
+    assert pull(yard.agent(), str(source), target).came == ("a",)
+    assert tree(target) == content
+
+
+def test_a_file_that_another_pull_is_bringing_is_left_to_it(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 1000})
+    other = Part.of(target / "a")
+    with pytest.raises(HostError, match="another process is bringing this file"):
+        pull(yard.agent(), str(source), target)
+    other.file.close()
+    pull(yard.agent(), str(source), target)
+    assert tree(target) == content
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_name_as_long_as_file_systems_take_moves_and_goes_on_where_it_broke(yard: Yard, direction: str) -> None:
+    leave_to_system_tests(yard, direction)
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"n" * 255: 900_000, "deep/" + "日" * 85: 5})
+    put_program(yard)
+    moved = move(direction, Agent(Narrow(host=yard.host()).breaks([400_000])), source, target)
+    assert tree(target) == content
+    assert moved.byte_count <= 900_005 + 2 * 65_536
+
+
+def test_unwanted_files_stay_where_they_are(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 10, "deep/b": 10, "progress.json": 10})
+    moved = pull(yard.agent(), str(source), target, without={"progress.json", "absent"})
+    assert moved.came == ("a", "deep/b")
+    assert tree(target) == {name: content[name] for name in ("a", "deep/b")}
 
 
 # --- disks and folders ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -90,7 +91,7 @@ def test_signs_errors_and_last_lines_are_laid_down_beside_the_local_ones(hub, po
     theirs.mkdir()
     (theirs / "rank-1.json").write_text('{"pid": 7, "count": 3, "phase": "measure", "step": 2}')
     (theirs / "error-1.json").write_text(json.dumps({"rank": 1, "kind": "failed", "reason": "no", "at": 5.0}))
-    with Link(nodes(1, port), WAIT_SEC) as link:
+    with Link(nodes(1, port), 0.5) as link:
         link.mirror(theirs, range(1, 2), {1: ["last", "line"]})
         link.end({"ranks": [[1, -9]]})
     until(lambda: hub.has_failure)
@@ -110,6 +111,19 @@ def test_a_machine_that_goes_without_a_word_is_gone_and_one_that_says_good_bye_i
         pass
     until(lambda: hub.has_failure)
     assert json.loads((tmp_path / "failures-1.json").read_text()) == {"gone": [1]}
+
+
+def test_after_a_failure_a_machine_stays_until_the_first_one_has_ended(port, tmp_path):
+    """Its pod's end would have the Job stop the first machine, in the middle of writing down what has failed."""
+    with Hub(nodes(0, port), 2, tmp_path) as hub, Link(nodes(1, port), WAIT_SEC) as link:
+        last_word = threading.Thread(target=link.end, args=({"ranks": [[1, -9]]},))
+        last_word.start()
+        hub.settle()
+        assert hub.has_failure
+        assert last_word.is_alive()
+        hub.__exit__(None, None, None)
+        last_word.join(WAIT_SEC / 2)
+        assert not last_word.is_alive()
 
 
 def test_strangers_and_names_outside_the_folder_are_not_listened_to(hub, port, tmp_path):

@@ -30,10 +30,12 @@ from bench.trial import Trial  # noqa: E402
 from remote.agent import Agent  # noqa: E402
 from remote.command import Command  # noqa: E402
 from remote.events import FleetEvent  # noqa: E402
-from remote.fleet import OUT_FOLDER, TRIAL_FILE, Fleet, Limits  # noqa: E402
+from remote.fleet import Fleet  # noqa: E402
+from remote.follow import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.host import Completed, Host, HostUnreachable, Readable  # noqa: E402
 from remote.ledger import LEDGER_FILE, Ledger  # noqa: E402
 from remote.local import LocalHost  # noqa: E402
+from remote.reach import Limits  # noqa: E402
 
 FAKE_BENCH = ROOT / "tests" / "faults" / "fake_bench.py"
 PATIENCE_SEC = 60.0  # for things that take milliseconds; only a broken system waits this long

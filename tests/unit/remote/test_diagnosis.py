@@ -125,6 +125,11 @@ def test_an_older_kubelet_that_says_only_back_off_is_explained_by_its_events() -
         ("failed to extract layer sha256:1: write /var/lib: no space left on device", "disk-full"),
         ("failed to pull and unpack image: no match for platform in manifest: not found", "wrong-architecture"),
         ("failed to pull: failed to copy: read tcp: connection reset by peer", "broken-off"),
+        (
+            'failed to pull and unpack image "fra.ocir.io/a": failed to do request: Head "https://fra.ocir.io/v2": '
+            "dial tcp: lookup fra.ocir.io on 10.0.0.2:53: read udp 10.77.0.11:40439->10.0.0.2:53: i/o timeout",
+            "name-not-resolved",
+        ),
         ("failed to pull: something nobody has seen", "pull"),
     ],
 )
@@ -202,6 +207,29 @@ MOUNTS = {
 def test_a_volume_or_variable_that_is_not_there_is_named(name: str, cause: str) -> None:
     (finding,) = found("mounts-and-environment", name)
     assert finding.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        (
+            'failed to setup network for sandbox "ab": plugin type="bridge" failed (add): no IP addresses available',
+            "network plugin",
+        ),
+        (
+            "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+            "failed: unable to start container process: can't get final child's PID from pipe: EOF: unknown",
+            "container runtime",
+        ),
+    ],
+)
+def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(said: str, part: str) -> None:
+    message = f"Failed to create pod sandbox: rpc error: code = Unknown desc = {said}"
+    event = {"kind": "Pod", "reason": "FailedCreatePodSandBox", "message": message, "at": "2026-01-01T00:00:00Z"}
+    scenario = {"pod_status": {"phase": "Pending"}, "events": [event]}
+    (finding,) = diagnose_pod(pod(scenario), events(scenario))
+    assert finding.cause == "sandbox"
+    assert f"the node's {part} fails" in finding.remedy
 
 
 CONTAINERS = {

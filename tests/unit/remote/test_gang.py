@@ -92,6 +92,21 @@ def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(yard: Yard, m
     other.cancel()
 
 
+def test_no_member_is_started_while_another_is_busy(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that had started would hold its slot, wait for the leader in vain, and end with the attempt."""
+    monkeypatch.setattr(remote.job, "CLAIM_SEC", 0.1)
+    agent, wires = members(yard, 3, monkeypatch)
+    for busy in (2, 0):  # the last member, and the leader itself
+        other = Job(Agent(wires[busy]), f"/same/runs/other-{busy}", slot="/same/slot")
+        other.start(spec(1))
+        with pytest.raises(HostBusy, match=f"runs/other-{busy}"):
+            Job(agent, "/same/runs/job", slot="/same/slot").start(spec(3))
+        assert [folder_of(wire).exists() for wire in wires] == [False, False, False]
+        other.cancel()
+    assert Job(agent, "/same/runs/job", slot="/same/slot").start(spec(3)).state is JobState.RUNNING
+    agent.line("cancel", {"job": "/same/runs/job", "grace_sec": 1.0})
+
+
 def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, wires = members(yard, 2, monkeypatch)
     wires[1].plugged = False

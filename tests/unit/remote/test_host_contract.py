@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,6 +171,17 @@ def test_silence_ends_a_command_and_speech_does_not(host: Host, tmp_path: Path) 
     wait_for(lambda: not processes_under(tmp_path), "its end")
     talk = script("import time\nfor _ in range(40): print('x', flush=True); time.sleep(0.05)")
     assert len(run(host, *talk, idle_timeout_sec=1.5).stdout) == 80
+
+
+def test_a_reader_that_takes_its_time_does_not_make_a_command_silent(host: Host) -> None:
+    heard: list[bytes] = []
+
+    def hear(piece: bytes) -> None:
+        heard.append(piece)
+        time.sleep(0.8 if len(heard) == 1 else 0.0)
+
+    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=hear, idle_timeout_sec=0.6)
+    assert b"".join(heard) == b"one\ntwo\n"
 
 
 def test_a_program_that_closes_its_output_and_stays_is_still_bounded(host: Host, tmp_path: Path) -> None:

@@ -16,22 +16,26 @@ from remote.agent import Agent
 from remote.command import Command
 from remote.job import Job, JobSpec, JobState
 from remote.local import LocalHost
-from remote.onhost import Refusal, inside
+from remote.onhost.basics import Refusal, inside
+from remote.onhost.files import LONGEST_NAME, part_of
+from remote.transfer import pull, push
 from tests.unit.remote.hostyard import PATIENCE_SEC, Yard
 
-SOURCE = resources.files("remote").joinpath("onhost.py").read_text()
+MODULES = {module.name: module.read_text() for module in (resources.files("remote") / "onhost").glob("*.py")}  # type: ignore[attr-defined]
 
 
-def test_it_parses_as_python_3_9() -> None:
-    ast.parse(SOURCE, feature_version=(3, 9))
+@pytest.mark.parametrize("module", MODULES)
+def test_it_parses_as_python_3_9(module: str) -> None:
+    ast.parse(MODULES[module], feature_version=(3, 9))
 
 
-def test_it_imports_the_standard_library_alone() -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_it_imports_the_standard_library_and_itself_alone(module: str) -> None:
     names = set()
-    for node in ast.walk(ast.parse(SOURCE)):
+    for node in ast.walk(ast.parse(MODULES[module])):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("remote.onhost."):
             names.add((node.module or "").split(".")[0])
     assert names <= set(sys.stdlib_module_names)
 
@@ -58,12 +62,25 @@ def test_a_job_runs_under_another_python(yard: Yard, version: str) -> None:
     assert (status.state, status.exit_code, job.log_tail()) == (JobState.ENDED, 7, ["hello"])
 
 
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) -> None:
+    python = other_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    agent, content = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(python,))), os.urandom(3 << 20)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "large").write_bytes(content)
+    assert push(agent, tmp_path / "here", str(tmp_path / "there")).came == ("large",)
+    assert pull(agent, str(tmp_path / "there"), tmp_path / "back").came == ("large",)
+    assert (tmp_path / "back" / "large").read_bytes() == content
+
+
 def test_a_new_version_is_put_beside_an_old_one(yard: Yard) -> None:
     agent = yard.agent()
     Job(agent, f"{agent.host.workdir}/job").status()
-    agent._program = ".onhost-of-another-version.py"
+    agent._program = ".onhost-of-another-version"
     Job(agent, f"{agent.host.workdir}/job").status()
-    assert len(list((yard.folder / "hosts" / "worker-1").glob(".onhost-*.py"))) == 2
+    assert len(list((yard.folder / "hosts" / "worker-1").glob(".onhost-*"))) == 2
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "./a", "a/./b", "a b", "..a", "a..", "...", "-"])
@@ -75,3 +92,12 @@ def test_a_path_below_the_folder_is_taken(name: str) -> None:
 def test_a_path_that_leaves_the_folder_is_refused(name: str) -> None:
     with pytest.raises(Refusal, match="is not a path inside the folder"):
         inside("/root", name)
+
+
+@pytest.mark.parametrize("name", ["a", "n" * LONGEST_NAME, "日" * (LONGEST_NAME // 3)])
+@pytest.mark.parametrize("tag", ["", "0123456789abcdef"])
+def test_a_partial_file_has_a_name_that_file_systems_take(tmp_path: Path, name: str, tag: str) -> None:
+    part = part_of(tmp_path / name, tag)
+    part.touch()
+    assert (part.parent, part.name[0], part.suffix) == (tmp_path, ".", ".part")
+    assert part != part_of(tmp_path / (name[:-1] + "b"), tag)

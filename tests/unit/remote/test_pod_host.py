@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from remote.command import Command
 from remote.host import CommandTimedOut, Completed, HostUnreachable
 from remote.pod import PodHost
 from remote.pods import ClusterRefused, Kubectl, PodGone, Pods
+from remote.podwire import Ending, Reply, bootstrap, program, request
 from tests.unit.remote.hostyard import PATIENCE_SEC, Yard, processes_under, wait_for
 
 STAND_IN = Path(__file__).with_name("stand_in_kubectl.py")
@@ -143,8 +145,78 @@ def test_folder_environment_and_odd_words_arrive_as_they_are(ground: Ground, tmp
 
 
 def test_what_is_run_shows_in_no_argv_of_kubectl(ground: Ground) -> None:
-    pod = ground.pods.find(0)
-    assert len(" ".join(ground.host.exec_argv(pod))) < 600
+    host = dataclasses.replace(ground.host, workdir="/scratch/qlora-fleet")
+    assert len(" ".join(host.exec_argv(ground.pods.find(0)))) < 700
+
+
+# Output that proves itself --------------------------------------------------------------------------------------------
+
+TWO_STREAMS = "head -c 3000000 /dev/zero; echo err >&2; sleep 0.05; head -c 3000000 /dev/zero; echo end; exit 5"
+
+
+def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exit_code(ground: Ground) -> None:
+    heard = bytearray()
+    command = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True)
+    for sink in (None, heard.extend):
+        completed = ground.host.run(command, timeout_sec=PATIENCE_SEC, on_stdout=sink)
+        assert (heard or completed.stdout) == bytes(6_000_000) + b"end\n"
+        assert (completed.exit_code, completed.stderr) == (5, b"err\n")
+
+
+@pytest.mark.parametrize("after", [0, 33, 1_000_000, 6_000_060])
+def test_output_that_proves_itself_is_lost_without_its_end_all_the_same(ground: Ground, after: int) -> None:
+    ground.fault("cut", after)
+    with pytest.raises(HostUnreachable, match="worker-0"):
+        ground.host.run(Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), timeout_sec=PATIENCE_SEC)
+
+
+def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path) -> None:
+    """Such as a file opened for appending, into which the kernel moves nothing by itself."""
+    command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), "0" * 32
+    asked = request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
+    argv = (sys.executable, "-I", "-S", "-c", bootstrap(program(), str(tmp_path)))
+    with (tmp_path / "out").open("ab") as out:
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(program() + asked + bytes(4))
+            stdin.flush()
+            process.wait(PATIENCE_SEC)
+    reply = Reply("worker-0", nonce, proves_itself=True)
+    reply.feed((tmp_path / "out").read_bytes())
+    assert (reply.stdout, reply.stderr) == (bytes(6_000_000) + b"end\n", b"err\n")
+    assert reply.ending == Ending(exit_code=5, why="exited")
+
+
+# The copy that the first command leaves -------------------------------------------------------------------------------
+
+
+def copy_of_the_program(ground: Ground) -> Path:
+    ground.run("true")
+    (copy,) = (ground.folder / "scratch").glob("inpod_*.py")
+    return copy
+
+
+def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(ground: Ground) -> None:
+    copy = copy_of_the_program(ground)
+    assert copy.read_bytes() == program()
+    ground.run("true")
+    assert list((ground.folder / "scratch" / "__pycache__").glob("inpod_*.pyc")), "compiled once, for all that follow"
+    copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")
+    with pytest.raises(HostUnreachable):  # so it is the copy that runs
+        ground.run("true")
+
+
+@pytest.mark.parametrize("content", [b"", b"main = ", b"\0\0\0"])
+def test_a_copy_that_is_no_program_is_not_used(ground: Ground, content: bytes) -> None:
+    copy_of_the_program(ground).write_bytes(content)
+    assert ground.run("echo", "well").stdout == b"well\n"
+
+
+def test_where_no_copy_can_be_left_commands_run_all_the_same(ground: Ground) -> None:
+    (ground.folder / "scratch").write_text("not a folder")
+    for _ in range(2):
+        assert ground.run("echo", "well").stdout == b"well\n"
 
 
 # What the carrier does ------------------------------------------------------------------------------------------------

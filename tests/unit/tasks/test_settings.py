@@ -76,10 +76,10 @@ def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.Monk
     (project.parent / "etc-invoke.yaml").write_text("fleet: {size: 11, max_attempts: 9}")
     (project / "invoke.yaml").write_text("fleet: {kind: local}")
     assert size() == 11
-    (project.parent / "home" / ".invoke.yaml").write_text("fleet: {size: 12}")
+    (project / "invoke.yaml").write_text("fleet: {size: 12}")
     assert size() == 12
-    (project / "invoke.yaml").write_text("fleet: {size: 13}")
-    assert size() == 13
+    (project.parent / "home" / ".invoke.yaml").write_text("fleet: {size: 13}")
+    assert size() == 13, "invoke.yaml as shipped names every setting; a user's own file must count for something"
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "14")
     assert size() == 14
     (project / "f.yaml").write_text("fleet: {size: 15}")
@@ -269,11 +269,10 @@ def test_the_layer_that_set_the_value_is_the_one_named(
     project: Path, context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = project.parent / "home" / ".invoke.yaml"
-    mine.write_text("\nbench: {seed: x}\n")
-    (project / "invoke.yaml").write_text("fleet: {size: 4}\n")
-    assert refusal(context()).startswith("~/.invoke.yaml:2: bench.seed: ")
     (project / "invoke.yaml").write_text("bench:\n  seed: y\n")
     assert refusal(context()).startswith("invoke.yaml:2: bench.seed: ")
+    mine.write_text("\nbench: {seed: x}\n")
+    assert refusal(context()).startswith("~/.invoke.yaml:2: bench.seed: ")
     monkeypatch.setenv("INVOKE_BENCH_SEED", "z")
     assert refusal(context()).startswith("environment INVOKE_BENCH_SEED: bench.seed: ")
     (project / "f.yaml").write_text("bench: {seed: 5}\n")
