@@ -150,6 +150,8 @@ def measure(group: list[Trial], config: dict[str, Any], modules: stack.Stack) ->
     placement = qlora.place(modules)
     tokenizer = data.load_tokenizer(modules, group[0].model)
     _, conversations = read_data(Path(group[0].data))
+    gc.collect()  # before the next base: garbage that is alive while one loads is never given back (seen, 5 GiB each)
+    torch.cuda.empty_cache()
     began = time.perf_counter()
     base = qlora.load_base(modules, group[0], placement)
     step = recipes.build(group[0].recipe, modules, group[0], placement, base)
