@@ -113,6 +113,7 @@ RECIPES: dict[str, Recipe] = {
         kept_of_rank=2.0,
     ),
 }
+MASK_BYTES = 3.0  # for each pair of positions in a row of samples kept apart: as truth values, and added in 16 bit
 INPUTS_UNDER_WAY = 2  # of layers, on the device at once, where they wait in the host's memory
 
 
@@ -136,6 +137,8 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
         + phase.mib * MIB
         for phase in phases
     )
+    if trial.layout == "varlen" and trial.recipe != "fast":
+        passing += MASK_BYTES * positions**2
     if again == layers and trial.recipe == "fast" and "down_proj" in trial.lora_targets:
         # An adapter on the last product asks for its input, so that product runs again too.
         passing += largest + positions * 2 * model["hidden"]

@@ -194,10 +194,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("data")
     parser.add_argument("out", type=Path)
     parser.add_argument("which", nargs="?", choices=GRIDS, default="fitted")
+    parser.add_argument(
+        "--part", default="0/1", help="K/N: every Nth group from the Kth on, for peaks alone side by side"
+    )
     parser.add_argument("--predict", action="store_true", help="write the predictions and measure nothing")
     arguments = parser.parse_args(argv)
     config = json.loads((Path(arguments.model) / "config.json").read_text(encoding="utf-8"))
-    groups = GRIDS[arguments.which](arguments.model, arguments.data)
+    first, every = map(int, arguments.part.split("/"))
+    groups = GRIDS[arguments.which](arguments.model, arguments.data)[first::every]
     found: list[dict[str, Any]] = []
     with arguments.out.open("w", encoding="utf-8") as file:
         for group in groups:
