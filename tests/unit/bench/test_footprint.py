@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import footprint
+from bench import footprint, survey
 
 MISTRAL = {
     "hidden_size": 4096,
@@ -69,3 +69,19 @@ def test_every_recipe_has_its_numbers():
     from bench.trial import RECIPES
 
     assert set(footprint.RECIPES) == set(RECIPES)
+
+
+@pytest.mark.parametrize(("recipe", "pairs"), [("reference", 3), ("stock", 3), ("fast", 0)])
+def test_samples_that_share_a_row_cost_a_mask_over_it_where_a_mask_keeps_them_apart(make_trial, recipe, pairs):
+    alone = peak(make_trial, recipe=recipe, micro_batch_size=32, layout="pad")
+    shared = peak(make_trial, recipe=recipe, micro_batch_size=32, layout="varlen")
+    assert shared - alone == pytest.approx(pairs * (32 * 512) ** 2, abs=1)
+
+
+@pytest.mark.parametrize(("recipe", "is_slower"), [("reference", True), ("stock", True), ("fast", False)])
+def test_that_mask_is_predicted_to_cost_time_too(make_trial, recipe, is_slower):
+    def rate(layout: str) -> float:
+        trial = make_trial(recipe=recipe, max_seq_len=512, micro_batch_size=32, layout=layout)
+        return survey.rate(MISTRAL, trial)
+
+    assert (rate("varlen") < 0.8 * rate("pad")) is is_slower
