@@ -12,7 +12,9 @@ masks of q, k and v would be 100 MB a layer at 4096 tokens in bytes. The library
 
 x: (T, K); a: (n R, K), the adapters one below the other; u: (T, n R). Bytes moved, as R is far below K: 2TK a function,
 twice that where the gradient of x is added to; the adapters of one block of tokens run beside each other and share the
-cache. One launch serves all adapters of an input: at these sizes starting a kernel costs a fourth of what it takes.
+cache. One launch serves all adapters of an input: at these sizes starting a kernel costs a fourth of what it takes. Up
+to MOST_RANKS ranks, `backward_` makes both gradients at once: x and d_x are read together, each hash serves both, and a
+normed x is made on the way instead of being written again.
 The other side of the adapters is `bench.kernels.lora_out`.
 """
 
@@ -65,7 +67,8 @@ class Normed:
 
     def made(self) -> Any:
         """The input itself, rounded as the norm rounds it."""
-        return (self.total.float() * self.rstd[:, None] * self.weight.float()).to(self.total.dtype)
+        wide = self.total * self.rstd[:, None]  # float32, as rstd is
+        return wide.mul_(self.weight.float()).to(self.total.dtype)
 
 
 def down(x: Any, a: Any, side: Side) -> Any:
@@ -75,9 +78,8 @@ def down(x: Any, a: Any, side: Side) -> Any:
     tokens, width = x.shape
     u = torch.empty((tokens, a.shape[0]), dtype=x.dtype, device=x.device)
     tall, programs = rank_tiles(a.shape[0], side.rank)
-    together = _together(a, side)
-    _lora_down[(programs // together, parts(tokens, TOKENS))](
-        x, a, u, tokens, width, a.shape[0], side.seed, side.limit, side.scale, RANK=side.rank, TARGETS=together,
+    _lora_down[(programs, parts(tokens, TOKENS))](
+        x, a, u, tokens, width, a.shape[0], side.seed, side.limit, side.scale, RANK=side.rank,
         DROPS=side.p > 0, TOKENS=TOKENS, RANKS=tall, COLUMNS=COLUMNS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return u
@@ -138,11 +140,6 @@ def sums(like: Any, *sizes: int) -> tuple[Any, tuple[Any, ...]]:
     splits = parts(len(like), SPLIT_TOKENS) if compiled(like) else 1
     room = torch.empty((splits, sum(sizes)), dtype=torch.float32, device=like.device)
     return room, room.split(sizes, dim=1)
-
-
-def _together(a: Any, side: Side) -> int:
-    """How many adapters one program of `down` serves: all of them, where their sums fit its registers."""
-    return a.shape[0] // side.rank if _fits_together(a, side) else 1
 
 
 def _fits_together(a: Any, side: Side) -> bool:
@@ -213,51 +210,31 @@ def _lora_dropped(tile, word, limit, target, DROPS: tl.constexpr):
     return tl.where(_keeps(word, limit, target), tile, 0.0).to(tile.dtype) if DROPS else tile
 
 
-@jit
-def _lora_add_down(
-    total, tile, word, limit, a, target, within, column, width,
-    DROPS: tl.constexpr, RANK: tl.constexpr,
-):  # fmt: skip
-    side = tl.load(
-        a + (target * RANK + within)[None, :] * width + column[:, None],
-        mask=(within < RANK)[None, :] & (column < width)[:, None],
-        other=0.0,
-    )
-    return tl.dot(_lora_dropped(tile, word, limit, target, DROPS), side, total, input_precision="ieee")
-
-
 @jit(do_not_specialize=["seed", "limit"])
 def _lora_down(
-    x, a, u, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr,
+    x, a, u, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
     TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
-    target = tl.program_id(0) // TILES  # the first of TARGETS, which is 1 unless TILES is
+    target = tl.program_id(0) // TILES
     within = tl.program_id(0) % TILES * RANKS + tl.arange(0, RANKS)
     row = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    total_0 = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
-    total_1 = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
-    total_2 = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
+    of_a = target * RANK + within
+    total = tl.zeros((TOKENS, RANKS), dtype=tl.float32)
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
+        inside = column < width
         tile = tl.load(
-            x + row[:, None] * width + column[None, :],
-            mask=(row < tokens)[:, None] & (column < width)[None, :],
-            other=0.0,
+            x + row[:, None] * width + column[None, :], mask=(row < tokens)[:, None] & inside[None, :], other=0.0
         )
-        word = _hashes(row, column, width, seed)
-        total_0 = _lora_add_down(total_0, tile, word, limit, a, target, within, column, width, DROPS, RANK)
-        if TARGETS > 1:
-            total_1 = _lora_add_down(total_1, tile, word, limit, a, target + 1, within, column, width, DROPS, RANK)
-        if TARGETS > 2:
-            total_2 = _lora_add_down(total_2, tile, word, limit, a, target + 2, within, column, width, DROPS, RANK)
+        if DROPS:
+            tile = tl.where(_keeps(_hashes(row, column, width, seed), limit, target), tile, 0.0).to(x.dtype.element_ty)
+        side = tl.load(
+            a + of_a[None, :] * width + column[:, None], mask=(within < RANK)[None, :] & inside[:, None], other=0.0
+        )
+        total = tl.dot(tile, side, total, input_precision="ieee")
     there = (row < tokens)[:, None] & (within < RANK)[None, :]
-    place = u + row[:, None] * rows + (target * RANK + within)[None, :]
-    tl.store(place, (total_0 * scale).to(u.dtype.element_ty), mask=there)
-    if TARGETS > 1:
-        tl.store(place + RANK, (total_1 * scale).to(u.dtype.element_ty), mask=there)
-    if TARGETS > 2:
-        tl.store(place + 2 * RANK, (total_2 * scale).to(u.dtype.element_ty), mask=there)
+    tl.store(u + row[:, None] * rows + of_a[None, :], (total * scale).to(u.dtype.element_ty), mask=there)
 
 
 @jit
