@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import footprint, survey
+from bench import flops, footprint, survey
 
 MISTRAL = {
     "hidden_size": 4096,
@@ -85,3 +85,25 @@ def test_that_mask_is_predicted_to_cost_time_too(make_trial, recipe, is_slower):
         return survey.rate(MISTRAL, trial)
 
     assert (rate("varlen") < 0.8 * rate("pad")) is is_slower
+
+
+@pytest.mark.parametrize(("recipe", "each"), [("reference", 3), ("stock", 3)])
+def test_adapters_beyond_attention_keep_their_inputs_where_layers_are_kept(make_trial, recipe, each):
+    def activations(batch: int, targets: tuple[str, ...]) -> int:
+        changes = {"recipe": recipe, "lora_targets": targets, "gradient_checkpointing": False}
+        return peak(make_trial, micro_batch_size=2 * batch, **changes) - peak(
+            make_trial, micro_batch_size=batch, **changes
+        )
+
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    more = activations(4, (*attention, "gate_proj", "up_proj", "down_proj")) - activations(4, attention)
+    assert more == pytest.approx(4 * 512 * 32 * each * (4096 + 4096 + 14336), abs=2)
+
+
+def test_only_the_fast_recipe_has_its_gradients_beside_what_layers_keep(make_trial):
+    for recipe, bytes_each in (("fast", 4 + 8 + 2 + 4), ("reference", 4 + 8)):
+        changes = {"recipe": recipe, "optimizer": "adamw_torch", "micro_batch_size": 1}
+        small, large = (make_trial(max_seq_len=8, lora_rank=rank, lora_alpha=16, **changes) for rank in (8, 256))
+        weights = [flops.adapter_weights(MISTRAL, trial.lora_rank, trial.lora_targets) for trial in (small, large)]
+        grown = footprint.peak_bytes(MISTRAL, large) - footprint.peak_bytes(MISTRAL, small)
+        assert grown / (weights[1] - weights[0]) == pytest.approx(bytes_each, rel=0.01)
