@@ -12,8 +12,9 @@ Processes for Machine Learning", equations 2.23 and 2.24), so one trial of a rec
 of it, and how sure that is comes with it. What to try is what promises most over the best so far (expected improvement:
 Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Black-Box Functions").
 
-The doubts are judgements about such predictions in general, fitted to nothing: a recipe may well be half as fast again
-or two thirds as fast on a GPU that nobody has tried. A search that starts from a wrong prediction takes more trials,
+The doubts are judgements about such predictions in general: a recipe may well be half as fast again or two thirds as
+fast on a GPU that nobody has tried. They were settled by looking at replays on one GPU's figures and on GPUs made up to
+be unlike it (`tests/benchmarks/tune_replay.py`), and are a fit to none of them. A search that starts from a wrong prediction takes more trials,
 and ends at the same answer (`tests/unit/tasks/test_tuning.py`).
 """
 
