@@ -14,8 +14,8 @@ Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Blac
 
 The doubts are judgements about such predictions in general: a recipe may well be half as fast again or two thirds as
 fast on a GPU that nobody has tried. They were settled by looking at replays on one GPU's figures and on GPUs made up to
-be unlike it (`tests/benchmarks/tune_replay.py`), and are a fit to none of them. A search that starts from a wrong prediction takes more trials,
-and ends at the same answer (`tests/unit/tasks/test_tuning.py`).
+be unlike it (`tests/benchmarks/tune_replay.py`), and are a fit to none of them. A search that starts from a wrong
+prediction takes more trials, and ends at the same answer (`tests/unit/tasks/test_tuning.py`).
 """
 
 from __future__ import annotations
