@@ -93,7 +93,7 @@ class TuneSection(Section):
     recipes: Texts = Field(default=("reference", "stock", "fast"), description="a list of reference, stock, fast")
     keep_percent: int = Field(default=99, ge=90, le=100)
     memory_gib: float | None = Field(default=None, gt=0, le=1024)
-    waves: int = Field(default=4, ge=1, le=100)
+    trials: int = Field(default=16, ge=1, le=1000)
     finalists: int = Field(default=3, ge=1, le=20)
     repeats: int = Field(default=2, ge=1, le=20)
     lora_targets: Literal["attention", "all-linear"] = "attention"

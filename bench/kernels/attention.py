@@ -2,11 +2,11 @@
 
     out = softmax(q k^T / sqrt(D) + mask) v,   mask: same sample, key not after query, not farther back than the window
 
-q: (T, Hq, D), k and v: (T, Hk, D), Hk a divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). On a
-GPU these are the kernels that PyTorch carries, through the operators under scaled_dot_product_attention: they take
-views into the joined product and fewer key heads than query heads, and FlashAttention 2 (Dao 2023) takes samples of
-unequal length. Where all are equally long, cuDNN's is used on Hopper and later. Elsewhere it is the formula, and
-autograd.
+joined: (T, (Hq + 2 Hk) D), the product that q, k and v come out of, queries and keys turned (`bench.kernels.rope`), Hk
+a divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). Short samples have kernels of their own
+(`bench.kernels.short_attention`). The others are PyTorch's, through the operators under scaled_dot_product_attention:
+FlashAttention 2 (Dao 2023) takes samples of unequal length, and where all are equally long, cuDNN's is used on Hopper
+and later. Without a GPU it is the formula, and autograd.
 
 Bytes moved: 2T (Hq + 2 Hk) D in and 2T Hq D out, the scores never leave the chip. FLOP: 4 Hq D for each pair of a
 query and a key that it sees.
@@ -22,8 +22,12 @@ from typing import Any
 
 import torch
 
+from bench.kernels import short_attention
+from bench.kernels.rope import Heads, unrotate
+
 CUDNN_WIDEST_HEAD = 128
 HOPPER = 9  # from this compute capability on cuDNN's kernel is the faster one
+SHORT = 1024  # up to how many tokens a sample of a pack is short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +49,12 @@ class Samples:
         return None if self.window is None or self.window >= self.longest else self.window - 1
 
 
-def attend(q: Any, k: Any, v: Any, samples: Samples) -> tuple[Any, tuple[Any, ...]]:
+def attend(joined: Any, heads: Heads, samples: Samples) -> tuple[Any, tuple[Any, ...]]:
     """(out of shape (T, Hq, D), what backward needs besides)."""
+    if _is_short(joined, heads, samples):
+        out, log_sums = short_attention.forward(joined, heads, samples.edges)
+        return out, (log_sums,)
+    q, k, v = heads.split(joined)
     if not q.is_cuda:
         return attend_reference(q, k, v, samples), ()
     if _for_cudnn(q, samples):
@@ -63,11 +71,14 @@ def attend(q: Any, k: Any, v: Any, samples: Samples) -> tuple[Any, tuple[Any, ..
 
 
 def attend_backward(
-    d_out: Any, q: Any, k: Any, v: Any, out: Any, kept: tuple[Any, ...], samples: Samples
-) -> tuple[Any, Any, Any]:
-    """dq, dk, dv of the shapes of q, k, v."""
+    d_out: Any, joined: Any, heads: Heads, out: Any, kept: tuple[Any, ...], samples: Samples, cos: Any, sin: Any
+) -> Any:
+    """The gradient of `joined` as it was before its queries and keys were turned by these angles, (T, D/2) float32."""
+    if _is_short(joined, heads, samples):
+        return short_attention.backward(d_out, joined, out, kept[0], heads, samples.edges, cos, sin)
+    q, k, v = heads.split(joined)
     if not q.is_cuda:
-        return attend_backward_reference(d_out, q, k, v, samples)
+        return unrotate(*attend_backward_reference(d_out, q, k, v, samples), cos, sin, heads)
     with _deterministic():
         if _for_cudnn(q, samples):
             log_sums, edges_q, edges_k, longest_q, longest_k, seed, offset, _ = kept
@@ -83,12 +94,19 @@ def attend_backward(
                 d_out, q, k, v, out, log_sums, edges, edges, longest, longest, 0.0, True, state, unused,
                 scale=_scale(q), **_window(samples),
             )  # fmt: skip
-    return dq, dk, dv
+    return unrotate(dq, dk, dv, cos, sin, heads)
+
+
+def _is_short(joined: Any, heads: Heads, samples: Samples) -> bool:
+    short = samples.longest <= SHORT and samples.rows == 0 and samples.left is None
+    return short and short_attention.fits(joined, heads)
 
 
 def _for_cudnn(q: Any, samples: Samples) -> bool:
     if samples.rows == 0 or samples.left is not None or q.shape[-1] > CUDNN_WIDEST_HEAD:
         return False
+    if samples.longest == 1:
+        return False  # its backward ends in a segmentation fault (torch 2.11)
     return bool(torch.cuda.get_device_capability(q.device)[0] >= HOPPER)
 
 

@@ -12,7 +12,9 @@ masks of q, k and v would be 100 MB a layer at 4096 tokens in bytes. The library
 
 x: (T, K); a: (n R, K), the adapters one below the other; u: (T, n R). Bytes moved, as R is far below K: 2TK a function,
 twice that where the gradient of x is added to; the adapters of one block of tokens run beside each other and share the
-cache. One launch serves all adapters of an input: at these sizes starting a kernel costs a fourth of what it takes.
+cache. One launch serves all adapters of an input: at these sizes starting a kernel costs a fourth of what it takes. Up
+to MOST_RANKS ranks, `backward_` makes both gradients at once: x and d_x are read together, each hash serves both, and a
+normed x is made on the way instead of being written again.
 The other side of the adapters is `bench.kernels.lora_out`.
 """
 
@@ -32,6 +34,7 @@ OF_TARGET = (0x31848BAB, 0x2C1B3C6D, 0x297A2D39)
 # A tile's sides: the best of 16 to 128 tokens and 64 to 256 columns, measured at 4096 x 4096 and rank 16.
 TOKENS, COLUMNS, RANKS = 32, 128, 64
 SPLIT_TOKENS = 512  # tokens that one program of a weight's gradient sums up
+MOST_RANKS = 64  # of all adapters of one input, for one program to serve them all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,20 @@ class Side:
         return self.scaling / (1.0 - self.p)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Normed:
+    """An input that is not kept: what `bench.kernels.norm` makes of `total` (T, K) with these rstd and weight."""
+
+    total: Any
+    rstd: Any
+    weight: Any
+
+    def made(self) -> Any:
+        """The input itself, rounded as the norm rounds it."""
+        wide = self.total * self.rstd[:, None]  # float32, as rstd is
+        return wide.mul_(self.weight.float()).to(self.total.dtype)
+
+
 def down(x: Any, a: Any, side: Side) -> Any:
     """u, of x's dtype."""
     if not compiled(x):
@@ -66,6 +83,24 @@ def down(x: Any, a: Any, side: Side) -> Any:
         DROPS=side.p > 0, TOKENS=TOKENS, RANKS=tall, COLUMNS=COLUMNS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return u
+
+
+def backward_(d_x: Any, d_u: Any, a: Any, x: Any, side: Side, d_a: Any) -> None:
+    """Add the adapters' part to `d_x`, and leave d_A in `d_a`, as `sums` gives it. `x` may be a `Normed`."""
+    if not compiled(d_x) or not _fits_together(a, side):
+        add_input_gradient_(d_x, d_u, a, side)
+        weight_gradient(d_u, x, side, d_a)
+        return
+    tokens, width = d_x.shape
+    targets = a.shape[0] // side.rank
+    columns = COLUMNS if targets > 1 else COLUMNS // 2
+    total, rstd, weight = (x.total, x.rstd, x.weight) if isinstance(x, Normed) else (x, d_u, d_u)
+    _lora_backward[(parts(width, columns), parts(tokens, SPLIT_TOKENS))](
+        d_x, d_u, a, total, rstd, weight, d_a, d_a.stride(0), tokens, width, a.shape[0], side.seed, side.limit,
+        side.scale, RANK=side.rank, TARGETS=targets, DROPS=side.p > 0, NORMED=isinstance(x, Normed),
+        SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=rank_tiles(side.rank, side.rank)[0], COLUMNS=columns, num_warps=4,
+        num_stages=1,
+    )  # fmt: skip
 
 
 def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: Side) -> None:
@@ -81,19 +116,35 @@ def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: Side) -> None:
     )  # fmt: skip
 
 
-def weight_gradient(d_u: Any, x: Any, side: Side) -> Any:
-    """d_A of all adapters, float32 of shape (n R, K)."""
+def weight_gradient(d_u: Any, x: Any, side: Side, d_a: Any) -> None:
+    """Leave d_A of all adapters, (n R, K), in `d_a`, as `sums` gives it. `x` may be a `Normed`."""
+    x = x.made() if isinstance(x, Normed) else x
     if not compiled(x):
-        return weight_gradient_reference(d_u, x, side)
+        d_a.copy_(weight_gradient_reference(d_u, x, side).view(1, -1))
+        return
     tokens, width = x.shape
-    rows, splits = d_u.shape[1], parts(tokens, SPLIT_TOKENS)
-    partial = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
+    rows = d_u.shape[1]
     tall, programs = rank_tiles(rows, side.rank)
-    _lora_weight_gradient[(programs, parts(width, COLUMNS), splits)](
-        d_u, x, partial, tokens, width, rows, side.seed, side.limit, side.scale, RANK=side.rank,
+    _lora_weight_gradient[(programs, parts(width, COLUMNS), len(d_a))](
+        d_u, x, d_a, d_a.stride(0), tokens, width, rows, side.seed, side.limit, side.scale, RANK=side.rank,
         DROPS=side.p > 0, SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=tall, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
-    return partial.sum(0)
+
+
+def sums(like: Any, *sizes: int) -> tuple[Any, tuple[Any, ...]]:
+    """Room for gradients of parameters of these sizes, float32 of shape (splits, sizes), and a view for each.
+
+    A row is the sum over SPLIT_TOKENS of the tokens of `like` (T, ...), or over all of them where no kernel runs; the
+    gradients are the sum of all rows.
+    """
+    splits = parts(len(like), SPLIT_TOKENS) if compiled(like) else 1
+    room = torch.empty((splits, sum(sizes)), dtype=torch.float32, device=like.device)
+    return room, room.split(sizes, dim=1)
+
+
+def _fits_together(a: Any, side: Side) -> bool:
+    tall, programs = rank_tiles(a.shape[0], side.rank)
+    return tall >= side.rank and programs * tall <= MOST_RANKS
 
 
 def rank_tiles(rows: int, rank: int) -> tuple[int, int]:
@@ -154,6 +205,11 @@ def _keeps(word, limit, target):
     return word * last.to(tl.uint32) >= limit.to(tl.uint32)
 
 
+@jit
+def _lora_dropped(tile, word, limit, target, DROPS: tl.constexpr):
+    return tl.where(_keeps(word, limit, target), tile, 0.0).to(tile.dtype) if DROPS else tile
+
+
 @jit(do_not_specialize=["seed", "limit"])
 def _lora_down(
     x, a, u, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
@@ -179,6 +235,67 @@ def _lora_down(
         total = tl.dot(tile, side, total, input_precision="ieee")
     there = (row < tokens)[:, None] & (within < RANK)[None, :]
     tl.store(u + row[:, None] * rows + of_a[None, :], (total * scale).to(u.dtype.element_ty), mask=there)
+
+
+@jit
+def _lora_add_both(
+    total, d_a, tile, word, limit, scale, d_u, a, target, within, row, there, rows,
+    DROPS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    left = tl.load(d_u + row[:, None] * rows + (target * RANK + within)[None, :], mask=there, other=0.0)
+    part = _lora_dropped(tl.dot(left, a, input_precision="ieee"), word, limit, target, DROPS)
+    dropped = _lora_dropped(tile, word, limit, target, DROPS)
+    return total + part * scale, tl.dot(tl.trans(left), dropped, d_a, input_precision="ieee")
+
+
+@jit(do_not_specialize=["seed", "limit"])
+def _lora_backward(
+    d_x, d_u, a, x, rstd, weight, d_a, d_a_stride, tokens, width, rows, seed, limit, scale,
+    RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr, NORMED: tl.constexpr,
+    SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column, within = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
+    inside, of_rank = column < width, within < RANK
+    of_a = within[:, None] * width + column[None, :]
+    there_a = of_rank[:, None] & inside[None, :]
+    next_a = RANK * width
+    a_0 = tl.load(a + of_a, mask=there_a, other=0.0)
+    a_1 = tl.load(a + next_a + of_a, mask=there_a, other=0.0) if TARGETS > 1 else a_0
+    a_2 = tl.load(a + 2 * next_a + of_a, mask=there_a, other=0.0) if TARGETS > 2 else a_0
+    if NORMED:
+        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    sum_0 = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
+    sum_1 = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
+    sum_2 = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
+    for start in range(0, SPLIT, TOKENS):
+        row = tl.program_id(1).to(tl.int64) * SPLIT + start + tl.arange(0, TOKENS)
+        place = row[:, None] * width + column[None, :]
+        there = (row < tokens)[:, None] & inside[None, :]
+        there_u = (row < tokens)[:, None] & of_rank[None, :]
+        tile = tl.load(x + place, mask=there, other=0.0)
+        if NORMED:
+            inverse = tl.load(rstd + row, mask=row < tokens, other=0.0)
+            tile = (tile.to(tl.float32) * inverse[:, None] * gain[None, :]).to(x.dtype.element_ty)
+        total = tl.load(d_x + place, mask=there, other=0.0).to(tl.float32)
+        word = _hashes(row, column, width, seed)
+        total, sum_0 = _lora_add_both(
+            total, sum_0, tile, word, limit, scale, d_u, a_0, 0, within, row, there_u, rows, DROPS, RANK
+        )
+        if TARGETS > 1:
+            total, sum_1 = _lora_add_both(
+                total, sum_1, tile, word, limit, scale, d_u, a_1, 1, within, row, there_u, rows, DROPS, RANK
+            )
+        if TARGETS > 2:
+            total, sum_2 = _lora_add_both(
+                total, sum_2, tile, word, limit, scale, d_u, a_2, 2, within, row, there_u, rows, DROPS, RANK
+            )
+        tl.store(d_x + place, total.to(d_x.dtype.element_ty), mask=there)
+    d_a += tl.program_id(1).to(tl.int64) * d_a_stride
+    tl.store(d_a + of_a, sum_0 * scale, mask=there_a)
+    if TARGETS > 1:
+        tl.store(d_a + next_a + of_a, sum_1 * scale, mask=there_a)
+    if TARGETS > 2:
+        tl.store(d_a + 2 * next_a + of_a, sum_2 * scale, mask=there_a)
 
 
 @jit(do_not_specialize=["seed", "limit"])
@@ -218,7 +335,7 @@ def _lora_input_gradient(
 
 @jit(do_not_specialize=["seed", "limit"])
 def _lora_weight_gradient(
-    d_u, x, partial, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
+    d_u, x, d_a, d_a_stride, tokens, width, rows, seed, limit, scale, RANK: tl.constexpr, DROPS: tl.constexpr,
     SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
@@ -243,5 +360,5 @@ def _lora_weight_gradient(
             tile = tl.where(_keeps(_hashes(row, column, width, seed), limit, target), tile, 0.0).to(x.dtype.element_ty)
         total = tl.dot(left, tile, total, input_precision="ieee")
     there = (within < RANK)[:, None] & (column < width)[None, :]
-    place = partial + (tl.program_id(2).to(tl.int64) * rows + of_a[:, None]) * width + column[None, :]
+    place = d_a + tl.program_id(2).to(tl.int64) * d_a_stride + of_a[:, None] * width + column[None, :]
     tl.store(place, total * scale, mask=there)

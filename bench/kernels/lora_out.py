@@ -39,26 +39,24 @@ def out_gradient(d_y: Any, b: Any, columns: tuple[slice, ...], side: Side) -> An
         return out_gradient_reference(d_y, b, columns)
     d_u = torch.empty((len(d_y), len(columns) * side.rank), dtype=d_y.dtype, device=d_y.device)
     tall, programs = rank_tiles(d_u.shape[1], side.rank)
-    _lora_out_gradient[(programs, parts(len(d_y), TOKENS))](
-        d_y, b, d_u, len(d_y), len(b), d_u.shape[1], *_edges(columns), RANK=side.rank, TOKENS=TOKENS, RANKS=tall,
+    _lora_out_gradient[(programs, parts(len(d_y), TOKENS_OUT))](
+        d_y, b, d_u, len(d_y), len(b), d_u.shape[1], *_edges(columns), RANK=side.rank, TOKENS=TOKENS_OUT, RANKS=tall,
         COLUMNS=COLUMNS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return d_u
 
 
-def out_weight_gradient(d_y: Any, u: Any, columns: tuple[slice, ...], side: Side) -> Any:
-    """d_B, float32 of shape (N, R); rows that are no adapter's are not written."""
+def out_weight_gradient(d_y: Any, u: Any, columns: tuple[slice, ...], side: Side, d_b: Any) -> None:
+    """Leave d_B, (N, R), in `d_b`, as `lora.sums` gives it; rows that are no adapter's are not written."""
     if not compiled(d_y):
-        return out_weight_gradient_reference(d_y, u, columns, side)
+        d_b.copy_(out_weight_gradient_reference(d_y, u, columns, side).view(1, -1))
+        return
     tokens, width = d_y.shape
-    splits = parts(tokens, SPLIT_TOKENS)
-    partial = torch.empty((splits, width, side.rank), dtype=torch.float32, device=d_y.device)
     tall, _ = rank_tiles(side.rank, side.rank)
-    _lora_out_weight_gradient[(parts(width, COLUMNS), parts(side.rank, tall), splits)](
-        d_y, u, partial, tokens, width, u.shape[1], *_edges(columns), RANK=side.rank, SPLIT=SPLIT_TOKENS,
+    _lora_out_weight_gradient[(parts(width, COLUMNS), parts(side.rank, tall), len(d_b))](
+        d_y, u, d_b, d_b.stride(0), tokens, width, u.shape[1], *_edges(columns), RANK=side.rank, SPLIT=SPLIT_TOKENS,
         TOKENS=TOKENS, RANKS=tall, TARGETS=len(columns), COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
-    return partial.sum(0)
 
 
 def _edges(columns: tuple[slice, ...]) -> tuple[int, ...]:
@@ -150,7 +148,7 @@ def _lora_out_gradient(
 
 @jit
 def _lora_out_weight_gradient(
-    d_y, u, partial, tokens, width, rows, first_0, last_0, first_1, last_1, first_2, last_2,
+    d_y, u, d_b, d_b_stride, tokens, width, rows, first_0, last_0, first_1, last_1, first_2, last_2,
     RANK: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, TARGETS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -177,5 +175,5 @@ def _lora_out_weight_gradient(
                     other=0.0,
                 )
                 total = tl.dot(left, right, total, input_precision="ieee")
-            place = partial + (split * width + column[:, None]) * RANK + within[None, :]
+            place = d_b + split * d_b_stride + column[:, None] * RANK + within[None, :]
             tl.store(place, total, mask=inside[:, None] & (within < RANK)[None, :])

@@ -29,6 +29,7 @@ from bench.kernels.launch import compiled, jit, parts, tl
 BLOCK = 64  # numbers to a scale
 SCALE_BLOCK = 256  # scales to a scale of scales
 WORD = 8  # numbers to 4 bytes
+MOST_WEIGHTS = 3  # to a launch: q, k and v
 WORDS = 512  # to a program; 256 to 1024 with 2 or 4 warps are within 2 % of each other
 
 
@@ -80,26 +81,28 @@ def from_bitsandbytes(weight: Any) -> Nf4:
 
 def dequantize(weight: Nf4, out: Any) -> None:
     """Fill `out`, contiguous and of `weight.shape`, rounding each number to its dtype once."""
-    if compiled(out):
-        words = weight.numbers // WORD
-        _nf4_dequantize[(parts(words, WORDS),)](
-            weight.packed.view(torch.int32),
-            weight.levels,
-            weight.scales,
-            weight.scale_levels,
-            weight.scale_scales,
-            weight.offset,
-            out,
-            words,
-            WORDS=WORDS,
-            WORD=WORD,
-            BLOCK=BLOCK,
-            SCALE_BLOCK=SCALE_BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
-    else:
-        out.copy_(dequantize_reference(weight))
+    dequantize_joined((weight,), out)
+
+
+def dequantize_joined(weights: tuple[Nf4, ...], out: Any) -> None:
+    """Fill `out`, contiguous, with up to MOST_WEIGHTS weights one below the other, by one launch: small ones take less
+    than a launch costs, and run beside the others."""
+    if not compiled(out):
+        torch.cat([dequantize_reference(weight) for weight in weights], out=out)
+        return
+    words = [weight.numbers // WORD for weight in weights] + [0] * (MOST_WEIGHTS - len(weights))
+    tables = [_tables(weight) for weight in weights]
+    tables += tables[:1] * (MOST_WEIGHTS - len(weights))
+    _nf4_dequantize[(sum(parts(count, WORDS) for count in words),)](
+        *[tensor for table in tables for tensor in table], out, *words, WEIGHTS=len(weights), WORDS=WORDS, WORD=WORD,
+        BLOCK=BLOCK, SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _tables(weight: Nf4) -> tuple[Any, ...]:
+    """As the kernel takes them."""
+    packed = weight.packed.view(torch.int32)
+    return packed, weight.levels, weight.scales, weight.scale_levels, weight.scale_scales, weight.offset
 
 
 def dequantize_reference(weight: Nf4) -> Any:
@@ -112,22 +115,12 @@ def dequantize_reference(weight: Nf4) -> Any:
 
 
 @jit
-def _nf4_dequantize(
-    packed,
-    levels,
-    scales,
-    scale_levels,
-    scale_scales,
-    offset,
-    out,
-    words,
-    WORDS: tl.constexpr,
-    WORD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
-):
+def _nf4_words(
+    packed, levels, scales, scale_levels, scale_scales, offset, out, words, program,
+    WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+):  # fmt: skip
     # One thread takes a word of 4 bytes and writes its 8 numbers at once, 16 bytes in bf16: both sides coalesce.
-    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     there = word < words
     block = word // (BLOCK // WORD)
     scale = tl.load(scale_levels + tl.load(scales + block, mask=there, other=0).to(tl.int32))
@@ -138,3 +131,35 @@ def _nf4_dequantize(
     number = tl.load(levels + index) * scale[:, None]
     place = word[:, None] * WORD + nibble[None, :]
     tl.store(out + place, number.to(out.dtype.element_ty), mask=there[:, None])
+
+
+@jit
+def _nf4_dequantize(
+    packed_0, levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0,
+    packed_1, levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1,
+    packed_2, levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
+    out, words_0, words_1, words_2,
+    WEIGHTS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    first_1 = (words_0 + WORDS - 1) // WORDS
+    first_2 = first_1 + (words_1 + WORDS - 1) // WORDS
+    if program < first_1:
+        _nf4_words(
+            packed_0, levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, words_0, program,
+            WORDS, WORD, BLOCK, SCALE_BLOCK,
+        )  # fmt: skip
+    if WEIGHTS > 1:
+        out_1 = out + words_0.to(tl.int64) * WORD
+        if (program >= first_1) & (program < first_2):
+            _nf4_words(
+                packed_1, levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, words_1,
+                program - first_1, WORDS, WORD, BLOCK, SCALE_BLOCK,
+            )  # fmt: skip
+    if WEIGHTS > 2:
+        out_2 = out + (words_0.to(tl.int64) + words_1) * WORD
+        if program >= first_2:
+            _nf4_words(
+                packed_2, levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out_2, words_2,
+                program - first_2, WORDS, WORD, BLOCK, SCALE_BLOCK,
+            )  # fmt: skip

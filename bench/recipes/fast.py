@@ -41,6 +41,7 @@ ARCHITECTURES = ("llama", "mistral")
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
 LEAST_TORCH = (2, 10)
 WIDEST_HEAD = 256  # of FlashAttention 2
+DEPENDS_ON_LENGTH = ("dynamic", "longrope")  # kinds of rotation whose angles are others in a longer text
 JOINED = {
     "joined": ("self_attn", ("q_proj", "k_proj", "v_proj")),
     "out": ("self_attn", ("o_proj",)),
@@ -121,44 +122,76 @@ class FastModel(torch.nn.Module):
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
         self._layers = tuple(_layers(base, trial))
-        products = [product for layer in self._layers for product in layer.products]
-        self._trained = [parameter for product in products for parameter in product.parameters]
-        self._copies = [copy for product in products for copy in product.working_copies]
+        self._adapters = [_copied(layer) for layer in self._layers]
+        self._angles = Angles(base.model.rotary_emb)
 
     def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
         """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), B is 1 and holds n samples end to end, whose
         positions are `position_ids`; without, each row is one sample from position 0, and what pads it comes last."""
         (base,) = self._base
         decoder, (batch, length) = base.model, input_ids.shape
-        device = input_ids.device
-        rows = batch if edges is None else 0
         if edges is None:
-            edges = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
-            position_ids = torch.arange(length, device=device).repeat(batch)
-        with torch.no_grad():
-            x = decoder.embed_tokens(input_ids.view(-1))
-            cos, sin = decoder.rotary_emb(x.new_empty(0, dtype=torch.float32), position_ids.view(1, -1))
-            half = cos.shape[-1] // 2
-            targets = torch.full_like(labels, IGNORED)
-            targets[:, :-1] = labels[:, 1:]
-            # What an optimizer's step changed, in a few kernels for all adapters.
-            torch._foreach_copy_(self._copies, self._trained)
+            cos, sin, edges = self._angles.of_rows(batch, length, input_ids.device)
+            longest, rows = length, batch
+        else:
+            longest, rows = min(length, self._longest), 0
+            cos, sin = self._angles.of_positions(position_ids, longest)
         tokens = Tokens(
-            cos=cos[0, :, :half].contiguous(),
-            sin=sin[0, :, :half].contiguous(),
-            samples=Samples(
-                edges=edges, longest=length if rows else min(length, self._longest), window=self._window, rows=rows
-            ),
+            cos=cos,
+            sin=sin,
+            samples=Samples(edges=edges, longest=longest, window=self._window, rows=rows),
             seed=self._next_seed() if self.training else None,
         )
-        for layer in self._layers:
-            x = run_layer(x, layer, tokens, *layer.parameters)
+        with torch.no_grad():
+            x = decoder.embed_tokens(input_ids.view(-1))
+        for layer, (copies, trained) in zip(self._layers, self._adapters, strict=True):
+            # What an optimizer's step changed, layer by layer: as a step begins the device waits for the host.
+            with torch.no_grad():
+                torch._foreach_copy_(copies, trained)
+            x = run_layer(x, layer, tokens, *trained)
+        targets = torch.full_like(labels, IGNORED)
+        targets[:, :-1] = labels[:, 1:]
         loss = _Loss.apply(x, decoder.norm.weight, _eps(decoder.norm), base.lm_head.weight, targets.view(-1))
         return SimpleNamespace(loss=loss)
 
     def _next_seed(self) -> int:
         """Of one micro-batch's dropout; a fresh one each, drawn on the host so that nobody waits for the device."""
         return int(torch.randint(0, 2**31 - 1 - len(self._layers) * PRODUCTS, ()))
+
+
+class Angles:
+    """cos and sin of every token's angles, (T, D/2) float32 each, from the model's own module, computed once."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._table: tuple[Any, Any] | None = None
+        self._shape: tuple[Any, ...] = ()
+        self._rows: tuple[Any, Any, Any] = (None, None, None)
+
+    def of_rows(self, batch: int, length: int, device: Any) -> tuple[Any, Any, Any]:
+        """(cos, sin, edges) of `batch` rows from position 0 on; the last ones are kept, as most steps look the same."""
+        if self._shape != (batch, length, device):
+            edges = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+            cos, sin = self.of_positions(torch.arange(length, device=device).repeat(batch), length)
+            self._shape, self._rows = (batch, length, device), (cos, sin, edges)
+        return self._rows
+
+    def of_positions(self, positions: Any, longest: int) -> tuple[Any, Any]:
+        """At `positions`, int64 of T in all, each below `longest`."""
+        positions = positions.view(-1)
+        if getattr(self._module, "rope_type", "default") in DEPENDS_ON_LENGTH:
+            return self._computed(positions)
+        if self._table is None or len(self._table[0]) < longest or self._table[0].device != positions.device:
+            self._table = self._computed(torch.arange(longest, device=positions.device))
+        cos, sin = self._table
+        return cos[positions], sin[positions]
+
+    def _computed(self, positions: Any) -> tuple[Any, Any]:
+        like = torch.empty(0, dtype=torch.float32, device=positions.device)
+        with torch.no_grad():
+            cos, sin = (each[0] for each in self._module(like, positions.view(1, -1)))
+        half = cos.shape[-1] // 2
+        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
 
 
 class _Loss(torch.autograd.Function):
@@ -201,6 +234,12 @@ def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
             shelf=shelf,
             **{name: _product(layer, place, base.dtype, hold=hold) for name, place in JOINED.items()},
         )
+
+
+def _copied(layer: Layer) -> tuple[list[Any], list[Any]]:
+    """The working copies of its adapters, and the parameters that they are copies of."""
+    copies = [copy for product in layer.products for copy in product.working_copies]
+    return copies, list(layer.parameters)
 
 
 def _linears(layer: Any) -> Iterator[tuple[str, Any]]:

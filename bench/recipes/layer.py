@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
+from bench.kernels.lora import Normed
 from bench.kernels.norm import rms_norm, rms_norm_backward
-from bench.kernels.rope import Heads, rotate_, unrotate
+from bench.kernels.rope import Heads, rotate_
 from bench.kernels.swiglu import swiglu, swiglu_backward_
 from bench.recipes.products import Product
 from bench.recipes.shelf import Shelf
@@ -99,8 +100,7 @@ class Layer:
         normed, rstd_in, _ = rms_norm(x, self.norm_in, self.eps)
         joined, u_joined = self.joined.forward(normed, seeds[0])
         rotate_(joined, tokens.cos, tokens.sin, self.heads)
-        q, k, v = self.heads.split(joined)
-        out, attention = attend(q, k, v, tokens.samples)
+        out, attention = attend(joined, self.heads, tokens.samples)
         added, u_out = self.out.forward(out.view(len(x), -1), seeds[1])
         normed, rstd_mid, h = rms_norm(x, self.norm_mid, self.eps, added)
         del added
@@ -126,30 +126,24 @@ class Layer:
         swiglu_backward_(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
         d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
         del d_act
-        d_normed, d_u = self.gate_up.input_gradient(kept.gate_up, seeds[2])
-        again = self._normed(kept.h, self.norm_mid, self.gate_up)
-        d_gate_up = self.gate_up.parameter_gradients(kept.gate_up, d_u, again, kept.u_gate_up, seeds[2])
+        normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
+        d_normed, d_gate_up = self.gate_up.backward(kept.gate_up, normed, kept.u_gate_up, seeds[2])
         kept.gate_up = None
         d_h = rms_norm_backward(d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y)
-        out = kept.out.view(len(d_h), -1)
-        d_out, d_u = self.out.input_gradient(d_h, seeds[1])
-        d_o = self.out.parameter_gradients(d_h, d_u, out, kept.u_out, seeds[1])
-        q, k, v = self.heads.split(kept.joined)
-        gradients = attend_backward(d_out.view_as(kept.out), q, k, v, kept.out, kept.attention, tokens.samples)
-        d_joined = unrotate(*gradients, tokens.cos, tokens.sin, self.heads)
-        del d_out, gradients, q, k, v
-        again = self._normed(kept.x, self.norm_in, self.joined)
+        d_out, d_o = self.out.backward(d_h, kept.out.view(len(d_h), -1), kept.u_out, seeds[1])
+        d_joined = attend_backward(
+            d_out.view_as(kept.out), kept.joined, self.heads, kept.out, kept.attention, tokens.samples, tokens.cos,
+            tokens.sin,
+        )  # fmt: skip
+        del d_out
+        normed = Normed(total=kept.x, rstd=kept.rstd_in, weight=self.norm_in)
         if needs_x:
-            d_normed, d_u = self.joined.input_gradient(d_joined, seeds[0])
+            d_normed, d_in = self.joined.backward(d_joined, normed, kept.u_joined, seeds[0])
             d_x = rms_norm_backward(d_normed, kept.x, kept.rstd_in, self.norm_in, d_h)
         else:
-            d_x, d_u = None, self.joined.small_gradient(d_joined)
-        d_in = self.joined.parameter_gradients(d_joined, d_u, again, kept.u_joined, seeds[0])
+            d_u = self.joined.small_gradient(d_joined)
+            d_x, d_in = None, self.joined.parameter_gradients(d_joined, d_u, normed, kept.u_joined, seeds[0])
         return d_x, (*d_in, *d_o, *d_gate_up, *d_down)
-
-    def _normed(self, total: Any, weight: Any, product: Product) -> Any:
-        """A product's input once more, where its adapters' gradients need it."""
-        return rms_norm(total, weight, self.eps)[0] if product.adapters else None
 
 
 class _Function(torch.autograd.Function):

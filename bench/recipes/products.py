@@ -91,8 +91,19 @@ class Product:
         u = lora.down(x, self.work_a, side)
         return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
+    def backward(self, d_y: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, tuple[Any, ...]]:
+        """(d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`."""
+        d_x = d_y @ self.weight(d_y)
+        if not self.adapters:
+            return d_x, ()
+        d_u, side = self.small_gradient(d_y), self._side(seed)
+        room, (d_a, d_b) = self._room(d_y)
+        lora_out.out_weight_gradient(d_y, u, self.columns, side, d_b)
+        lora.backward_(d_x, d_u, self.work_a, x, side, d_a)
+        return d_x, self._gradients(room)
+
     def input_gradient(self, d_y: Any, seed: int | None) -> tuple[Any, Any]:
-        """(d_x, d_u)."""
+        """(d_x, d_u), where x comes later than they are needed."""
         d_x = d_y @ self.weight(d_y)
         d_u = self.small_gradient(d_y)
         if d_u is not None:
@@ -104,12 +115,22 @@ class Product:
         return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(None)) if self.adapters else None
 
     def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, ...]:
-        """Gradients of `parameters`, in their order."""
+        """Gradients of `parameters`, in their order. `x` may be a `lora.Normed`."""
         if not self.adapters:
             return ()
         side = self._side(seed)
-        d_b = lora_out.out_weight_gradient(d_y, u, self.columns, side)
-        pairs = zip(lora.weight_gradient(d_u, x, side).split(self.rank), self.adapters, strict=True)
+        room, (d_a, d_b) = self._room(d_y)
+        lora_out.out_weight_gradient(d_y, u, self.columns, side, d_b)
+        lora.weight_gradient(d_u, x, side, d_a)
+        return self._gradients(room)
+
+    def _room(self, d_y: Any) -> tuple[Any, tuple[Any, ...]]:
+        return lora.sums(d_y, self.work_a.numel(), self.work_b.numel())
+
+    def _gradients(self, room: Any) -> tuple[Any, ...]:
+        d_a, d_b = room.sum(0).split((self.work_a.numel(), self.work_b.numel()))
+        d_b = d_b.view(self.work_b.shape)
+        pairs = zip(d_a.view(self.work_a.shape).split(self.rank), self.adapters, strict=True)
         return tuple(gradient.to(adapter.a.dtype) for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
 
     def _side(self, seed: int | None) -> Side:
@@ -122,11 +143,9 @@ class Product:
 
 
 def dequantized(weights: Iterable[nf4.Nf4], dtype: Any, device: Any) -> Any:
-    """These weights one below the other, each dequantized into its place and rounded as the library rounds it."""
+    """These weights one below the other, dequantized by one launch and rounded as the library rounds them."""
     weights = tuple(weights)
     rows = sum(weight.shape[0] for weight in weights)
-    whole, first = torch.empty((rows, weights[0].shape[1]), dtype=weights[0].dtype, device=device), 0
-    for part in weights:
-        nf4.dequantize(part, whole[first : first + part.shape[0]])
-        first += part.shape[0]
+    whole = torch.empty((rows, weights[0].shape[1]), dtype=weights[0].dtype, device=device)
+    nf4.dequantize_joined(weights, whole)
     return whole.to(dtype)

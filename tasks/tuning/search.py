@@ -1,36 +1,40 @@
-"""Which candidates to measure next. Optuna chooses, and its journal is what an interrupted search goes on from.
+"""Which candidates to measure next, and when to stop. Optuna's journal is what an interrupted search goes on from.
 
 A search is successive halving with two rungs: waves of short trials, one trial a worker, then the best few in full.
-The first wave takes the most promising candidate of each kind, because a sampler that knows nothing would spend its
-first wave on guesses that arithmetic rules out; later waves are Optuna's tree of Parzen estimators. A search ends early
-when a wave improves on the best by less than `ENOUGH`.
+What is tried is what promises most (`tasks.tuning.belief`); waves end when nothing promises more than `WORTH` and every
+recipe has been tried once.
+
+Optuna's own samplers were tried for this and are not used: within ten trials a tree of Parzen estimators knows nothing
+of how candidates are alike, and its proposals are guesses (figures: docs/performance.md, "The search").
 """
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.tuning.belief import Belief
 from tasks.tuning.space import CHOICES, LAYOUTS, MICRO_BATCHES, RECOMPUTE, Candidate, MemoryLimit
 
 if TYPE_CHECKING:
     import optuna
 
-ENOUGH = 1.01  # the next wave must promise more than this to be worth its GPU time
+WORTH = 0.003  # the part of the best rate that another trial must be expected to add
 CLOSE = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
-MEASURED = "measured"  # marks what a trial told, among what was only asked
-ASKED_AT_MOST = 200  # questions for one candidate that is new and fits
+FAILURE = 0.1  # a trial that broke counts as this part of what was expected of it: the search is to stay away
+END = "end"  # marks what a trial told: one of the three below
+MEASURED, TOO_LARGE, BROKEN = "measured", "too large", "broken"
 
 
 class Search:
-    """The candidates, what is known of each, and what to try next.
+    """The candidates and what is known of each, also after an interruption.
 
     `results` maps a candidate's key to its useful tokens a second, None where it did not succeed.
     """
 
-    def __init__(self, journal: Path, candidates: Sequence[Candidate], *, recipes: Sequence[str], seed: int) -> None:
+    def __init__(self, journal: Path, candidates: Sequence[Candidate], *, recipes: Sequence[str]) -> None:
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
@@ -38,26 +42,17 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._by_choice = {_choice_key(one.choice): one for one in candidates}
         self._recipes = list(recipes)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna marks its sampler's options as experimental, each time
-            self._study = optuna.create_study(
-                study_name="tune",
-                storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
-                sampler=optuna.samplers.TPESampler(
-                    seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1, group=False
-                ),
-                direction="maximize",
-                load_if_exists=True,
-            )
+        self._belief = Belief(candidates)
+        self._study = optuna.create_study(
+            study_name="tune",
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
+            direction="maximize",
+            load_if_exists=True,
+        )
 
     @property
     def results(self) -> dict[str, float | None]:
-        known: dict[str, float | None] = {}
-        for trial in self._study.get_trials(deepcopy=False):
-            one = self._by_choice.get(_choice_key(trial.params))
-            if one is not None and trial.user_attrs.get(MEASURED):
-                known[one.key] = trial.value or None
-        return known
+        return {key: rate if end == MEASURED else None for key, (end, rate) in self._told().items()}
 
     @property
     def best(self) -> float | None:
@@ -65,34 +60,38 @@ class Search:
         return max((rate for rate in self.results.values() if rate is not None), default=None)
 
     def next(self, limit: MemoryLimit, count: int) -> list[Candidate]:
-        """Up to `count` candidates that fit and were never measured, as the sampler proposes them."""
-        known, chosen = set(self.results), dict[str, Candidate]()
-        for _ in range(ASKED_AT_MOST):
-            if len(chosen) == count:
-                break
-            asked = self._study.ask(self._distributions())
-            one = self._by_choice.get(_choice_key(asked.params))
-            # What was only asked is told as failed, which the sampler leaves out of what it learns from.
-            self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
-            if one is not None and one.key not in known and one.key not in chosen and limit.fits(one):
-                chosen[one.key] = one
-        return list(chosen.values())
+        """Up to `count` candidates that fit, were never measured, and promise enough; none when the waves are over."""
+        return choose(self._belief, self._told(), limit, count)
 
-    def tell(self, candidate: Candidate, useful_tokens_per_sec: float | None) -> None:
+    def finalists(self, limit: MemoryLimit, most: int) -> list[Candidate]:
+        """What is measured in full; see `finalists`."""
+        return finalists(self._belief, self._told(), limit, most)
+
+    def tell(self, candidate: Candidate, useful_tokens_per_sec: float | None, *, is_too_large: bool = False) -> None:
         """Write down how a candidate did; once is enough, and a second time changes nothing.
 
-        None, for one that did not succeed, counts as no tokens at all: the sampler is to stay away from there.
+        None is for one that did not succeed. One that was too large says nothing about speed: the memory model learns
+        from it, not this.
         """
-        if candidate.key in self.results:
+        if candidate.key in self._told():
             return
+        end = TOO_LARGE if is_too_large else BROKEN if useful_tokens_per_sec is None else MEASURED
         self._study.add_trial(
             self._optuna.trial.create_trial(
                 params=dict(candidate.choice),
                 distributions=self._distributions(),
                 value=useful_tokens_per_sec or 0.0,
-                user_attrs={MEASURED: True},
+                user_attrs={END: end},
             )
         )
+
+    def _told(self) -> dict[str, tuple[str, float]]:
+        known: dict[str, tuple[str, float]] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            one = self._by_choice.get(_choice_key(trial.params))
+            if one is not None and END in trial.user_attrs:
+                known[one.key] = (trial.user_attrs[END], trial.value or 0.0)
+        return known
 
     def _distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
         categorical = self._optuna.distributions.CategoricalDistribution
@@ -105,31 +104,69 @@ class Search:
         return {name: categorical(list(values[name])) for name in CHOICES}
 
 
-def promising(candidates: Sequence[Candidate], limit: MemoryLimit, count: int) -> list[Candidate]:
-    """The first wave: of those that fit the best of each recipe by prediction, then the best of all."""
-    ranked = sorted((one for one in candidates if limit.fits(one)), key=lambda one: -one.score)
-    best_of: dict[str, Candidate] = {}
-    for one in ranked:
-        best_of.setdefault(one.choice["recipe"], one)
-    return list({one.key: one for one in (*best_of.values(), *ranked)}.values())[:count]
+def choose(belief: Belief, told: Mapping[str, tuple[str, float]], limit: MemoryLimit, count: int) -> list[Candidate]:
+    """The next wave: up to `count` candidates that fit and promise more than `WORTH`, the most promising first. Before
+    a search ends, each recipe has been tried once: a recipe that arithmetic wrote off is the doubt that costs most.
+
+    `told` maps keys to (end, rate). Those of one wave are chosen one after the other, each as if the ones before it had
+    done as expected: else a wave would be one guess, asked as often as there are workers.
+    """
+    rates, assumed = _known(belief, told)
+    places = {one.key: index for index, one in enumerate(belief.candidates)}
+    left = {key: index for key, index in places.items() if key not in told and limit.fits(belief.candidates[index])}
+    tried = {belief.candidates[places[key]].choice["recipe"] for key in told}
+    chosen: list[Candidate] = []
+    while left and len(chosen) < count:
+        place = _most_promising(belief, rates, assumed, left, tried)
+        if place is None:
+            break
+        one = belief.candidates[place]
+        chosen.append(one)
+        tried.add(one.choice["recipe"])
+        assumed[one.key] = math.exp(belief.given(rates, assumed).mean[place])
+        del left[one.key]
+    return chosen
 
 
-def finalists(candidates: Sequence[Candidate], results: Mapping[str, float | None], most: int) -> list[Candidate]:
-    """What is measured in full, at most `most`: the fastest, whoever came so close that short trials cannot tell them
-    apart, and, for the other end of the front, the smallest of those at least half as fast."""
-    rates = {key: rate for key, rate in results.items() if rate is not None}
-    ranked = sorted((one for one in candidates if one.key in rates), key=lambda one: -rates[one.key])
+def _most_promising(
+    belief: Belief, rates: Mapping[str, float], assumed: Mapping[str, float], left: Mapping[str, int], tried: set[str]
+) -> int | None:
+    """The place of the candidate to try, of those left; None where none is worth it."""
+    if not rates and not assumed:
+        return max(left.values(), key=lambda place: belief.candidates[place].score)
+    promised = belief.promise(rates, assumed)
+    place = max(left.values(), key=promised.__getitem__)
+    if promised[place] >= WORTH:
+        return place
+    untried = [place for place in left.values() if belief.candidates[place].choice["recipe"] not in tried]
+    return max(untried, key=promised.__getitem__, default=None)
+
+
+def finalists(belief: Belief, told: Mapping[str, tuple[str, float]], limit: MemoryLimit, most: int) -> list[Candidate]:
+    """What is measured in full, at most `most`: the fastest, for the other end of the front the smallest that should be
+    at least half as fast, tried before or not, and whoever came so close that short trials cannot tell them apart."""
+    rates, assumed = _known(belief, told)
+    ranked = sorted((one for one in belief.candidates if one.key in rates), key=lambda one: -rates[one.key])
     if not ranked:
         return []
-    best = rates[ranked[0].key]
-    smallest = min((one for one in ranked if 2 * rates[one.key] >= best), key=lambda one: one.peak_bytes or 0)
+    best, means = rates[ranked[0].key], belief.given(rates, assumed).mean
+    expected = dict(zip((one.key for one in belief.candidates), means, strict=True))
+    quick = [
+        one
+        for one in belief.candidates
+        if limit.fits(one) and expected[one.key] >= math.log(best / 2) and (one.key in rates or one.key not in told)
+    ]
+    smallest = min(quick or ranked, key=lambda one: (limit.corrected(one) or 0, -expected[one.key]))
     close = [one for one in ranked if rates[one.key] * CLOSE >= best]
     return list({one.key: one for one in (ranked[0], smallest, *close)}.values())[:most]
 
 
-def goes_on(best_before: float | None, best_now: float | None) -> bool:
-    """Is another wave worth its time? Not when the last one hardly improved on what was known before it."""
-    return best_now is None or best_before is None or best_now > ENOUGH * best_before
+def _known(belief: Belief, told: Mapping[str, tuple[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Rates by key: those that were measured, and those that stand for trials that broke."""
+    rates = {key: rate for key, (end, rate) in told.items() if end == MEASURED and rate > 0.0}
+    expected = belief.given(rates).mean
+    broken = (place for place, one in enumerate(belief.candidates) if told.get(one.key, ("", 0.0))[0] == BROKEN)
+    return rates, {belief.candidates[place].key: FAILURE * math.exp(expected[place]) for place in broken}
 
 
 def _choice_key(choice: Mapping[str, Any]) -> tuple[Any, ...]:

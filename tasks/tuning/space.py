@@ -31,6 +31,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
     "all": {"gradient_checkpointing": True},
     "offload": {"gradient_checkpointing": True, "offload_checkpoints": True},
 }
+RECOMPUTED_SHARE = {"none": 0.0, "every-4": 0.25, "every-2": 0.5, "all": 1.0, "offload": 1.0}
 OF_EVERY_RECIPE = ("none", "all")
 CHOICES = ("recipe", "layout", "micro_batch_size", "recompute")
 

@@ -1,12 +1,13 @@
 """Does the fast recipe compute what the reference computes? Gradients against float32, and loss curves step by step.
 
-    python -m tests.benchmarks.fast_equal --model DIR --data FILE [--steps 200]
+    python -m tests.benchmarks.fast_equal --model DIR --data FILE [--steps 200] [--parts gradients,curves] [--json FILE]
 
 Gradients: of all adapters, on one micro-batch without dropout and with B drawn at random (at 0, as training begins, A
 has no gradient), as ||found - exact|| / ||exact||. Exact is the same quantized model in float32 throughout, TF32 off.
 
 Curves: over the same batches in the same order. The reference runs twice, with other dropout masks the second time;
-what its two curves differ by is the noise that the fast one's difference is to be compared with.
+what its two curves differ by is the noise that the fast one's difference is to be compared with. Each curve says every
+REPORT_EVERY steps how far it is from the first one, so a run that is cut short has told what it knew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +32,8 @@ from tests.benchmarks import Figure
 
 STEPS = 200
 LAST = 50  # steps at the end over which mean losses are compared
+REPORT_EVERY = 20
+PARTS = ("gradients", "curves")
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
@@ -37,6 +41,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--data", help="default: the demo's data")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of gradients, curves")
+    parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
     modules = stack.load()
     placement = qlora.place(modules)
@@ -60,7 +66,11 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
             learning_rate=2e-4 if on_gpu else 4e-3,
         )
         equal = Equality(modules, placement, trial)
-        return [*equal.gradients(), *equal.curves()]
+        wanted = arguments.parts.split(",")
+        figures = equal.gradients() if "gradients" in wanted else []
+        if "curves" in wanted:
+            figures += equal.curves(arguments.json)
+        return figures
 
 
 class Equality:
@@ -82,24 +92,36 @@ class Equality:
             print(figures[-1], flush=True)
         return figures
 
-    def curves(self) -> list[Figure]:
-        first = self._curve("reference", 0)
-        noise, fast = self._curve("reference", 1), self._curve("fast", 0)
+    def curves(self, out: Path | None = None) -> list[Figure]:
+        """Reference, fast, then the reference again with other dropout; every loss goes to `out`, curve by curve."""
+        curves: dict[str, list[float]] = {}
+        for name, recipe, seed in (("reference", "reference", 0), ("fast", "fast", 0), ("noise", "reference", 1)):
+            curves[name] = self._curve(name, recipe, seed, curves.get("reference"))
+            if out is not None:
+                out.write_text(json.dumps(curves))
+        first, noise = curves["reference"], _apart(curves["reference"], curves["noise"])
         return [
             Figure(
-                name=f"loss, {len(first)} steps, {name}",
+                name=f"loss, {len(first)} steps, {title}",
                 value=f"mean |difference| {_apart(first, other):.4f}, last {LAST} steps "
                 f"{statistics.fmean(other[-LAST:]):.4f} (reference {statistics.fmean(first[-LAST:]):.4f}, first step "
                 f"{first[0]:.4f})",
-                ratio=f"{_apart(first, other) / _apart(first, noise):.2f}x the noise",
+                ratio=f"{_apart(first, other) / noise:.2f}x the noise",
             )
-            for name, other in (("reference with other dropout", noise), ("fast", fast))
+            for title, other in (("reference with other dropout", curves["noise"]), ("fast", curves["fast"]))
         ]
 
-    def _curve(self, recipe: str, dropout_seed: int) -> list[float]:
+    def _curve(self, name: str, recipe: str, dropout_seed: int, first: list[float] | None) -> list[float]:
         step = self._build(recipe)
         self.modules.torch.manual_seed(1000 + dropout_seed)
-        losses = [float(step(iter([batch]), 1)) for batch in islice(self.batches, self.trial.measured_steps)]
+        losses: list[float] = []
+        for batch in islice(self.batches, self.trial.measured_steps):
+            losses.append(float(step(iter([batch]), 1)))
+            if len(losses) % REPORT_EVERY == 0:
+                apart = "" if first is None else f", mean |difference| {_apart(first[: len(losses)], losses):.4f}"
+                mean = statistics.fmean(losses[-REPORT_EVERY:])
+                print(f"{name}: {len(losses)} steps, last {REPORT_EVERY} at {mean:.4f}{apart}", flush=True)
+        del step  # before the next model is loaded beside it
         self._free()
         return losses
 

@@ -15,7 +15,7 @@ import pytest
 from bench.trial import Trial
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-SMALL = {"INVOKE_TUNE_WAVES": "1", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
+SMALL = {"INVOKE_TUNE_TRIALS": "2", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
 
 
 def search_folder(project) -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import footprint
+from bench import flops, footprint, survey
 
 MISTRAL = {
     "hidden_size": 4096,
@@ -69,3 +69,41 @@ def test_every_recipe_has_its_numbers():
     from bench.trial import RECIPES
 
     assert set(footprint.RECIPES) == set(RECIPES)
+
+
+@pytest.mark.parametrize(("recipe", "pairs"), [("reference", 3), ("stock", 3), ("fast", 0)])
+def test_samples_that_share_a_row_cost_a_mask_over_it_where_a_mask_keeps_them_apart(make_trial, recipe, pairs):
+    alone = peak(make_trial, recipe=recipe, micro_batch_size=32, layout="pad")
+    shared = peak(make_trial, recipe=recipe, micro_batch_size=32, layout="varlen")
+    assert shared - alone == pytest.approx(pairs * (32 * 512) ** 2, abs=1)
+
+
+@pytest.mark.parametrize(("recipe", "is_slower"), [("reference", True), ("stock", True), ("fast", False)])
+def test_that_mask_is_predicted_to_cost_time_too(make_trial, recipe, is_slower):
+    def rate(layout: str) -> float:
+        trial = make_trial(recipe=recipe, max_seq_len=512, micro_batch_size=32, layout=layout)
+        return survey.rate(MISTRAL, trial)
+
+    assert (rate("varlen") < 0.8 * rate("pad")) is is_slower
+
+
+@pytest.mark.parametrize(("recipe", "each"), [("reference", 3), ("stock", 3)])
+def test_adapters_beyond_attention_keep_their_inputs_where_layers_are_kept(make_trial, recipe, each):
+    def activations(batch: int, targets: tuple[str, ...]) -> int:
+        changes = {"recipe": recipe, "lora_targets": targets, "gradient_checkpointing": False}
+        return peak(make_trial, micro_batch_size=2 * batch, **changes) - peak(
+            make_trial, micro_batch_size=batch, **changes
+        )
+
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    more = activations(4, (*attention, "gate_proj", "up_proj", "down_proj")) - activations(4, attention)
+    assert more == pytest.approx(4 * 512 * 32 * each * (4096 + 4096 + 14336), abs=2)
+
+
+def test_only_the_fast_recipe_has_its_gradients_beside_what_layers_keep(make_trial):
+    for recipe, bytes_each in (("fast", 4 + 8 + 2 + 4), ("reference", 4 + 8)):
+        changes = {"recipe": recipe, "optimizer": "adamw_torch", "micro_batch_size": 1}
+        small, large = (make_trial(max_seq_len=8, lora_rank=rank, lora_alpha=16, **changes) for rank in (8, 256))
+        weights = [flops.adapter_weights(MISTRAL, trial.lora_rank, trial.lora_targets) for trial in (small, large)]
+        grown = footprint.peak_bytes(MISTRAL, large) - footprint.peak_bytes(MISTRAL, small)
+        assert grown / (weights[1] - weights[0]) == pytest.approx(bytes_each, rel=0.01)

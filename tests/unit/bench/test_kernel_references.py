@@ -12,6 +12,7 @@ import torch
 from bench.kernels import attention, lora, lora_out, loss, nf4, norm, rope, swiglu
 from bench.kernels.attention import Samples
 from bench.kernels.lora import Side
+from bench.kernels.rope import Heads
 
 
 def close(found, expected, limit=1e-5):
@@ -122,7 +123,13 @@ def test_gradients_of_the_small_products_are_autograds_under_the_same_masks(rank
     found = torch.ones(9, 12)
     lora.add_input_gradient_(found, d_u, a.detach(), side)
     assert close(found, d_x + 1)
-    assert close(lora.weight_gradient(d_u, x.detach(), side), d_a)
+    _, (room,) = lora.sums(d_u, a.numel())
+    lora.weight_gradient(d_u, x.detach(), side, room)
+    assert close(room.sum(0).view(a.shape), d_a)
+    both, room = torch.ones(9, 12), torch.zeros_like(room)
+    lora.backward_(both, d_u, a.detach(), x.detach(), side, room)
+    assert close(both, found)
+    assert close(room.sum(0).view(a.shape), d_a)
     u, b = leaf(9, targets * rank), leaf(10 * targets, rank)
     y = torch.cat(
         [
@@ -135,7 +142,15 @@ def test_gradients_of_the_small_products_are_autograds_under_the_same_masks(rank
     d_u, d_b = torch.autograd.grad(y, (u, b), d_y)
     assert close(lora_out.out(u.detach(), b.detach(), columns, side), y.detach())
     assert close(lora_out.out_gradient(d_y, b.detach(), columns, side), d_u)
-    assert close(lora_out.out_weight_gradient(d_y, u.detach(), columns, side), d_b)
+    _, (room,) = lora.sums(d_y, b.numel())
+    lora_out.out_weight_gradient(d_y, u.detach(), columns, side, room)
+    assert close(room.sum(0).view(b.shape), d_b)
+
+
+def test_an_input_that_is_not_kept_is_made_again_as_the_norm_made_it():
+    total, weight = torch.randn(9, 12), torch.randn(12)
+    normed, rstd, _ = norm.rms_norm(total, weight, 1e-5)
+    assert torch.equal(lora.Normed(total=total, rstd=rstd, weight=weight).made(), normed)
 
 
 def test_masks_lose_as_many_numbers_as_asked_and_depend_on_nothing_but_place_seed_and_adapter():
@@ -187,6 +202,10 @@ def test_attention_is_each_samples_own(heads, window):
     edges = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     samples = Samples(edges=edges, longest=max(lengths), window=window)
     q, k, v = leaf(15, heads[0], 8), leaf(15, heads[1], 8), leaf(15, heads[1], 8)
+    joined, shape = (
+        torch.cat([part.detach().flatten(1) for part in (q, k, v)], -1),
+        Heads(query=heads[0], key=heads[1], width=8),
+    )
     expected = []
     for first, last in pairwise(edges):
         one = [part[first:last].transpose(0, 1)[None] for part in (q, k, v)]
@@ -195,9 +214,10 @@ def test_attention_is_each_samples_own(heads, window):
         attended = torch.nn.functional.scaled_dot_product_attention(*one, attn_mask=mask, enable_gqa=True)
         expected.append(attended[0].transpose(0, 1))
     out = torch.cat(expected)
-    found, kept = attention.attend(q.detach(), k.detach(), v.detach(), samples)
+    found, kept = attention.attend(joined, shape, samples)
     assert close(found, out)
     d_out = torch.randn_like(out)
-    gradients = attention.attend_backward(d_out, q.detach(), k.detach(), v.detach(), found, kept, samples)
-    for gradient, reference in zip(gradients, torch.autograd.grad(out, (q, k, v), d_out), strict=True):
+    straight = torch.ones(15, 4), torch.zeros(15, 4)  # no angle: the gradient is that of q and k as they came
+    d_joined = attention.attend_backward(d_out, joined, shape, found, kept, samples, *straight)
+    for gradient, reference in zip(shape.split(d_joined), torch.autograd.grad(out, (q, k, v), d_out), strict=True):
         assert close(gradient, reference)

@@ -32,6 +32,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "wide heads": {"model_type": "mistral", "head_dim": 32},
     "tied": {"model_type": "llama", "tie_word_embeddings": True},
     "sliding window": {"model_type": "mistral", "sliding_window": 6},
+    "slower angles": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+    "angles by length": {
+        "model_type": "llama",
+        "max_position_embeddings": 16,  # below the test's lengths, so that they change the angles
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    },
     "one layer": {"model_type": "mistral", "num_hidden_layers": 1, "intermediate_size": 64},
     "biased": {"model_type": "llama", "attention_bias": True},
     "odd heads": {"model_type": "mistral", "head_dim": 20},
@@ -145,7 +154,7 @@ def test_fast_has_the_references_loss_and_gradients(modules, build, targets, lay
 
 @pytest.mark.parametrize(
     "model",
-    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window"],
+    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "slower angles"],
 )
 def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
     texts = samples(24, 9, 17)
@@ -156,6 +165,21 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
         found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*texts))[0]))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert furthest(found[1][1], found[0][1]) < 2e-5
+
+
+@pytest.mark.parametrize("model", ["llama", "angles by length"])
+def test_batches_of_changing_lengths_have_the_references_gradients(modules, build, model):
+    (step, trial), (reference, _) = build("fast", model, layout="varlen"), build("reference", model)
+    with_random_b(step)
+    with_random_b(reference)
+    short, long = (
+        batches(modules, dataclasses.replace(trial, layout="pad", max_seq_len=longest), padded(*samples(longest, 9, 5)))
+        for longest in (9, 24)
+    )
+    packed = batches(modules, trial, apart(samples(24, 9, 17), 24, 72, 1))
+    for batch in (*short, *long, *packed, *short):
+        expected = loss_and_gradients(reference, batch)[1]
+        assert furthest(loss_and_gradients(step, batch)[1], expected) < 2e-5
 
 
 @pytest.mark.parametrize("rank", [1, 256])

@@ -1,0 +1,71 @@
+"""What `inv tune` prints: the plan, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.tuning.answer import titles
+from tasks.tuning.belief import Belief
+from tasks.tuning.search import choose
+
+if TYPE_CHECKING:
+    from tasks.settings import Settings
+    from tasks.tuning.answer import Measured
+    from tasks.tuning.record import TuneRecord
+
+
+def show_plan(record: TuneRecord, workers: int) -> None:
+    """The candidates in numbers, and the first wave, which is what `inv tune` would start with."""
+    limit, console = record.memory(), Console()
+    fitting = [one for one in record.candidates if limit.fits(one)]
+    room = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
+    console.print(
+        f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {len(fitting)} fit ({room}); "
+        f"first wave over {workers} workers:",
+        markup=False,
+    )
+    table = _table("configuration", "predicted GiB", "useful positions")
+    for one in choose(Belief(record.candidates), {}, limit, workers):
+        peak = limit.corrected(one)
+        size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
+        table.add_row(one.key, size, f"{100 * one.useful_share:.0f} %")
+    console.print(table)
+    console.print("nothing was touched", markup=False)
+
+
+def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured], about: Mapping[str, Any]) -> None:
+    """The front as a table, what the search cost, and the command that runs its best again."""
+    console, best_at = Console(), titles(kept)
+    table = _table("configuration", "useful tokens/s", "95 %", "GiB", "predicted", "$ / M useful tokens", "best at")
+    for one in kept:
+        between = "-" if one.interval is None else f"{one.interval.low:,.0f} to {one.interval.high:,.0f}"
+        table.add_row(
+            one.trial.trial_id,
+            f"{one.useful_tokens_per_sec:,.0f}",
+            between,
+            "-" if one.peak_vram_bytes is None else f"{one.peak_vram_bytes / 2**30:.1f}",
+            "-" if one.predicted_bytes is None else f"{one.predicted_bytes / 2**30:.1f}",
+            "-" if one.usd_per_million_useful_tokens is None else f"{one.usd_per_million_useful_tokens:.3f}",
+            best_at[one.trial.trial_id],
+        )
+    on = f"on {record.gpu}" if record.gpu else "on CPUs, profile tiny: these numbers say nothing about a GPU"
+    console.print(
+        f"search {record.tune_id}: {about['tried']} of {len(record.candidates)} candidates tried, "
+        f"{about['worker_sec'] / 60:.1f} minutes of workers, {on}",
+        markup=False,
+    )
+    console.print(table)
+    folder = Path(settings.results.folder) / "tune" / record.tune_id
+    console.print(f"`inv bench --trials {folder / 'best.json'}` runs the best again", markup=False)
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    return table

@@ -1,0 +1,252 @@
+"""`fast` beside Unsloth on one GPU: the same model, adapters, batch, optimizer and clock, each case in its own process.
+
+    python -m tests.benchmarks.against_unsloth --model DIR [--cases fast,unsloth-keep,...] [--steps 12] [--json FILE]
+
+Unsloth as its own page says to use it: FastLanguageModel, NF4, LoRA on q, k, v, o of rank 16, bf16 autocast as its
+trainer has it, its fused loss. It gets what makes it fastest: no LoRA dropout (ours keeps the 5 % of every other figure
+here), no attention mask, and each of its three ways with activations. Its figure is the best of them that fits.
+All cases run below LIMIT_BYTES, what a 24 GB card leaves. Tokens are random: speed depends on shapes alone. The fast
+recipe runs before and after, so that a machine that changes shows.
+
+Unsloth patches transformers for its whole process, hence one each. It is no dependency of this project: where it is not
+installed the benchmark says so and measures nothing. Without a GPU, on a small model, this is a rehearsal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.result import Interval, summarize
+from tests.benchmarks import Figure, spread
+
+LIMIT_BYTES = int(21.5 * 2**30)
+WARMUP, MEASURED = 5, 12
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+HELD_LAYERS = 12  # as in fast_step: what the limit has room for beside the activations of 512 x 8
+GOAL = ">= 1.15x"
+CASE_SEC = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration of one side. `checkpointing` is Unsloth's use_gradient_checkpointing."""
+
+    name: str
+    checkpointing: bool | str = False
+    held_layers: int = 0
+    micro_batch_size: int = 8
+    max_seq_len: int = 512
+
+    @property
+    def is_unsloth(self) -> bool:
+        return self.name.startswith("unsloth")
+
+
+CASES = (
+    Case(name="fast-held", held_layers=HELD_LAYERS),
+    Case(name="unsloth-keep"),
+    Case(name="unsloth-offload", checkpointing="unsloth"),
+    Case(name="unsloth-again", checkpointing=True),
+    Case(name="unsloth-keep-4", micro_batch_size=4),
+    Case(name="unsloth-offload-16", checkpointing="unsloth", micro_batch_size=16),
+    Case(name="fast"),
+)
+
+
+def main(argv: Sequence[str] = ()) -> list[Figure]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.against_unsloth")
+    parser.add_argument("--model", help="a model folder of Mistral's or Llama's architecture")
+    parser.add_argument("--cases", default=",".join(case.name for case in CASES))
+    parser.add_argument("--steps", type=int, default=MEASURED)
+    parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if importlib.util.find_spec("unsloth") is None:
+        return [Figure(name="against Unsloth", value="not run: `unsloth` is not installed here", goal=GOAL)]
+    if arguments.model is None:
+        return [Figure(name="against Unsloth", value="not run: give it a model folder with --model", goal=GOAL)]
+    if arguments.one:
+        (case,) = (case for case in CASES if case.name == arguments.one)
+        print(json.dumps(_measure(case, arguments.model, arguments.steps)), flush=True)
+        return []
+    found: dict[str, dict[str, Any]] = {}
+    for name in arguments.cases.split(","):
+        found[name] = _in_a_process(name, arguments)
+        print(f"{name}: {json.dumps({k: v for k, v in found[name].items() if k != 'times'})}", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"versions": _versions(), "cases": found}, indent=1))
+    return _figures(found)
+
+
+def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The case's figures, or why there are none."""
+    words = [sys.executable, "-m", "tests.benchmarks.against_unsloth", "--model", arguments.model]
+    words += ["--one", name, "--steps", str(arguments.steps)]
+    quiet = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1"}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            words, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=CASE_SEC, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took longer than {CASE_SEC:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
+    said: dict[str, Any] = json.loads(lines[-1])
+    return said | {"process_sec": round(time.monotonic() - began, 1)}
+
+
+def _measure(case: Case, model: str, steps: int) -> dict[str, Any]:
+    """Step times in seconds, tokens a step, peak bytes."""
+    train, torch, about = (_unsloth if case.is_unsloth else _fast)(case, model)
+    on_gpu = torch.cuda.is_available()
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    times = []
+    try:
+        for number, ids in enumerate(_tokens(torch, case, config["vocab_size"], WARMUP + steps)):
+            if on_gpu:
+                torch.cuda.synchronize()
+                if number == 1:
+                    torch.cuda.reset_peak_memory_stats()  # loading's own peak is not the training's
+            start = time.perf_counter()
+            loss = train(ids)
+            if on_gpu:
+                torch.cuda.synchronize()
+            if number >= WARMUP:
+                times.append(time.perf_counter() - start)
+    except torch.OutOfMemoryError as error:
+        return {"failed": f"out of memory: {str(error)[:200]}"}
+    return {
+        "step_sec": summarize(times).median,
+        "tokens": case.micro_batch_size * case.max_seq_len,
+        "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "loss": float(loss),
+        "about": about,
+        "times": times,
+    }
+
+
+def _tokens(torch: Any, case: Case, vocabulary: int, count: int) -> Iterator[Any]:
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(count):
+        ids = torch.randint(1, vocabulary, (case.micro_batch_size, case.max_seq_len), generator=generator)
+        yield ids.pin_memory() if torch.cuda.is_available() else ids
+
+
+def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
+    from bench import data, qlora, recipes, stack
+    from bench.trial import Trial
+
+    modules = stack.load()
+    placement = qlora.place(modules)
+    _limit(modules.torch)
+    trial = Trial(
+        name=case.name,
+        reason="a benchmark",
+        suite="benchmark",
+        profile="gpu",
+        model=model,
+        data="none",
+        recipe="fast",
+        max_seq_len=case.max_seq_len,
+        micro_batch_size=case.micro_batch_size,
+        gradient_checkpointing=False,
+        held_layers=case.held_layers,
+        optimizer="adamw_torch",
+        lora_targets=PROJECTIONS,
+        warmup_steps=0,
+        measured_steps=1,
+    )
+    step = recipes.build("fast", modules, trial, placement, qlora.load_base(modules, trial, placement))
+
+    def train(ids: Any) -> Any:
+        tokens = ids.numel()
+        return step(iter([data.Batch(input_ids=ids, labels=ids, samples=1, tokens=tokens, useful_tokens=tokens)]), 1)
+
+    return train, modules.torch, f"recipe {step.recipe}; {', '.join(step.notes)}"
+
+
+def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
+    from unsloth import FastLanguageModel  # isort: skip - before everything that it patches
+    import torch
+
+    _limit(torch)
+    loaded, _ = FastLanguageModel.from_pretrained(
+        model_name=model,
+        max_seq_length=case.max_seq_len,
+        dtype=torch.bfloat16,
+        load_in_4bit=True,
+        use_gradient_checkpointing=case.checkpointing,
+        local_files_only=True,
+    )
+    adapted = FastLanguageModel.get_peft_model(
+        loaded,
+        r=16,
+        lora_alpha=32,
+        lora_dropout=0.0,
+        target_modules=list(PROJECTIONS),
+        use_gradient_checkpointing=case.checkpointing,
+    )
+    FastLanguageModel.for_training(adapted, use_gradient_checkpointing=case.checkpointing)
+    trained = [each for each in adapted.parameters() if each.requires_grad]
+    device = trained[0].device
+    optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0, fused=device.type == "cuda")
+
+    def train(ids: Any) -> Any:
+        ids = ids.to(device, non_blocking=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = adapted(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    count = sum(each.numel() for each in trained)
+    return train, torch, f"use_gradient_checkpointing={case.checkpointing!r}; training {count:,} in {trained[0].dtype}"
+
+
+def _limit(torch: Any) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / torch.cuda.get_device_properties(0).total_memory)
+
+
+def _versions() -> dict[str, str]:
+    names = ("unsloth", "unsloth_zoo", "torch", "transformers", "peft", "trl", "triton", "bitsandbytes", "xformers")
+    return {name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name) is not None}
+
+
+def _figures(found: dict[str, dict[str, Any]]) -> list[Figure]:
+    rates = {name: one["tokens"] / one["step_sec"] for name, one in found.items() if "failed" not in one}
+    theirs = [name for name in rates if name.startswith("unsloth")]
+    best = max(theirs, key=lambda name: rates[name], default=None)
+    return [_figure(name, one, rates, best) for name, one in found.items()]
+
+
+def _figure(name: str, one: dict[str, Any], rates: dict[str, float], best: str | None) -> Figure:
+    goal = GOAL if name.startswith("fast") else "-"
+    if "failed" in one:
+        return Figure(name=name, value=f"failed: {one['failed'].splitlines()[-1]}", goal=goal)
+    interval: Interval = summarize(one["times"])
+    peak = "" if one["peak_bytes"] is None else f", peak {one['peak_bytes'] / 2**30:.2f} GiB"
+    ratio = f"{rates[name] / rates[best]:.2f}x {best}" if best is not None and goal == GOAL else "-"
+    return Figure(
+        name=name, value=f"{spread(interval, 's')}, {rates[name]:,.0f} tokens/s{peak}", ratio=ratio, goal=goal
+    )
+
+
+if __name__ == "__main__":
+    for figure in main(sys.argv[1:]):
+        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))
