@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         "quick": "run the suite quick: 2 trials, the published baseline and optimum",
         "full": "run the suite full: 12 trials, one factor at a time",
         "only": "run these trials of the suite alone: ids separated by commas (`python -m bench list` shows them)",
-        "suite": "run this suite: quick, full, hardware, loading, inference, distributed or all (default: bench.suite)",
+        "suite": "quick, full, hardware, loading, inference, distributed, recipes or all (default: bench.suite)",
         "spread": "replicate: every trial on every worker; shard: every trial once (default: bench.spread)",
         "trials": "run the trials of this JSON file: one as an object, or a list (`inv tune` writes one)",
         "repeats": "run each trial this many times, each in a process of its own (default: bench.repeats)",

@@ -35,6 +35,9 @@ def workers(settings: Settings) -> list[Host]:
     if settings.fleet.kind == "pods":
         return list(pod_hosts(settings, announced(settings)))
     folder = settings.root / settings.fleet.local.folder
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"fleet.local.folder: {there} is a file; set it to a folder, or to where one can be made")
     return [LocalHost(name=name, workdir=str(folder / name)) for name in _names(settings)]
 
 

@@ -222,7 +222,10 @@ def spoil(project, tmp_path: Path, what: str) -> dict[str, str]:
     elif what == "data without a usable pair":
         lines = ['{"messages": [{"role": "user", "content": "?"}]}']
     data.write_text("".join(line + "\n" for line in lines))
-    return {"INVOKE_MODEL_PATH": str(model), "INVOKE_DATA_PATH": str(data)}
+    environment = {"INVOKE_MODEL_PATH": str(model), "INVOKE_DATA_PATH": str(data)}
+    if what == "workers in a file":
+        environment["INVOKE_FLEET_LOCAL_FOLDER"] = str(data / "below")
+    return environment
 
 
 @pytest.mark.parametrize(
@@ -235,6 +238,7 @@ def spoil(project, tmp_path: Path, what: str) -> dict[str, str]:
         ("data line 17 not JSON", "17"),
         ("data empty", "data.jsonl"),
         ("data without a usable pair", "data.jsonl"),
+        ("workers in a file", "fleet.local.folder"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_starts(
