@@ -19,6 +19,7 @@ from remote.host import HostError
 from remote.reach import Limits
 from tasks.running import ONE_TRY_SEC
 from tasks.settings import FleetSection
+from tests.cluster.given import GivenCluster
 from tests.faults.podyard import PodYard, start
 from tests.unit.remote.hostyard import wait_for
 
@@ -82,6 +83,8 @@ def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_tw
 
 def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_on(yard: PodYard) -> None:
     """Its pods say Running all the time; Kubernetes gives them up after 30 s (their tolerations), which do not pass."""
+    if isinstance(yard.cluster, GivenCluster):
+        pytest.skip("a real node is NotReady after 50 s of silence, which three trials of this test do not outlive")
     faults = yard.cluster.faults
 
     def strike(pod: dict[str, object]) -> None:
