@@ -34,6 +34,7 @@ from bench.trial import Trial
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
 SILENCE_SEC = 45.0  # with what follows, a dead or hung rank has ended the trial within 60 s
+LATER_SEC = 5.0  # a rank's silence is noticed first, and names it; that no step ends any more says less
 SLOWEST_TOKENS_PER_SEC = 364.0  # half of what an A10 does: no step of a rank is slower unless it hangs
 POLL_SEC = 0.1
 COUNT_SEC = 120.0
@@ -161,7 +162,7 @@ def rendezvous() -> str:
 
 
 def make_limits(trial: Trial) -> Limits:
-    """When a rank or a step counts as hung: 45 s, longer for a step of more tokens than a slow GPU does in that."""
+    """When a rank counts as hung, 45 s, and a step, 50 s: longer where it has more tokens than a slow GPU does in that."""
     given = os.environ.get(SILENCE_VARIABLE, str(SILENCE_SEC))
     try:
         silence = float(given)
@@ -169,7 +170,8 @@ def make_limits(trial: Trial) -> Limits:
         silence = -1.0
     if not 1.0 <= silence <= 3600.0:
         raise InputError(f"{SILENCE_VARIABLE}: expected 1 to 3600 seconds, found {given!r}")
-    return Limits(silence_sec=silence, step_sec=max(silence, trial.tokens_per_step / SLOWEST_TOKENS_PER_SEC))
+    slowest_sec = trial.tokens_per_step / SLOWEST_TOKENS_PER_SEC
+    return Limits(silence_sec=silence, step_sec=max(silence + LATER_SEC, slowest_sec))
 
 
 class Told:

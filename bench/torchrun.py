@@ -141,14 +141,16 @@ class Torchrun:
                     seen.moved = now
                 seen.sign, seen.heard = sign, now
             limit = self._limits.silence_sec if seen.sign else FIRST_SIGN_SEC
-            pid = seen.sign.get("pid")
-            if pid and _state(pid) in (None, "Z", "X"):
+            pid = seen.sign.get("pid") if rank in self._here else None
+            state = _state(pid) if pid else "unknown"
+            if state in (None, "Z", "X"):
                 limit += GONE_SEC  # it has died: torchrun knows of what, and says so in a moment
             if now - seen.heard > limit:
                 if not seen.sign and rank not in self._here:
                     raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
-                state = " (its process is stopped)" if _state(seen.sign.get("pid")) in ("T", "t") else ""
-                raise RankFailed(f"rank {rank} has been silent for {limit:g} s in {seen.place}{state}{self.last(rank)}")
+                stopped = " (its process is stopped)" if state in ("T", "t") else ""
+                where = f"{seen.place}{stopped}{self.last(rank)}"
+                raise RankFailed(f"rank {rank} has been silent for {limit:g} s in {where}")
         last_move = max(seen.moved for seen in self._seen)
         in_steps = all(seen.sign.get("step") for seen in self._seen)
         if in_steps and now - last_move > self._limits.step_sec:

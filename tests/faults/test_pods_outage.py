@@ -18,7 +18,7 @@ from remote.events import Happening
 from remote.host import HostError
 from remote.reach import Limits
 from tasks.running import ONE_TRY_SEC
-from tasks.settings import FleetSection
+from tasks.sections import FleetSection
 from tests.cluster.given import GivenCluster
 from tests.faults.podyard import PodYard, start
 from tests.unit.remote.hostyard import wait_for
