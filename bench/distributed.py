@@ -162,7 +162,7 @@ def rendezvous() -> str:
 
 
 def make_limits(trial: Trial) -> Limits:
-    """When a rank counts as hung, 45 s, and a step, 50 s: longer where it has more tokens than a slow GPU does in that."""
+    """When a rank counts as hung, 45 s, and a step, 50 s; longer for more tokens than a slow GPU takes in by then."""
     given = os.environ.get(SILENCE_VARIABLE, str(SILENCE_SEC))
     try:
         silence = float(given)
