@@ -95,7 +95,11 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(yard: Po
     """Nothing in the pods changes when a token runs out: no trial is handed on, none is begun again."""
     faults = yard.cluster.faults
 
+    def all_are_back() -> bool:
+        return len(yard.heard_of(Happening.WORKER_LOST)) == len(yard.heard_of(Happening.WORKER_BACK))
+
     def strike(pod: dict[str, Any]) -> None:
+        wait_for(all_are_back, "the last strike is over")  # who is lost already does not say so again
         known = len(yard.heard_of(Happening.WORKER_LOST))
         if fault == "credentials expired":
             faults.expire_credentials()
