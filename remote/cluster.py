@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from remote.command import Command, Secret, mask
 from remote.host import CommandTimedOut, Completed
 from remote.kubeconfig import (
@@ -30,6 +28,7 @@ from remote.kubeconfig import (
 )
 from remote.pods import Kubectl
 from remote.process import CannotStart, run_program
+from remote.yamltext import documents
 
 Object = Mapping[str, Any]
 
@@ -310,9 +309,9 @@ class Cluster:
         # The secrets are not named to the command: a short password may well be a part of a word in its argv.
         command = Command(argv=self.kubectl.argv(*arguments))
         # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
-        documents = yaml.safe_dump_all([dict(one) for one in objects], sort_keys=False).encode()
+        stdin = documents(dict(one) for one in objects).encode()
         try:
-            completed = run_program(command.argv, label=command.render(), stdin=documents, timeout_sec=timeout_sec)
+            completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
         except CannotStart as error:
             raise Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer") from None
         except CommandTimedOut as error:

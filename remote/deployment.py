@@ -28,6 +28,7 @@ from remote.host import CommandTimedOut
 from remote.kubeconfig import ClusterError, Misconfigured
 from remote.process import CannotStart, run_program
 from remote.quantity import same
+from remote.yamltext import documents
 
 Object = Mapping[str, Any]
 
@@ -140,8 +141,8 @@ def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="qlora-fleet-deploy-") as folder:
         # Kustomize takes folders by relative path only.
         top, settings = kustomization(values, os.path.relpath(manifests.resolve(), Path(folder).resolve()))
-        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(top), encoding="utf-8")
-        Path(folder, "settings.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+        Path(folder, "kustomization.yaml").write_text(documents([top]), encoding="utf-8")
+        Path(folder, "settings.yaml").write_text(documents([settings]), encoding="utf-8")
         argv = ("kubectl", "kustomize", folder)
         try:
             completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
