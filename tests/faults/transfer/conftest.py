@@ -1,0 +1,24 @@
+"""Where files are moved: from and to a worker on this machine, and over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remote import transfer
+from tests.ground.sshyard import make_yard
+from tests.unit.remote.hostyard import Yard
+
+
+@pytest.fixture(params=["local", "ssh"])
+def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
+    with make_yard(request, tmp_path) as yard:
+        yield yard
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two tries there is a pause for the network's sake; there is no network here."""
+    monkeypatch.setattr(transfer.time, "sleep", lambda _: None)

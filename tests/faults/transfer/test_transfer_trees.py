@@ -1,0 +1,141 @@
+"""What arrives, what is here already, and disks and folders that cannot take it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from remote.agent import Agent, HostRefused
+from remote.host import HostError
+from remote.incoming import Part
+from remote.transfer import pull, push
+from tests.faults.transfer.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
+from tests.unit.remote.hostyard import Yard, mounted
+
+ODD_NAMES = [
+    "plain.txt",
+    "with space",
+    "qu'ote",
+    'double"quote',
+    "ünï/cödé/日本語.json",
+    "deep/er/and/deeper/file",
+    "new\nline",
+    "-rf",
+    "$HOME",
+    "back\\slash",
+    " leading and trailing ",
+    "not-utf8-\udcff",
+]
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_tree_arrives_whole_and_a_second_time_moves_nothing(yard: Yard, direction: str) -> None:
+    source, target = yard.folder / "so urce", yard.folder / "tar'get"
+    content = fill(source, {name: number * 1000 for number, name in enumerate(ODD_NAMES)} | {"empty": 0})
+    content |= fill(source, {"large": 3 << 20})
+    (source / "link").symlink_to("plain.txt")
+    agent = yard.agent()
+
+    moved = move(direction, agent, source, target)
+    assert tree(target) == content
+    assert sorted(moved.came) == sorted(content)
+    assert moved.already == ()
+    assert moved.byte_count == sum(map(len, content.values()))
+
+    again = move(direction, agent, source, target)
+    assert (again.came, again.byte_count) == ((), 0)
+    assert sorted(again.already) == sorted(content)
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_changed_file_replaces_its_old_version_and_the_rest_stays(yard: Yard, direction: str) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    fill(source, {"a": 100, "b": 100})
+    move(direction, yard.agent(), source, target)
+    (source / "b").write_bytes(b"new")
+    moved = move(direction, yard.agent(), source, target)
+    assert (moved.came, moved.already, moved.byte_count) == (("b",), ("a",), 3)
+    assert (target / "b").read_bytes() == b"new"
+
+
+def test_only_what_is_asked_for_comes(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 10, "deep/b": 10})
+    assert pull(yard.agent(), str(source), target, only=("deep/b", "absent")).came == ("deep/b",)
+    assert tree(target) == {"deep/b": content["deep/b"]}
+    assert pull(yard.agent(), str(yard.folder / "nowhere"), target).came == ()
+
+
+def test_a_file_of_equal_size_and_time_with_other_bytes_is_replaced(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 1000})
+    fill(target, {"a": 1000}, seed=2)
+    os.utime(target / "a", ns=((source / "a").stat().st_atime_ns, (source / "a").stat().st_mtime_ns))
+    assert pull(yard.agent(), str(source), target).came == ("a",)
+    assert tree(target) == content
+
+
+def test_a_file_that_another_pull_is_bringing_is_left_to_it(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 1000})
+    other = Part.of(target / "a")
+    with pytest.raises(HostError, match="another process is bringing this file"):
+        pull(yard.agent(), str(source), target)
+    other.file.close()
+    pull(yard.agent(), str(source), target)
+    assert tree(target) == content
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_name_as_long_as_file_systems_take_moves_and_goes_on_where_it_broke(yard: Yard, direction: str) -> None:
+    leave_to_system_tests(yard, direction)
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"n" * 255: 900_000, "deep/" + "日" * 85: 5})
+    put_program(yard)
+    moved = move(direction, Agent(Narrow(host=yard.host()).breaks([400_000])), source, target)
+    assert tree(target) == content
+    assert moved.byte_count <= 900_005 + 2 * 65_536
+
+
+def test_unwanted_files_stay_where_they_are(yard: Yard) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 10, "deep/b": 10, "progress.json": 10})
+    moved = pull(yard.agent(), str(source), target, without={"progress.json", "absent"})
+    assert moved.came == ("a", "deep/b")
+    assert tree(target) == {name: content[name] for name in ("a", "deep/b")}
+
+
+def test_a_full_disk_here_is_said_as_such_and_the_pull_goes_on_once_there_is_room(yard: Yard) -> None:
+    source = yard.folder / "source"
+    content = fill(source, {"a": 600_000, "b": 600_000})
+    with mounted(yard.folder / "small") as disk:
+        with pytest.raises(OSError, match="No space left on device"):
+            pull(yard.agent(), str(source), disk / "target")
+        assert (disk / "target" / "a").read_bytes() == content["a"]
+        assert not (disk / "target" / "b").exists()
+        (disk / "target" / "a").unlink()
+        assert pull(yard.agent(), str(source), disk / "target", only=("b",)).byte_count < 600_000
+        assert (disk / "target" / "b").read_bytes() == content["b"]
+
+
+def test_a_full_disk_there_is_refused_with_the_reason(yard: Yard) -> None:
+    source = yard.folder / "source"
+    fill(source, {"a": 2_000_000})
+    with mounted(yard.folder / "small") as disk:
+        with pytest.raises(HostRefused, match="No space left on device"):
+            push(yard.agent(), source, str(disk / "target"))
+        assert not (disk / "target" / "a").exists()
+
+
+@pytest.mark.parametrize("in_the_way", ["file", "folder"])
+def test_what_stands_in_the_way_here_is_an_error_of_this_machine_not_of_the_host(yard: Yard, in_the_way: str) -> None:
+    source, target = yard.folder / "source", yard.folder / "target"
+    fill(source, {"a/b": 10})
+    target.mkdir()
+    if in_the_way == "file":
+        (target / "a").write_text("")
+    else:
+        (target / "a" / "b").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"exists|directory"):
+        pull(yard.agent(), str(source), target)
