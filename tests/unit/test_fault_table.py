@@ -1,4 +1,4 @@
-"""tests/faults/README.md says which test shows which fault; a table that names what is gone would be worse than none."""
+"""tests/faults/README.md says which test shows which fault: what it names must be there."""
 
 import re
 from pathlib import Path
