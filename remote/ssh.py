@@ -239,24 +239,17 @@ class _Session:
 
     def _feed(self, content: bytes, source: Readable | None) -> None:
         assert self._channel is not None  # noqa: S101 - for the type checker
+        transport, channel = self._connection.transport, self._channel
         try:
             while content:
-                self._send(content)
+                if not _said(transport.write, channel, content):
+                    return
                 content = source.read(_PIECE) if source is not None else b""
-            with contextlib.suppress(OSError, EOFError):
-                self._channel.shutdown_write()
-        except _NobodyReads:
-            return
         except BaseException as error:  # noqa: BLE001 - what the input raises is the caller's, in the caller's thread
             self._failure = error
-            self._channel.close()
-
-    def _send(self, content: bytes) -> None:
-        assert self._channel is not None  # noqa: S101 - for the type checker
-        try:
-            self._channel.sendall(content)
-        except (OSError, EOFError):
-            raise _NobodyReads from None  # closed by the command or with the connection: whoever reads knows which
+            _said(transport.hang_up, channel)
+        else:
+            _said(transport.end_input, channel)
 
     def pump(self, on_stdout: Callable[[bytes], None] | None) -> Completed:
         """Hand on what the command says until it has ended; how it ended."""
@@ -337,10 +330,20 @@ class _Session:
 
     def close(self) -> None:
         if self._channel is not None:
-            self._channel.close()
+            _said(self._connection.transport.hang_up, self._channel)
         if self._feeder is not None:
             self._feeder.join(_END_SEC)
 
 
-class _NobodyReads(Exception):
-    """The command's input is closed at the other end."""
+def _said(word: Callable[..., None], *what: object) -> bool:
+    """Say it; False when nobody hears: the command has closed its session, or the connection is gone.
+
+    Whoever reads what the command says finds out which.
+    """
+    import paramiko
+
+    try:
+        word(*what)
+    except (paramiko.SSHException, OSError, EOFError):
+        return False
+    return True

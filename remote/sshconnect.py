@@ -30,6 +30,7 @@ from paramiko.pkey import UnknownKeyType
 from remote.host import AddressWrong, HostError, HostKeyRefused, HostUnreachable, LoginRefused
 from remote.known_hosts import complaint, known_keys
 from remote.sshconfig import Hop
+from remote.sshtransport import OrderlyTransport
 
 _HANDSHAKE_SEC = 30.0
 _NO_SESSION_LEFT = (2, 4)  # RFC 4254, 5.1: connect failed (what OpenSSH answers), resource shortage
@@ -52,8 +53,8 @@ class Connection:
             previous: fabric.Connection | None = None
             for hop in hops:
                 previous = self._open(hop, previous)
-            assert previous is not None and previous.transport is not None  # noqa: S101, PT018 - for the type checker
-            self.transport: paramiko.Transport = previous.transport
+            assert previous is not None and isinstance(previous.transport, OrderlyTransport)  # noqa: S101, PT018
+            self.transport = previous.transport
         except BaseException:
             self._closing.close()
             raise
@@ -90,6 +91,7 @@ class Connection:
             "banner_timeout": _HANDSHAKE_SEC,
             "auth_timeout": _HANDSHAKE_SEC,
             "channel_timeout": _HANDSHAKE_SEC,
+            "transport_factory": OrderlyTransport,
         }
         try:
             if previous is None:

@@ -8,10 +8,8 @@ The stand-in bench runs in the pods, and notes on the shared volume what it did,
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -269,15 +267,6 @@ def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:
 
 def worker_of(pod: dict[str, Any]) -> str:
     return f"worker-{pod['index'] + 1}"
-
-
-def kill_kubectls() -> None:
-    """Every kubectl exec that this process has started."""
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with contextlib.suppress(OSError):
-                if b"exec\0" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    os.kill(int(child), signal.SIGKILL)
 
 
 def skewed_clock(folder: Path) -> Path:

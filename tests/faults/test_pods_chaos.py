@@ -26,7 +26,8 @@ from remote.host import HostError
 from remote.job import Job, JobSpec, slot_of
 from tests.cluster.faults import ENDINGS
 from tests.cluster.given import GivenCluster
-from tests.faults.podyard import LIMITS, PodYard, hasty, kill_kubectls, start
+from tests.faults.podyard import LIMITS, PodYard, hasty, start
+from tests.unit.remote.hostyard import kill_kubectls
 
 PODS = 3
 SHARED_EVICTION = 0.03  # tolerationSeconds of 30 s become one second

@@ -23,8 +23,8 @@ from remote.pod import PodHost
 from remote.pods import ClusterRefused, Kubectl, PodGone, Pods
 from remote.transfer import pull, push
 from tests.cluster.faults import ENDINGS
-from tests.faults.podyard import SELECTOR, PodYard, hasty, kill_kubectls, start
-from tests.unit.remote.hostyard import wait_for
+from tests.faults.podyard import SELECTOR, PodYard, hasty, start
+from tests.unit.remote.hostyard import kill_kubectls, wait_for
 
 PODS = 3
 

@@ -22,8 +22,8 @@ import pytest
 from remote.events import Happening
 from remote.ledger import LEDGER_FILE, Ledger
 from tests.faults import podyard
-from tests.faults.podyard import LIMITS, PodYard, hasty, kill_kubectls, start, worker_of
-from tests.unit.remote.hostyard import wait_for
+from tests.faults.podyard import LIMITS, PodYard, hasty, start, worker_of
+from tests.unit.remote.hostyard import kill_kubectls, wait_for
 
 PODS = 3
 

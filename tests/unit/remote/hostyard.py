@@ -63,6 +63,16 @@ def processes_under(folder: Path) -> dict[int, str]:
     return found
 
 
+def kill_kubectls() -> None:
+    """Every kubectl exec that this process has started, and nothing else of its children: servers are among them."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"kubectl" in line and b"\0exec\0" in line:
+                    os.kill(int(child), signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def mounted(folder: Path, size: str = "1m") -> Iterator[Path]:
     """A small file system of its own at `folder`, for as long as the block lasts."""

@@ -24,7 +24,7 @@ from remote.host import CommandTimedOut, Completed, HostUnreachable
 from remote.pod import PodHost
 from remote.pods import ClusterRefused, Kubectl, PodGone, Pods
 from remote.podwire import Ending, Reply, bootstrap, program, request
-from tests.unit.remote.hostyard import PATIENCE_SEC, Yard, processes_under, wait_for
+from tests.unit.remote.hostyard import PATIENCE_SEC, Yard, kill_kubectls, processes_under, wait_for
 
 STAND_IN = Path(__file__).with_name("stand_in_kubectl.py")
 
@@ -287,12 +287,8 @@ def test_at_the_deadline_the_command_is_ended_in_the_pod_too(ground: Ground, tmp
 def test_a_killed_kubectl_is_lost_and_its_command_is_ended(ground: Ground, tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
 
-    def kill(_: bytes) -> None:
-        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
-            os.kill(int(child), 9)  # run_program's only one: kubectl
-
     with pytest.raises(HostUnreachable, match="broke before the command's end"):
-        ground.run("sh", "-c", "echo here; sleep 60", marker, on_stdout=kill)
+        ground.run("sh", "-c", "echo here; sleep 60", marker, on_stdout=lambda _: kill_kubectls())
     wait_for(lambda: not [line for line in processes_under(tmp_path).values() if marker in line], "the command is gone")
 
 

@@ -1,0 +1,56 @@
+"""What several threads say on one SSH connection arrives in order, however slow one of them is to say it.
+
+The sshd is real. That it hears late what was to be said early is arranged here; a busy machine does it by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import paramiko
+import pytest
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
+
+from remote.command import Command
+from remote.ssh import SshHost
+from tests.ground.sshyard import Doorway
+
+
+@pytest.fixture
+def host(doorway: Doorway, tmp_path: Path) -> Iterator[SshHost]:
+    with SshHost(name="vm", destination=doorway.destination(), workdir=str(tmp_path), python=(sys.executable,)) as host:
+        yield host
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(MSG_CHANNEL_EOF, None), (MSG_CHANNEL_DATA, b"a line nobody reads\n" * 5000)]
+)
+def test_what_a_slow_thread_says_does_not_arrive_after_the_close(
+    host: SshHost, doorway: Doorway, monkeypatch: pytest.MonkeyPatch, kind: int, said: bytes | None
+) -> None:
+    at_once = paramiko.Transport._send_user_message  # type: ignore[attr-defined]
+
+    def late(transport: paramiko.Transport, message: paramiko.Message) -> None:
+        if message.asbytes()[0] == kind and threading.current_thread().name == "ssh-stdin":
+            time.sleep(0.2)
+        at_once(transport, message)
+
+    monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
+    before = doorway.sshd.logins()
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(host.run, Command(argv=("sh", "-c", "sleep 2; echo still here")), timeout_sec=30.0)
+        for _ in range(3):
+            assert host.run(Command(argv=("true",)), stdin=said, timeout_sec=30.0).exit_code == 0
+        assert other.result().stdout == b"still here\n"
+    assert doorway.sshd.logins() == before + 1
+
+
+def test_an_input_larger_than_any_window_arrives_whole(host: SshHost) -> None:
+    content = bytes(range(256)) * (5 << 12)  # 5 MiB; OpenSSH takes 2 MiB before it must say that it read some
+    done = host.run(Command(argv=("sh", "-c", "sleep 0.3; cat")), stdin=content, timeout_sec=60.0)
+    assert done.stdout == content
