@@ -46,6 +46,7 @@ MARGIN_SEC = 15.0
 _PIECE = 1 << 16
 _OPEN_SEC = 30.0
 _END_SEC = 10.0
+_LOOK_AGAIN_SEC = 1.0  # nothing wakes whoever listens when the input fails
 _MOST_NOISE_BYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -170,7 +171,8 @@ class SshHost:
         """Start `command` (its argv alone) and return its streams as a socket, for a client that speaks through it.
 
         For `docker system dial-stdio` and its like, which end when their input does: no deadline is set on the host.
-        Raises as `run`.
+        What the client says after the command has ended may end the connection with it (`remote.sshtransport`): run
+        nothing beside it that could not be run again. Raises as `run`.
         """
         if command.environment or command.folder or command.secrets:
             raise ValueError("only argv can be dialled")
@@ -247,7 +249,6 @@ class _Session:
                 content = source.read(_PIECE) if source is not None else b""
         except BaseException as error:  # noqa: BLE001 - what the input raises is the caller's, in the caller's thread
             self._failure = error
-            _said(transport.hang_up, channel)
         else:
             _said(transport.end_input, channel)
 
@@ -260,18 +261,14 @@ class _Session:
             while True:
                 over = channel.eof_received or channel.closed  # looked at first: what came before it is still read
                 heard = self._read(channel, on_stdout)
-                if self._failure is not None:
-                    raise self._failure
-                left = self._limits.left_sec()
+                left = self._left_sec()
                 if over and not heard:
                     break
                 if not heard:
-                    selector.select(min(left, 1.0))
+                    selector.select(min(left, _LOOK_AGAIN_SEC))
         while not channel.exit_status_ready():
-            channel.status_event.wait(min(self._limits.left_sec(), 1.0))
+            channel.status_event.wait(min(self._left_sec(), _LOOK_AGAIN_SEC))
         code = channel.recv_exit_status()
-        if self._failure is not None:
-            raise self._failure
         if code == -1:  # no exit status came: the connection, or the shell around the command, was killed
             raise HostUnreachable(f"{self._name}: the connection broke while a command ran")
         if self._noise is not None:  # the command was never begun: the loader or the login shell says why
@@ -279,6 +276,12 @@ class _Session:
             if code == 255:
                 raise HostUnreachable(f"{self._name}: a command was cut short on its way there")
         return Completed(exit_code=code, stdout=bytes(self._out), stderr=bytes(self._err))
+
+    def _left_sec(self) -> float:
+        """Seconds until the nearer limit. Raises what the command's input raised, and CommandTimedOut."""
+        if self._failure is not None:
+            raise self._failure
+        return self._limits.left_sec()
 
     def _read(self, channel: paramiko.Channel, on_stdout: Callable[[bytes], None] | None) -> bool:
         heard = False

@@ -5,6 +5,10 @@ thread sends can leave after the close with which Paramiko's own thread answers 
 OpenSSH then ends the whole connection, every other command with it ("ieof packet referred to nonexistent channel");
 and where it has given the channel's number to a new session, the words arrive in another command. Measured on a busy
 machine, four threads with five commands each: 10 of 150 connections lost; none of 150 since.
+
+New keys are left to the server to begin (sshd's RekeyLimit). Where Paramiko begins, its own thread may be answering a
+close that was on its way, and waits there for the new keys that it alone could receive; the connection is lost after
+30 s. Measured with four threads: one lost in 16 exchanges of new keys; with the server beginning, none in 270.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_CLOSE
 
 _LOOK_AGAIN_SEC = 1.0
+_KEYS_LAST_BYTES = 1 << 37  # twice what the AES ciphers may carry (RFC 4344, 3.2) and sshd lets them: it is there first
+_NEW_KEYS_SEC = 120.0  # longer than a connection without an answer lives (sshconnect): no word is given up before it
 
 
 class OrderlyTransport(paramiko.Transport):
@@ -28,6 +34,8 @@ class OrderlyTransport(paramiko.Transport):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._in_order = threading.Lock()  # from making a message to having sent it
         super().__init__(*args, **options)
+        self.packetizer.REKEY_BYTES = _KEYS_LAST_BYTES
+        self.clear_to_send_timeout = _NEW_KEYS_SEC
         answers: dict[int, Callable[..., None]] = dict(paramiko.Transport._channel_handler_table)  # type: ignore[attr-defined]
         self._answer_close = answers[MSG_CHANNEL_CLOSE]
         self._channel_handler_table = {**answers, MSG_CHANNEL_CLOSE: self._close_in_order}

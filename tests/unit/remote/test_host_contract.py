@@ -206,13 +206,15 @@ def test_what_the_sink_raises_comes_through_and_ends_the_command(
     wait_for(lambda: not processes_under(tmp_path), "its end")
 
 
-def test_what_the_input_raises_comes_through_and_ends_the_command(host: Host, tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["exec cat", "exec sleep 300", "exec sleep 300 >&- 2>&-"])
+def test_what_the_input_raises_comes_through_and_ends_the_command(host: Host, tmp_path: Path, then: str) -> None:
     class Broken:
         def read(self, _: int, /) -> bytes:
+            wait_for((tmp_path / "begun").exists, "the command has begun")
             raise FileNotFoundError(2, "gone")
 
     with pytest.raises(FileNotFoundError):
-        run(host, "cat", folder=tmp_path, stdin=Broken())
+        run(host, "sh", "-c", f"touch begun; {then}", folder=tmp_path, stdin=Broken())
     wait_for(lambda: not processes_under(tmp_path), "its end")
 
 

@@ -18,6 +18,7 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from remote.command import Command
 from remote.ssh import SshHost
+from tests.ground.sshd import Sshd
 from tests.ground.sshyard import Doorway
 
 
@@ -54,3 +55,41 @@ def test_an_input_larger_than_any_window_arrives_whole(host: SshHost) -> None:
     content = bytes(range(256)) * (5 << 12)  # 5 MiB; OpenSSH takes 2 MiB before it must say that it read some
     done = host.run(Command(argv=("sh", "-c", "sleep 0.3; cat")), stdin=content, timeout_sec=60.0)
     assert done.stdout == content
+
+
+@pytest.fixture
+def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Transport]:
+    """Grows by one with each exchange of keys, the one of the login included, whoever begins it."""
+    begun, send = list[paramiko.Transport](), paramiko.Transport._send_kex_init  # type: ignore[attr-defined]
+
+    def note(transport: paramiko.Transport) -> None:
+        begun.append(transport)
+        send(transport)
+
+    monkeypatch.setattr(paramiko.Transport, "_send_kex_init", note)
+    return begun
+
+
+def test_new_keys_are_left_to_the_server_to_begin(
+    host: SshHost, monkeypatch: pytest.MonkeyPatch, exchanges: list[paramiko.Transport]
+) -> None:
+    monkeypatch.setattr("paramiko.packet.Packetizer.REKEY_BYTES", 1 << 16)
+    content = b"x" * (1 << 20)
+    assert host.run(Command(argv=("cat",)), stdin=content, timeout_sec=60.0).stdout == content
+    assert len(exchanges) == 1
+
+
+def test_commands_go_on_while_the_server_renews_the_keys(tmp_path: Path, exchanges: list[paramiko.Transport]) -> None:
+    with Sshd(tmp_path / "sshd", options=("RekeyLimit 512K",)) as sshd:
+        destination = Doorway(tmp_path, sshd).destination()
+        with (
+            SshHost(name="vm", destination=destination, workdir=str(tmp_path)) as host,
+            ThreadPoolExecutor() as threads,
+        ):
+            content = b"x" * 200_000
+            ended = [
+                threads.submit(host.run, Command(argv=("cat",)), stdin=content, timeout_sec=60.0) for _ in range(20)
+            ]
+            assert {one.result().stdout for one in ended} == {content}
+        assert sshd.logins() == 1
+    assert len(exchanges) > 5
