@@ -106,7 +106,12 @@ class Pods:
 
         The list is read again when it is old, or when somebody was disappointed by it, at most every 2 s.
         """
-        return choose(self.all(), index, f"{self.selector} in namespace {self.kubectl.namespace}")
+        pods = self.all()
+        try:
+            return choose(pods, index, f"{self.selector} in namespace {self.kubectl.namespace}")
+        except HostError:
+            self.doubt()  # a replacement is there within seconds: who asks again is not told the same for 30 s
+            raise
 
     def all(self) -> list[Pod]:
         """Every pod of the selector, read as `find` says."""

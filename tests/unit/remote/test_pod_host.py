@@ -381,6 +381,22 @@ def test_after_a_broken_stream_the_cluster_is_read_again_but_not_in_a_rush(
     assert ground.calls("get") == before + 1
 
 
+@pytest.mark.parametrize(
+    "gone", [[], [line("a", 0, phase="Pending", node="", ready="")], [line("a", 0, ready="False")]]
+)
+def test_a_replacement_is_found_by_the_next_who_asks_and_the_cluster_not_asked_in_a_rush(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, gone: list[str]
+) -> None:
+    ground.list_pods(*gone)
+    for _ in range(3):
+        with pytest.raises((PodGone, HostUnreachable)):
+            ground.run("true")
+    assert ground.calls("get") <= 2
+    (ground.folder / "pods.txt").write_text(line("replacement", 0))
+    monkeypatch.setattr("remote.pods._NOT_BEFORE_SEC", 0.0)
+    assert ground.run("true").exit_code == 0
+
+
 def test_a_cluster_that_does_not_answer_is_out_of_reach(ground: Ground) -> None:
     (ground.folder / "pods.txt").unlink()
     with pytest.raises(HostUnreachable, match="worker-0: kubectl get pods: Unable to connect"):
