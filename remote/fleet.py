@@ -76,6 +76,7 @@ class Fleet:
         self._ends = Ends(run_folder, ledger, self._queue, on_event)
         names = {host.name for host in self.hosts}
         self._budget: dict[str, int] = {}
+        self._kept_out: dict[str, set[str]] = {}  # a trial's attempts that have found their worker busy
         self._inherited: dict[str, list[tuple[PlannedTrial, Attempt]]] = {name: [] for name in names}
         for trial_id in self._open_trials():
             self._take_stock(self._planned[trial_id], names)
@@ -85,7 +86,7 @@ class Fleet:
         trial_id, attempts = planned.trial_id, self.ledger.entries[planned.trial_id].attempts
         live = [attempt for attempt in attempts if attempt.reason is None]
         spent = max(len(attempts) - len(live), self.ledger.entries[trial_id].spent)
-        self._budget[trial_id] = spent + self.limits.max_attempts
+        self._budget[trial_id], self._kept_out[trial_id] = spent + self.limits.max_attempts, set()
         known = [attempt for attempt in live if attempt.worker in names]
         for attempt in live:
             if attempt not in known:
@@ -232,7 +233,9 @@ class Fleet:
             outcome = self._outcome(agent, job, planned, attempt)
         except Stopped:
             self._cancel(agent, job, planned, attempt)
-        except WorkerLost:
+        except WorkerLost as lost:
+            if isinstance(lost, WorkerBusy):
+                self._kept_out[planned.trial_id].add(attempt.folder)
             if (planned, attempt) not in self._inherited[agent.host.name]:
                 self._inherited[agent.host.name].append((planned, attempt))
             self._queue.release(planned, agent.host.name)
@@ -284,11 +287,15 @@ class Fleet:
         return bring(job, planned, attempt, status, places=places, incoming=self.run_folder / INCOMING)
 
     def _settle(self, planned: PlannedTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
-        may_again = attempt.number < self._budget[planned.trial_id] and not self._reach.is_halted
-        if verdict.is_transient and may_again:
+        if verdict.is_transient and self._may_again(planned, attempt) and not self._reach.is_halted:
             self._ends.try_again(planned, attempt, verdict.reason or verdict.end.value)
         else:
             self._ends.end(planned, attempt, verdict.end, verdict.reason, result)
+
+    def _may_again(self, planned: PlannedTrial, attempt: Attempt) -> bool:
+        """Whether another attempt may follow this one. One that only ever found its worker busy has used up none."""
+        unspent = self._kept_out[planned.trial_id] - self._begun
+        return attempt.number < self._budget[planned.trial_id] + len(unspent)
 
     def _cancel(self, agent: Agent, job: Job, planned: PlannedTrial, attempt: Attempt) -> None:
         """Stop the attempt because the operator asked; if it got to its end first, that end counts."""
@@ -321,7 +328,7 @@ class Fleet:
         for planned, attempt in inherited:
             if isinstance(lost, ShutOut):
                 break  # what runs goes on; the others are shut out too
-            if planned.worker is None and attempt.number < self._budget[planned.trial_id]:
+            if planned.worker is None and self._may_again(planned, attempt):
                 self._queue.pass_on(planned.trial_id, name)
         reason = self._reach.await_return(agent, lost, lambda: self._queue.is_open_for(name))
         if reason is None:
