@@ -8,7 +8,7 @@ again: rsync goes on inside the file it was in and puts a file into its place wh
 file it was in, which until then lies there cut short, with a time that gives it away.
 
 What this does not do: prove content. Equal size and time count as equal; who needs more compares a manifest afterwards
-(`remote.transfer` does for results, `remote.hub` for models).
+(`remote.transfer` does for results, `remote.modelfetch` for models).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class PodHost:
         try:
             carried = run_program(
                 self.exec_argv(pod),
-                label=f"{self.name}: {command.render()}",
+                label=f"{self.name}: {command.brief()}",
                 environment={**_ENVIRONMENT, **os.environ},
                 stdin=Outgoing(_PROGRAM + asked, stdin, reply),
                 on_stdout=reply.feed,
@@ -101,7 +101,7 @@ class PodHost:
             raise HostUnreachable(f"{self.name}: the stream to {pod.name} broke before the command's end")
         if reply.ending.why != "exited":
             limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else "not done in time"
-            raise CommandTimedOut(f"{self.name}: {command.render()}: {limit}")
+            raise CommandTimedOut(f"{self.name}: {command.brief()}: {limit}")
         return Completed(exit_code=reply.ending.exit_code, stdout=bytes(reply.stdout), stderr=bytes(reply.stderr))
 
     def address(self) -> str:

@@ -94,7 +94,6 @@ class Pods:
 
     def __init__(self, kubectl: Kubectl, selector: str) -> None:
         self.kubectl, self.selector = kubectl, selector
-        self.readings = 0
         self._lock = threading.Lock()
         self._pods: list[Pod] = []
         self._read_at: float | None = None
@@ -139,7 +138,6 @@ class Pods:
         argv = self.kubectl.argv(
             "get", "pods", f"--selector={self.selector}", "--request-timeout=10s", f"--output=jsonpath={LIST_TEMPLATE}"
         )
-        self.readings += 1
         try:
             completed = run_program(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
         except CannotStart as error:

@@ -18,7 +18,6 @@ from remote.host import HostUnreachable, Readable
 
 _FRAME_BYTES = 1 << 15
 _LARGEST_FRAME_BYTES = 1 << 24
-_END_OF_INPUT = bytes(4)
 _HEAD_BYTES = 5
 _MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that cannot be heard any more
 _BEATS = 4  # signs of life that may go missing before a stream counts as broken

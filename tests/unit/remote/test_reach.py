@@ -10,8 +10,8 @@ import pytest
 
 from remote.host import HostError, HostUnreachable
 from remote.job import HostBusy
+from remote.local import LocalHost
 from remote.reach import Limits, Reach, Stopped, WorkerBusy, WorkerLost
-from tests.unit.remote.hostyard import Wire, Yard
 
 LIMITS = Limits(lost_after_sec=10.0, give_up_after_sec=100.0)
 
@@ -40,7 +40,7 @@ class Holders:
 
     def __init__(self, holders: Iterable[str | Exception | None], each_sec: float) -> None:
         self.holders, self.each_sec = list(holders), each_sec
-        self.host = Wire(host=Yard.host(Yard.__new__(Yard), workdir="/w"))  # type: ignore[arg-type]
+        self.host = LocalHost(name="worker-1", workdir="/w")
 
     def line(self, verb: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
         assert (verb, arguments) == ("holder", {"slot": "/w/slot"})
