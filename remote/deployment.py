@@ -37,6 +37,7 @@ OWNER_LABEL, OWNER = "app.kubernetes.io/managed-by", "qlora-fleet"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 IMAGE_PLACEHOLDER = "qlora-fleet-bench"
 _SIZED = ("pods", "preemptible")
+_SHOWN = 160  # characters of a value in a difference; an image with its digest has some 110
 _DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
 
@@ -180,8 +181,20 @@ class Verb(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A field that the cluster does not have as desired; `live` is None where it is absent."""
+
+    path: str
+    desired: object
+    live: object = None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_short(self.live)} -> {_short(self.desired)}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Action:
-    """One object and what to do with it; `why` names the fields that differ."""
+    """One object and what to do with it; `why` names the first fields that differ, `differences` has them all."""
 
     verb: Verb
     kind: str
@@ -189,6 +202,7 @@ class Action:
     why: str
     desired: Object | None = None
     live: Object | None = None
+    differences: tuple[Difference, ...] = ()
 
     @property
     def title(self) -> str:
@@ -265,19 +279,19 @@ def _decide(desired: Object, live: Object | None, replace_ended: bool) -> Action
     if kind == "Namespace" and not _is_owned(live):
         why = "it was there before: its labels are left as they are"
         return Action(verb=Verb.LEAVE, kind=kind, name=name, why=why, desired=desired, live=live)
-    paths = list(differences(desired, live))
+    found = list(differences(desired, live))
     if replace_ended and kind == "Job" and ended(live) is not None:
         return Action(verb=Verb.REPLACE, kind=kind, name=name, why=f"it {ended(live)}", desired=desired, live=live)
-    if not paths:
+    if not found:
         return Action(verb=Verb.KEEP, kind=kind, name=name, why="", desired=desired, live=live)
-    telling = [path for path in paths if DIGEST not in path] or ["a field left the manifest"]
+    telling = tuple(one for one in found if DIGEST not in one.path)
     more = f" and {len(telling) - 3} more" if len(telling) > 3 else ""
-    why = ", ".join(telling[:3]) + more
+    why = ", ".join(one.path for one in telling[:3]) + more or "a field left the manifest"
     verb = Verb.REPLACE if kind in _IMMUTABLE_KINDS else Verb.APPLY
     if kind in ("PersistentVolume", "PersistentVolumeClaim"):
         verb = Verb.LEAVE
         why = f"{why} cannot change while it is bound: `inv teardown`, then `inv deploy`"
-    return Action(verb=verb, kind=kind, name=name, why=why, desired=desired, live=live)
+    return Action(verb=verb, kind=kind, name=name, why=why, desired=desired, live=live, differences=telling)
 
 
 def ended(job: Object) -> str | None:
@@ -306,37 +320,47 @@ def _is_owned(one: Object) -> bool:
     return (one["metadata"].get("labels") or {}).get(OWNER_LABEL) == OWNER
 
 
-def differences(desired: object, live: object, path: str = "") -> Iterator[str]:
-    """The paths at which the cluster does not have what is desired. What the cluster adds (defaults, status) is none.
+def differences(desired: object, live: object, path: str = "") -> Iterator[Difference]:
+    """Where the cluster does not have what is desired. What the cluster adds (defaults, status) is none.
 
     A list is compared place by place, except tolerations, to which admission adds two of its own.
     """
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):
-            yield path
+            yield Difference(path=path, desired=desired, live=live)
             return
         for key, value in desired.items():
             below = f"{path}.{key}" if path else str(key)
             if value is None or value in ({}, []):
                 continue  # the API drops empty values
             if key not in live:
-                yield below
+                yield Difference(path=below, desired=value)
             else:
                 yield from differences(value, live[key], below)
     elif isinstance(desired, list):
         yield from _list_differences(desired, live, path)
     elif not same(desired, live):
-        yield path
+        yield Difference(path=path, desired=desired, live=live)
 
 
-def _list_differences(desired: list[Any], live: object, path: str) -> Iterator[str]:
+def _list_differences(desired: list[Any], live: object, path: str) -> Iterator[Difference]:
+    whole = Difference(path=path, desired=desired, live=live)
     if not isinstance(live, list):
-        yield path
+        yield whole
     elif path.endswith("tolerations"):
         if any(all(any(differences(one, other)) for other in live) for one in desired):
-            yield path
+            yield whole
     elif len(desired) != len(live):
-        yield path
+        yield whole
     else:
         for index, (one, other) in enumerate(zip(desired, live, strict=True)):
             yield from differences(one, other, f"{path}[{index}]")
+
+
+def _short(value: object) -> str:
+    """A field's value on one line; what is long is cut."""
+    if value is None:
+        return "absent"
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

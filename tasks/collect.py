@@ -8,6 +8,7 @@ ledger, so that whoever reads the folder finds one record for every planned tria
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +68,9 @@ def collect(context: Context, run: str | None = None) -> None:
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
             done = pool.map(bring, record.planned)
-            collected = list(track(done, "collect", total=len(record.planned), transient=True))
+            # Where nobody watches, a bar that vanishes leaves an empty line.
+            unseen = not sys.stdout.isatty()
+            collected = list(track(done, "collect", total=len(record.planned), transient=True, disable=unseen))
         _write_sums(folder)
     except OperatorRefused as error:
         raise UsageError(str(error)) from None

@@ -17,7 +17,7 @@ from tasks.errors import Refused, TaskFailed, UsageError
 if TYPE_CHECKING:
     from remote.cluster import Cluster
     from remote.command import Secret
-    from remote.deployment import Action, Image, Plan
+    from remote.deployment import Action, Image, Object, Plan
     from tasks.settings import Settings
     from tasks.uncollected import Uncollected
 
@@ -78,6 +78,7 @@ def deploy(
         _check_controller(settings, cluster, planned)
         _check_rights(cluster, planned)
         if dry_run:
+            _print_refusal(settings, cluster, planned, discard=discard_results)
             _print_diff(cluster, planned, take_over=take_over)
             return
         with only_one(settings.results_folder, "deploy"):
@@ -125,6 +126,7 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
             print(action)
         print(f"stays: namespace {cluster.target.namespace}" + _volume_stays(settings))
         if dry_run:
+            _print_refusal(settings, cluster, planned, discard=discard_results)
             print("dry run: nothing was changed")
             return
         with only_one(settings.results_folder, "teardown"):
@@ -195,7 +197,10 @@ def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
     if any(action.kind == "Namespace" for action in planned.of(Verb.CREATE)):
         print("dry run: nothing was changed; the namespace is not there yet, so everything in it is new")
         return
-    # A Job that is replaced cannot be compared by the server, which would refuse the change; its fields are above.
+    # A Job that is replaced cannot be compared by the server, which would refuse the change.
+    for action in planned.of(Verb.REPLACE):
+        for one in action.differences:
+            print(f"{action.title}  {one}")
     objects = [action.desired for action in planned.of(Verb.CREATE, Verb.APPLY) if action.desired is not None]
     if objects:
         print(cluster.diff(objects, take_over=take_over), end="")
@@ -304,6 +309,14 @@ def _refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, 
     return lost
 
 
+def _print_refusal(settings: Settings, cluster: Cluster, planned: Plan, *, discard: bool) -> None:
+    """In a dry run: what would stop the plan once it is meant."""
+    try:
+        _refuse_losing_results(settings, cluster, planned, discard=discard)
+    except Refused as error:
+        print(f"would be refused: {error}")
+
+
 def _act(
     settings: Settings, cluster: Cluster, planned: Plan, image: Image, secret: Secret | None, *, take_over: bool
 ) -> None:
@@ -318,7 +331,7 @@ def _act(
     ground = [a.desired for a in written if a.kind not in ("Job", "JobSet") and a.desired is not None]
     if ground:
         cluster.apply(ground, take_over=take_over)
-        print(f"applied {len(ground)} objects", flush=True)
+        print(f"applied {len(ground)} object{'' if len(ground) == 1 else 's'}", flush=True)
     if secret is not None and section.pull_secret is not None and section.registry_user is not None:
         made, hidden = pull_secret(
             name=section.pull_secret,
@@ -330,12 +343,15 @@ def _act(
         cluster.apply([made], take_over=True, secrets=hidden)
         print(f"wrote secret/{section.pull_secret}", flush=True)
     if gone:
-        print(f"deleting {len(gone)} objects, and waiting until their pods are gone", flush=True)
+        print(f"deleting {_titles(gone)}, and waiting until their pods are gone", flush=True)
         cluster.delete(gone, wait_sec=_DELETE_SEC)
     if workloads:
         cluster.apply(workloads, take_over=take_over)
-        names = [f"{one['kind'].lower()}/{one['metadata']['name']}" for one in workloads]
-        print(f"started {', '.join(names)}", flush=True)
+        print(f"started {_titles(workloads)}", flush=True)
+
+
+def _titles(objects: list[Object]) -> str:
+    return ", ".join(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in objects)
 
 
 def _volume_stays(settings: Settings) -> str:

@@ -59,6 +59,7 @@ def test_a_dry_run_over_a_deployment_shows_what_differs(deployed: Operator) -> N
     said = deployed.inv("deploy", "--dry-run", "--take-over")
     assert "change     service/bench  (spec.publishNotReadyAddresses)" in said
     assert "replace    job/bench  (spec.template.spec.volumes[3].emptyDir.sizeLimit)" in said
+    assert "job/bench  spec.template.spec.volumes[3].emptyDir.sizeLimit: 16Mi -> 17Mi\n" in said
     assert "+  publishNotReadyAddresses: true" in said
     assert {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")} == before
 
@@ -261,6 +262,8 @@ def test_results_that_were_not_collected_stop_what_would_lose_them(
     reason = write_run(deployed, make_trial)
     deployed.set(size=1)
     before = [pod["metadata"]["uid"] for pod in deployed.objects("pods")]
+    foreseen = deployed.inv(words[0], "--dry-run")
+    assert f"would be refused: job/bench would end with results in its pods: {reason}" in foreseen
     refused = deployed.inv(*words, code=4)
     assert reason in refused
     assert "nothing was changed" in refused

@@ -191,7 +191,21 @@ def test_a_secret_to_write_is_something_to_do() -> None:
     ],
 )
 def test_only_what_is_desired_and_not_so_is_a_difference(desired: Any, live: Any, paths: list[str]) -> None:
-    assert list(differences(desired, live)) == paths
+    assert [one.path for one in differences(desired, live)] == paths
+
+
+@pytest.mark.parametrize(
+    ("desired", "live", "said"),
+    [
+        ({"cpu": "200m"}, {"cpu": "100m"}, "cpu: 100m -> 200m"),
+        ({"claim": {"name": "shared"}}, {}, 'claim: absent -> {"name": "shared"}'),
+        ({"on": False}, {"on": True}, "on: true -> false"),
+        ({"a": [1, 2]}, {"a": [1]}, "a: [1] -> [1, 2]"),
+        ({"args": "one\ntwo  three"}, {"args": "x" * 200}, f"args: {'x' * 157}... -> one two three"),
+    ],
+)
+def test_a_difference_says_what_was_and_what_becomes(desired: Any, live: Any, said: str) -> None:
+    assert [str(one) for one in differences(desired, live)] == [said]
 
 
 JSON = st.recursive(
