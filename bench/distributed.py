@@ -45,7 +45,8 @@ REDUCE_SIZES = {"gpu": 5, "tiny": 3}
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     """Run the ranks; their steps and what they mean go into the record.
 
-    Raises RankFailed and RankOutOfMemory with the rank's number, and InputError before a rank is started.
+    Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, and InputError, also for what a rank alone
+    could see.
     """
     trial, (_, data_facts, _) = record.trial, inputs
     if data_facts.samples < trial.world_size:

@@ -84,6 +84,12 @@ class Recipe:
 
 # The loss over fp32 logits: the logits twice in fp32 and twice in 16 bit, and the head's own copy under autocast.
 _REFERENCE_LOSS = Phase(passing=Widths(vocabulary=12.0, hidden=4.12), head_copies=1.0, mib=73.0, in_layer=False)
+# While a product of `fast` runs its weight lies there in 16 bit: gate and up together, or down beside the gradient of
+# its input. Whether layers are kept or computed again, it is the same.
+_FAST = (
+    Phase(passing=Widths(hidden=4.1), copies=2.0, mib=14.0),
+    Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=14.0),
+)
 RECIPES: dict[str, Recipe] = {
     # The residual stream and all norms in fp32, casts to bf16 beside it, dropout and its masks for each adapter.
     "reference": Recipe(
@@ -103,19 +109,12 @@ RECIPES: dict[str, Recipe] = {
         tables=2.0,
         kept_of_input=3.0,
     ),
-    # x, h and the attention's output, q k v, gate and up: bench/recipes/layer.py. While a product runs its weight lies
-    # there in 16 bit: gate and up together, or down beside the gradient of its input.
+    # x, h and the attention's output, q k v, gate and up: bench/recipes/layer.py.
     "fast": Recipe(
         kept=Widths(hidden=6.0, inner=4.0, heads=2.0, rows=136.0),
         checkpoint=Widths(hidden=2.0),
-        while_kept=(
-            Phase(passing=Widths(hidden=4.1), copies=2.0, mib=14.0),
-            Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=14.0),
-        ),
-        while_again=(
-            Phase(passing=Widths(hidden=4.1), copies=2.0, mib=14.0),
-            Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=14.0),
-        ),
+        while_kept=_FAST,
+        while_again=_FAST,
         tables=2.0,
         kept_of_rank=2.0,
         has_gradients=True,

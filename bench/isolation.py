@@ -47,7 +47,7 @@ def require_gpu(gpus: Sequence[nvml.Gpu], *, is_there: bool, chosen: str | None)
     """Raises InputError where no GPU can be used. Without the library, a device file must do as a sign of one."""
     if gpus:
         return
-    if chosen is not None and chosen.strip() in ("", "-1", "NoDevFiles"):
+    if chosen is not None and chosen.strip() in nvml.HIDING_ALL:
         raise InputError(
             f"profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES={chosen!r} hides all; unset it, or use profile tiny"
         )

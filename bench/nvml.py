@@ -18,6 +18,7 @@ from typing import Any
 
 MIB = 1 << 20
 DRIVER = Path("/dev")
+HIDING_ALL = ("", "-1", "NoDevFiles")  # what people write into CUDA_VISIBLE_DEVICES so that CUDA sees no GPU
 
 # Why a GPU runs slower than it could, by bit. The first four mean trouble (heat, or too little current) and make a
 # result doubtful; the others are how a card is set, or, as the power cap at full load, how it is meant to work.

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from bench import nvml
 from bench.inputs import InputError
 from bench.stack import Stack
 from bench.trial import Trial
@@ -26,7 +27,7 @@ def check(stack: Stack, trial: Trial) -> None:
     if stack.torch.cuda.is_available():
         _check_bf16(stack.torch, trial)
         _check_bitsandbytes(stack, trial)
-    elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1"):
+    elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDING_ALL:
         said = _why_not(stack.torch)
         raise InputError(
             f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {said}; "

@@ -1,5 +1,4 @@
-"""Where the time of a training step goes, by kind of kernel: `python -m bench profile`, on whatever GPU this machine
-has.
+"""Where the time of a training step goes, by kind of kernel: `python -m bench profile`, on this machine's own GPU.
 
 Steps run as a trial runs them, after the same warm-up; a few are then recorded by PyTorch's profiler. What the device
 does is sorted by its kernels' names, and what no rule knows is shown under its own name. The profiler slows the host

@@ -124,8 +124,9 @@ class TrialResult:
     conditions that make the numbers doubtful, one line each: another process on the GPU, throttling.
 
     `written_by` is "bench" where the trial's own process wrote the record, "collect" where no process lived to write
-    one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, load, data, warmup,
-    measure and ceilings to seconds. `fingerprint` is `bench.environment`'s allow-list.
+    one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, data, load, warmup,
+    measure, and what its kind of trial has besides (ceilings, exchange), to seconds. `fingerprint` is
+    `bench.environment`'s allow-list.
     """
 
     trial_id: str
@@ -195,8 +196,8 @@ class RunRecord:
 class Progress:
     """Where a running trial is: replaced in progress.json as it goes, for people to watch; never a result.
 
-    `phase` is import, load, data, warmup, measure or write; `step` counts optimizer steps done of `steps` in all
-    (warm-up included); `elapsed_sec` runs from the process's start.
+    `phase` is one of a result's `phases`, or write; `step` counts optimizer steps done of `steps` in all (warm-up
+    included), or measurements where there are no steps; `elapsed_sec` runs from the process's start.
     """
 
     phase: str

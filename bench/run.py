@@ -1,8 +1,8 @@
 """One trial, from its file to its result: check, import, measure, write.
 
 A process runs one trial and exits. Whatever ends it short of SIGKILL leaves a verified result.json with the end's own
-name and everything measured until then; bad input is refused before anything is written. What is measured is the
-business of the module named after the trial's kind: its `measure(record, inputs, stops)`.
+name and everything measured until then; bad input is refused before the first step and leaves no result. What is
+measured is the business of the module named after the trial's kind: its `measure(record, inputs, stops)`.
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Shapes by tensor name, and the file's whole size in bytes."""
+    """Shapes by tensor name."""
 
     shapes: dict[str, tuple[int, ...]]
-    file_bytes: int
 
     @property
     def parameters(self) -> int:
@@ -51,4 +50,4 @@ def read_header(path: Path) -> Header:
     if size != expected:
         what = "truncated" if size < expected else "longer than its header says"
         raise WeightsError(f"{what}: {size} bytes, its header says {expected}")
-    return Header(shapes=shapes, file_bytes=size)
+    return Header(shapes=shapes)

@@ -92,7 +92,7 @@ def _not_this_base(trial: Trial, base: Any) -> str | None:
     try:
         for name, linear in _linears(base.model.layers[0]):
             width = nf4.from_bitsandbytes(linear.weight).shape[1]
-            if width % nf4.BLOCK:  # bitsandbytes 0.50.2 itself multiplies differently there with and without gradients
+            if width % nf4.BLOCK:  # at some of which bitsandbytes 0.50.2 is wrong itself, on CPUs
                 return f"{name} takes {width} numbers, not a multiple of {nf4.BLOCK}"
     except nf4.NotDoubleNf4 as error:
         return str(error)

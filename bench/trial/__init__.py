@@ -5,6 +5,7 @@ its own. The standard library alone, Python 3.10 to 3.13.
 """
 
 from bench.trial.configuration import (
+    ALL_LINEAR,
     ATTENTION_PROJECTIONS,
     PROFILES,
     RECIPES,
@@ -16,6 +17,7 @@ from bench.trial.nodes import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NO
 from bench.trial.suites import SCALES, SUITES, Scale, suite
 
 __all__ = [
+    "ALL_LINEAR",
     "ATTENTION_PROJECTIONS",
     "NODE_ADDRESS",
     "NODE_COUNT",

@@ -26,6 +26,7 @@ RECIPES = ("reference", "stock", "fast")
 PROFILES = ("gpu", "tiny")
 KINDS = ("training", "hardware", "loading", "inference", "distributed")
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 
 
 class TrialError(ValueError):
@@ -40,8 +41,8 @@ class Trial:
     distributed trial. `layout` says how samples become rows: see `bench.data`. With `gradient_checkpointing`, one
     layer in `checkpoint_every` is computed again in backward, from an input that `offload_checkpoints` keeps in the
     host's memory meanwhile; the first `held_layers` keep their weights in 16 bit beside NF4. These three are the recipe
-    fast's alone. `max_seq_len` and `new_tokens` are
-    prompt and answer lengths of an inference trial, whose `micro_batch_size` is the largest batch it goes up to.
+    fast's alone. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
+    `micro_batch_size` is the largest batch it goes up to.
     """
 
     name: str

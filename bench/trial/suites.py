@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.trial.configuration import ATTENTION_PROJECTIONS, Trial, among
+from bench.trial.configuration import ALL_LINEAR, Trial, among
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     """What the reference, the usual libraries and our own kernels make of one configuration, padded and packed."""
     make = _maker("recipes", scale, model, data)
     kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
-    everywhere = {"lora_targets": (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")}
+    everywhere = {"lora_targets": ALL_LINEAR}
     fast = kept | {"recipe": "fast"}
     lean = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
     return (

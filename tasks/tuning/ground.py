@@ -9,6 +9,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bench.trial import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.tuning import space
 from tasks.tuning.record import TuneRecord
@@ -66,7 +67,7 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
     longest = space.max_seq_len(
         ground["data"]["percentiles"], chosen.keep_percent, bench.profile, ground["model"]["positions"]
     )
-    targets = space.ALL_LINEAR if chosen.lora_targets == "all-linear" else space.ATTENTION
+    targets = ALL_LINEAR if chosen.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
     found = space.candidates(
         model=settings.model.path,
         data=settings.data.path,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bench.trial import ATTENTION_PROJECTIONS, SCALES, Trial
+from bench.trial import SCALES, Trial
 
 if TYPE_CHECKING:
     from tasks.settings import Settings
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LARGEST_MICRO_BATCH = {"gpu": 64, "tiny": 8}
 LAYOUTS = ("pad", "bucket", "varlen")
-ATTENTION = ATTENTION_PROJECTIONS
-ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 LENGTH_MULTIPLE = {"gpu": 64, "tiny": 8}
 # By name: how much of the forward pass backward computes again. Fields of a Trial.
 RECOMPUTE: dict[str, dict[str, Any]] = {

@@ -31,13 +31,12 @@ from typing import Any
 
 from bench import data, footprint, qlora, recipes, stack
 from bench.inputs import read_data
-from bench.trial import ATTENTION_PROJECTIONS, Trial
+from bench.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
 from tasks.tuning import space as tuning
 
 WARMUP, MEASURED = 2, 4
 SPACE_STEPS = (2, 3)
 SPACE_LIMIT_BYTES, SPACE_LONGEST = int(21.5 * 2**30), 640  # 99 % of the demo's samples are no longer
-ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 NONE: dict[str, Any] = {"gradient_checkpointing": False}
 EVERY: dict[str, dict[str, Any]] = {
     "none": NONE,

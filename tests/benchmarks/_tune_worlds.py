@@ -26,21 +26,13 @@ from typing import Any
 from bench import footprint, survey
 from bench.trial import ATTENTION_PROJECTIONS
 from tasks.tuning.space import RECOMPUTE, Candidate, candidates, with_predictions
+from tests.mistral_7b import CONFIG
 
 GRID = Path(__file__).with_name("grid_h200.jsonl")
 RECIPES = ("reference", "stock", "fast")
 LONGEST, SAMPLES, MEAN, SPREAD = 640, 4096, 94.0, 0.75
 MASKED_ROW = 4096  # positions of the rows whose mask the grid measured
 SCATTER = 0.03  # standard deviation of log step time: what no formula says of a candidate
-MISTRAL: dict[str, Any] = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 32768,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +66,7 @@ def space(steps: tuple[int, int]) -> list[Candidate]:
         seed=1,
         samples=10_000,
     )
-    return with_predictions(found, [survey.predicted(MISTRAL, one.trial, sizes) for one in found])
+    return with_predictions(found, [survey.predicted(CONFIG, one.trial, sizes) for one in found])
 
 
 def lengths() -> list[int]:
@@ -102,7 +94,7 @@ def measured(found: Sequence[Candidate], *, seed: int = 0) -> dict[str, Truth]:
         seconds = between(times[recipe, recompute], positions)
         if one.choice["layout"] == "varlen":
             seconds *= 1.0 + apart[recipe] * (1.0 if recipe == "fast" else positions / MASKED_ROW)
-        peak = footprint.peak_bytes(MISTRAL, one.trial) * chooser.gauss(1.0, 0.01)
+        peak = footprint.peak_bytes(CONFIG, one.trial) * chooser.gauss(1.0, 0.01)
         step_sec = seconds * math.exp(chooser.gauss(0.0, SCATTER))
         world[one.key] = Truth(step_sec=step_sec, useful=useful, peak_bytes=round(peak))
     return world

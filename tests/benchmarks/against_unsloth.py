@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import Interval, summarize
+from bench.trial import ATTENTION_PROJECTIONS, Trial
 from tests.benchmarks import Figure, spread
 
 LIMIT_BYTES = int(21.5 * 2**30)
 WARMUP, MEASURED = 5, 12
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 HELD_LAYERS = 12  # as in fast_step: what the limit has room for beside the activations of 512 x 8
 GOAL = ">= 1.15x"
 CASE_SEC = 300.0
@@ -147,7 +147,6 @@ def _tokens(torch: Any, case: Case, vocabulary: int, count: int) -> Iterator[Any
 
 def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     from bench import data, qlora, recipes, stack
-    from bench.trial import Trial
 
     modules = stack.load()
     placement = qlora.place(modules)
@@ -165,7 +164,7 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
         gradient_checkpointing=False,
         held_layers=case.held_layers,
         optimizer="adamw_torch",
-        lora_targets=PROJECTIONS,
+        lora_targets=ATTENTION_PROJECTIONS,
         warmup_steps=0,
         measured_steps=1,
     )
@@ -196,7 +195,7 @@ def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
         r=16,
         lora_alpha=32,
         lora_dropout=0.0,
-        target_modules=list(PROJECTIONS),
+        target_modules=list(ATTENTION_PROJECTIONS),
         use_gradient_checkpointing=case.checkpointing,
     )
     FastLanguageModel.for_training(adapted, use_gradient_checkpointing=case.checkpointing)

@@ -3,10 +3,10 @@ ratio.
 
     python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--json FILE]
 
-DIR is a model folder; speed depends on shapes alone, so `tests/gpu/test_full_shape.py` can make one. Every case is
-loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after the
-others, so that a machine that changes shows. Cases of the fast recipe run under a limit of 21.5 GiB, what a 24 GB card
-leaves for training.
+DIR is a model folder; speed depends on shapes alone, so one made by `python -m tests.mistral_7b DIR` will do. Every
+case is loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after
+the others, so that a machine that changes shows. Cases of the fast recipe run under a limit of 21.5 GiB, what a 24 GB
+card leaves for training.
 
 Tokens are drawn at random. Lengths of the ragged cases are log-normal, cut at 512, 194 on average over the measured
 steps (`--mean-tokens`): instruction data's shape. Without a GPU the same cases run on the demo's small model at an
@@ -33,13 +33,12 @@ from bench import data, demo, flops, hardware, qlora, recipes, stack
 from bench.packing import Row, apart, bucketed
 from bench.result import summarize
 from bench.session import Session
-from bench.trial import Trial
+from bench.trial import ALL_LINEAR, Trial
 from tests.benchmarks import Figure, spread
 
 LIMIT_BYTES = int(21.5 * 2**30)
 WARMUP, MEASURED = 5, 12
 HELD_LAYERS = 12  # what 21.5 GiB have room for beside the activations of 512 x 8
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SPREAD, SHORTEST = 0.75, 16
 
 

@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from bench import footprint
-from bench.trial import ATTENTION_PROJECTIONS, SCALES, Trial
-from tasks.settings import TuneSection
+from bench.trial import ALL_LINEAR, SCALES, Trial
+from tasks.sections import TuneSection
 from tasks.tuning.ground import SHORT_STEPS
 from tasks.tuning.search import Search
 from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, Observation
 from tests.benchmarks import Figure
 from tests.benchmarks._tune_worlds import (
     GRID,
-    MISTRAL,
     RECIPES,
     World,
     changed,
@@ -40,6 +39,7 @@ from tests.benchmarks._tune_worlds import (
     recompute_of,
     space,
 )
+from tests.mistral_7b import CONFIG
 
 HELD_OUT = GRID.with_name("held_out_h200.jsonl")
 FIXED_SEC = 20.0
@@ -127,7 +127,6 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the grid ran on, and its points, each with its `trial`."""
     about, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
-        everywhere = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
         row["trial"] = Trial(
             name="-".join(str(row[name]) for name in ("recipe", "layout", "max_seq_len", "micro_batch_size")),
             reason="a point of the grid",
@@ -136,32 +135,41 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             model="models/mistral",
             data="data/d.jsonl",
             lora_alpha=2 * row["lora_rank"],
-            lora_targets=everywhere[: row["targets"]],
+            lora_targets=ALL_LINEAR[: row["targets"]],
             **{name: row[name] for name in KEPT},
         )
     return about, rows
 
 
-def memory_figures() -> list[Figure]:
-    """Of the points that the constants were fitted to, and of those that were not: as predicted before they were
-    measured, and by the model as it is since."""
-    rows = read(GRID)[1]
-    fitted = [footprint.peak_bytes(MISTRAL, row["trial"]) / row["peak_bytes"] for row in rows]
-    held = [json.loads(line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()[1:]]
-    held = [row for row in held if row["peak_bytes"] and row["model"].startswith("Mistral")]
-    since = [_trial(row["trial"]) for row in held]
-    return [
-        _memory_figure("points of the grid", fitted),
-        _memory_figure("held-out points, beforehand", [row["predicted_bytes"] / row["peak_bytes"] for row in held]),
-        _memory_figure(
-            "the same, since then",
-            [footprint.peak_bytes(MISTRAL, trial) / row["peak_bytes"] for trial, row in zip(since, held, strict=True)],
-        ),
-    ]
+def fitted_ratios() -> list[float]:
+    """Predicted over measured peak, of each point that the constants of `bench.footprint` were fitted to."""
+    return [footprint.peak_bytes(CONFIG, row["trial"]) / row["peak_bytes"] for row in read(GRID)[1]]
+
+
+def held_out() -> list[dict[str, Any]]:
+    """The points that they were not fitted to, with what was predicted of each before it was measured."""
+    rows = [json.loads(line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()[1:]]
+    return [row for row in rows if row["peak_bytes"] and row["model"].startswith("Mistral")]
+
+
+def held_out_ratios() -> list[float]:
+    """Predicted over measured peak of these, by `bench.footprint` as it is now."""
+    return [footprint.peak_bytes(CONFIG, _trial(row["trial"])) / row["peak_bytes"] for row in held_out()]
 
 
 def _trial(said: dict[str, Any]) -> Trial:
     return Trial.from_json({**said, "model": "models/m", "data": "data/d.jsonl"})
+
+
+def memory_figures() -> list[Figure]:
+    """Of the points that the constants were fitted to, and of those that were not: as predicted before they were
+    measured, and by the model as it is since."""
+    beforehand = [row["predicted_bytes"] / row["peak_bytes"] for row in held_out()]
+    return [
+        _memory_figure("points of the grid", fitted_ratios()),
+        _memory_figure("held-out points, beforehand", beforehand),
+        _memory_figure("the same, since then", held_out_ratios()),
+    ]
 
 
 def _memory_figure(name: str, ratios: list[float]) -> Figure:

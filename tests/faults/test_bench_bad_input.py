@@ -163,8 +163,9 @@ def test_a_gpu_that_cuda_cannot_use_is_refused_with_its_words_and_the_cure(gpu_f
 
 
 @pytest.mark.usefixtures("gpu_file")
-def test_a_gpu_hidden_on_purpose_is_no_trouble(make_trial, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+@pytest.mark.parametrize("chosen", ["", "-1", "NoDevFiles"])
+def test_a_gpu_hidden_on_purpose_is_no_trouble(make_trial, monkeypatch, chosen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     preflight.check(machine(available=False), make_trial())
 
 

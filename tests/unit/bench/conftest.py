@@ -1,11 +1,13 @@
 """A model folder small enough to be made by hand in a millisecond, without torch."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.mistral_7b import shapes
 
 CONFIG = {
     "model_type": "mistral",
@@ -22,26 +24,7 @@ TOKENIZER = {"model": {"vocab": {"<s>": 0, "</s>": 1, "a": 31}}, "added_tokens":
 CHAT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]}
 
 
-def shapes_of(config: dict[str, Any]) -> dict[str, list[int]]:
-    """The tensors of a Mistral of this configuration, as its weights file would name them."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    key = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-    shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
-    for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}"
-        shapes |= {
-            f"{layer}.self_attn.q_proj.weight": [hidden, hidden],
-            f"{layer}.self_attn.k_proj.weight": [key, hidden],
-            f"{layer}.self_attn.v_proj.weight": [key, hidden],
-            f"{layer}.self_attn.o_proj.weight": [hidden, hidden],
-            f"{layer}.mlp.gate_proj.weight": [inner, hidden],
-            f"{layer}.mlp.up_proj.weight": [inner, hidden],
-            f"{layer}.mlp.down_proj.weight": [hidden, inner],
-        }
-    return shapes | {"lm_head.weight": [config["vocab_size"], hidden]}
-
-
-def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
+def write_weights(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """A safetensors file of zeros in bf16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -56,7 +39,7 @@ def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
 
 
 @pytest.fixture
-def write_safetensors() -> Callable[[Path, dict[str, list[int]]], None]:
+def write_safetensors() -> Callable[[Path, Mapping[str, Sequence[int]]], None]:
     return write_weights
 
 
@@ -68,7 +51,7 @@ def model_folder(tmp_path: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    write_weights(folder / "model.safetensors", shapes_of(CONFIG))
+    write_weights(folder / "model.safetensors", shapes(CONFIG))
     return folder
 
 
@@ -87,12 +70,12 @@ def edit_json() -> Callable[..., None]:
 def sharded_folder(model_folder: Path) -> Path:
     """The same model in two weights files and their index."""
     (model_folder / "model.safetensors").unlink()
-    shapes = shapes_of(CONFIG)
-    names = sorted(shapes)
+    expected = shapes(CONFIG)
+    names = sorted(expected)
     placed = {}
     for number, part in enumerate((names[:7], names[7:]), start=1):
         file = f"model-{number:05}-of-00002.safetensors"
-        write_weights(model_folder / file, {name: shapes[name] for name in part})
+        write_weights(model_folder / file, {name: expected[name] for name in part})
         placed |= dict.fromkeys(part, file)
     (model_folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     return model_folder

@@ -6,16 +6,8 @@ import pytest
 
 from bench import flops
 from bench.trial import ATTENTION_PROJECTIONS
+from tests.mistral_7b import CONFIG, PARAMETERS
 
-MISTRAL_7B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32768,
-    "tie_word_embeddings": False,
-}
 TINY = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -30,28 +22,28 @@ TINY = {
 def test_mistral_7b_has_its_published_parameters():
     # One block by hand: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, gate, up and down 3 x 4096 x 14336.
     block = 33_554_432 + 8_388_608 + 176_160_768
-    assert flops.block_weights(MISTRAL_7B) == 32 * block == 6_979_321_856
-    assert flops.head_weights(MISTRAL_7B) == 134_217_728
-    assert flops.parameters(MISTRAL_7B) == 7_248_023_552
+    assert flops.block_weights(CONFIG) == 32 * block == 6_979_321_856
+    assert flops.head_weights(CONFIG) == 134_217_728
+    assert flops.parameters(CONFIG) == PARAMETERS
 
 
 def test_tied_embeddings_are_one_table_and_still_one_product():
-    tied = MISTRAL_7B | {"tie_word_embeddings": True}
-    assert flops.parameters(MISTRAL_7B) - flops.parameters(tied) == 134_217_728
+    tied = CONFIG | {"tie_word_embeddings": True}
+    assert flops.parameters(CONFIG) - flops.parameters(tied) == 134_217_728
     assert flops.head_weights(tied) == 134_217_728
 
 
 def test_mistral_7bs_adapters_of_rank_16_on_the_attention_projections():
     # A block by hand: 16 x (q 8192 + k 5120 + v 5120 + o 8192).
-    assert flops.adapter_weights(MISTRAL_7B, 16, ATTENTION_PROJECTIONS) == 32 * 16 * 26_624 == 13_631_488
-    assert flops.adapter_weights(MISTRAL_7B, 8, ATTENTION_PROJECTIONS) == 13_631_488 // 2
-    assert flops.adapter_weights(MISTRAL_7B, 16, ("lm_head",)) == 16 * (4096 + 32768)
+    assert flops.adapter_weights(CONFIG, 16, ATTENTION_PROJECTIONS) == 32 * 16 * 26_624 == 13_631_488
+    assert flops.adapter_weights(CONFIG, 8, ATTENTION_PROJECTIONS) == 13_631_488 // 2
+    assert flops.adapter_weights(CONFIG, 16, ("lm_head",)) == 16 * (4096 + 32768)
 
 
 def test_mistral_7bs_token_by_hand():
-    cost = flops.per_token(MISTRAL_7B, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=True)
+    cost = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=True)
     base, adapters, attention = 7_113_539_584, 13_631_488, 4 * 32 * 4096 * 512
-    assert flops.attention_forward(MISTRAL_7B, 512) == attention == 268_435_456
+    assert flops.attention_forward(CONFIG, 512) == attention == 268_435_456
     assert cost.forward == 2 * base + 2 * adapters + attention == 14_522_777_600
     assert cost.backward == 2 * base + 4 * adapters + 2 * attention == 14_818_476_032
     assert cost.recompute == 2 * (base - 134_217_728) + 2 * adapters + attention == 14_254_342_144
@@ -60,16 +52,16 @@ def test_mistral_7bs_token_by_hand():
 
 
 def test_without_checkpointing_nothing_is_computed_twice():
-    cost = flops.per_token(MISTRAL_7B, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=False)
+    cost = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=False)
     assert cost.recompute == 0
     assert cost.hardware == cost.model
 
 
 def test_attention_grows_with_the_sequence_up_to_the_window():
-    assert flops.attention_forward(MISTRAL_7B, 2048) == 4 * flops.attention_forward(MISTRAL_7B, 512)
-    windowed = MISTRAL_7B | {"sliding_window": 1024}
-    assert flops.attention_forward(windowed, 2048) == flops.attention_forward(MISTRAL_7B, 1024)
-    assert flops.attention_forward(windowed, 512) == flops.attention_forward(MISTRAL_7B, 512)
+    assert flops.attention_forward(CONFIG, 2048) == 4 * flops.attention_forward(CONFIG, 512)
+    windowed = CONFIG | {"sliding_window": 1024}
+    assert flops.attention_forward(windowed, 2048) == flops.attention_forward(CONFIG, 1024)
+    assert flops.attention_forward(windowed, 512) == flops.attention_forward(CONFIG, 512)
 
 
 def test_a_head_width_that_config_names_counts_and_missing_key_heads_are_as_many_as_query_heads():

@@ -19,7 +19,7 @@ def refusal(folder: Path) -> str:
 def test_a_good_folder_is_described(model_folder: Path):
     facts = check_model(model_folder)
     size = sum(path.stat().st_size for path in model_folder.iterdir())
-    parameters = 2 * 32 * 8 + 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128)
+    parameters = 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
     assert (facts.parameters, facts.files, facts.bytes) == (parameters, 4, size)
     assert facts.max_position_embeddings == 64
     assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"} == set(facts.layers)
@@ -27,7 +27,7 @@ def test_a_good_folder_is_described(model_folder: Path):
 
 def test_a_sharded_folder_is_described_alike(sharded_folder: Path):
     facts = check_model(sharded_folder)
-    assert facts.parameters == 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 8
+    assert facts.parameters == 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
     assert facts.files == 6
 
 

@@ -16,11 +16,10 @@ import torch
 from bench import data, qlora, recipes, stack
 from bench.packing import Row, apart
 from bench.recipes import fast
-from bench.trial import Trial
+from bench.trial import ALL_LINEAR, Trial
 
 # `stack.load` silences the first for a process; pytest takes that back for every test.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
-ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CPU = qlora.Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
 WORDS = 96
@@ -137,7 +136,7 @@ def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
-@pytest.mark.parametrize("targets", [ALL, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
+@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
 def test_fast_has_the_references_loss_and_gradients(modules, build, targets, layout):
     texts = samples(24, 9, 17)
     found = []
@@ -160,7 +159,7 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
     texts = samples(24, 9, 17)
     found = []
     for recipe in ("reference", "fast"):
-        step, trial = build(recipe, model, lora_targets=ALL)
+        step, trial = build(recipe, model, lora_targets=ALL_LINEAR)
         assert step.recipe == recipe
         found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*texts))[0]))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
@@ -187,7 +186,7 @@ def test_batches_of_changing_lengths_have_the_references_gradients(modules, buil
 def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
     found = []
     for recipe in ("reference", "fast"):
-        step, trial = build(recipe, lora_rank=rank, max_seq_len=length, lora_targets=ALL)
+        step, trial = build(recipe, lora_rank=rank, max_seq_len=length, lora_targets=ALL_LINEAR)
         batch = batches(modules, trial, padded(*samples(length, 3, 1)))[0]
         found.append(loss_and_gradients(with_random_b(step), batch))
     assert furthest(found[1][1], found[0][1]) < 2e-5
@@ -196,10 +195,10 @@ def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
 @pytest.mark.parametrize("recipe", ["reference", "fast"])
 def test_packed_samples_have_the_loss_and_the_gradients_of_each_by_itself(modules, build, recipe):
     texts = samples(5, 24, 1, 9, 2, 17, seed=3)
-    step, trial = build(recipe, layout="varlen", lora_targets=ALL)
+    step, trial = build(recipe, layout="varlen", lora_targets=ALL_LINEAR)
     with_random_b(step)
     loss, gradients = loss_and_gradients(step, batches(modules, trial, apart(texts, 24, 72, 1))[0])
-    alone, _ = build("reference", micro_batch_size=1, lora_targets=ALL)
+    alone, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
     with_random_b(alone)
     total, sums, counted = 0.0, dict.fromkeys(gradients, 0.0), sum(len(text) - 1 for text in texts)
     for text in texts:
@@ -235,7 +234,7 @@ def test_what_is_kept_recomputed_offloaded_or_held_changes_no_bit(modules, build
     ]
     found = []
     for choice in choices:
-        step, trial = build("fast", lora_dropout=0.2, lora_targets=ALL, **choice)
+        step, trial = build("fast", lora_dropout=0.2, lora_targets=ALL_LINEAR, **choice)
         found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
     for loss, gradients in found[1:]:
         assert loss == found[0][0]
@@ -267,7 +266,7 @@ def test_nothing_is_dropped_where_nothing_is_trained(modules, build):
 
 
 def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules, build, tmp_path):
-    step, trial = build("fast", lora_targets=ALL)
+    step, trial = build("fast", lora_targets=ALL_LINEAR)
     for batch in batches(modules, trial, padded(*samples(*[20] * 9))):
         step(iter([batch]), 1)
     step.model.peft_model.save_pretrained(tmp_path)

@@ -1,12 +1,14 @@
 """What a training trial says beside its steps: phases, recipes, and what to try when memory ran out."""
 
+import dataclasses
 import importlib
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench import ends, memory, phases, training
+from bench import ends, footprint, memory, phases, training
 from bench.flags import changed
 from bench.phases import PHASES, PhaseClock
 from bench.record import Clock, Record, Request
@@ -92,6 +94,29 @@ def test_measurements_of_a_training_are_no_steps(record):
     record.steps.step_time_sec.extend([0.1, 0.1])
     training._add_phases(record, [dict.fromkeys(PHASES, 0.1)])
     assert record.steps_done == 2
+
+
+# Predicted memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("built", "counted_as"),
+    [("fast", {}), ("stock (fast is not for this: a bias on q_proj)", {"recipe": "stock", "held_layers": 0})],
+)
+def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
+    make_trial, model_folder, tmp_path, built, counted_as
+):
+    trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1)
+    record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
+    record.fingerprint["recipe"] = built
+    training._add_prediction(record)
+    (found,) = record.measurements
+    config = json.loads((model_folder / "config.json").read_text())
+    assert (found.name, found.value) == (
+        "predicted_peak_vram_bytes",
+        footprint.peak_bytes(config, dataclasses.replace(trial, **counted_as)),
+    )
+    assert found.context == {"recipe": built.split()[0]}
 
 
 # Recipes --------------------------------------------------------------------------------------------------------------

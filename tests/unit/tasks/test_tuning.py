@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.result import End, Metrics, TrialResult, summarize
-from bench.trial import Trial
+from bench.trial import ALL_LINEAR, Trial
 from tasks.errors import UsageError
 from tasks.tuning import answer, belief, record, search, space
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
@@ -29,7 +29,7 @@ def made(**changes: Any) -> list[Candidate]:
         "profile": "gpu",
         "recipes": RECIPES,
         "longest": 512,
-        "lora": {"lora_rank": 16, "lora_alpha": 32, "lora_targets": space.ALL_LINEAR},
+        "lora": {"lora_rank": 16, "lora_alpha": 32, "lora_targets": ALL_LINEAR},
         "steps": (3, 6),
         "seed": 1,
         "samples": 10_000,
