@@ -74,7 +74,7 @@ class Waits:
 
 
 def read(root: int, *, leave_out: int) -> Reading:
-    """What is counted now for `root` and everything it started, without `leave_out`."""
+    """What is counted now for `root` and everything it started, without `leave_out`. Raises OSError, rarely."""
     return Reading(
         at_sec=time.monotonic(),
         waited_ns=dict(_waited(tree_of(root, leave_out=leave_out))),

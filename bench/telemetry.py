@@ -64,7 +64,6 @@ def beside(record: Record) -> Iterator[None]:
         return
     told = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(told, False)  # a sampler that hangs in the driver must not hang the trial
-
     waits = _Waits(leave_out=sampler.pid)
 
     def tell(phase: str) -> None:
@@ -99,7 +98,8 @@ class _Waits:
         """Told each phase that begins, and "" between phases."""
         is_end = len(self._ends) == 1 and phase != WINDOW
         if is_end or (not self._ends and phase == WINDOW):
-            self._ends.append(cpuwait.read(os.getpid(), leave_out=self._leave_out))
+            with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown, no more
+                self._ends.append(cpuwait.read(os.getpid(), leave_out=self._leave_out))
 
     def summary(self) -> Summary:
         if len(self._ends) < 2:
