@@ -121,7 +121,7 @@ class TrialResult:
     """One planned trial's end. `metrics` is None unless at least one training step was measured.
 
     `measurements` holds what the other kinds of trial measured, and what telemetry saw of any kind. `flags` are
-    conditions that make the numbers doubtful, one line each: another process on the GPU, throttling.
+    conditions that make the numbers doubtful, one line each: another process on the GPU, throttling, waits for a CPU.
 
     `written_by` is "bench" where the trial's own process wrote the record, "collect" where no process lived to write
     one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, data, load, warmup,

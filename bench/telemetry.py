@@ -1,13 +1,15 @@
 """What the machine did while a trial ran: starts the sampler beside it, and says afterwards what its rows mean.
 
 The summary is a function of telemetry.csv alone, so anybody can have it again from a collected folder. It covers the
-measured window, the rows of phase `measure`; a trial that has none is summed up whole, and its context says so.
+measured window, the rows of phase `measure`; a trial that has none is summed up whole, and its context says so. Beside
+it stands how long the trial waited for a CPU in that window (`bench.cpuwait`), read at the window's two ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from bench import nvml
+from bench import cpuwait, nvml
 from bench.isolation import describe
 from bench.record import Record
 from bench.result import Interval, Measurement, summarize
@@ -62,8 +64,10 @@ def beside(record: Record) -> Iterator[None]:
         return
     told = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(told, False)  # a sampler that hangs in the driver must not hang the trial
+    waits = _Waits(leave_out=sampler.pid)
 
     def tell(phase: str) -> None:
+        waits.look(phase)
         with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended: its last words come when it is stopped
             os.write(told, f"{phase}\n".encode())
 
@@ -74,11 +78,39 @@ def beside(record: Record) -> Iterator[None]:
         record.on_phase = None
         _stop(record, sampler)
     summary = sum_up(read(path))
-    record.observed += summary.measurements
-    record.flags += [flag for flag in summary.flags if flag not in record.flags]
+    waited = waits.summary()
+    measurements = [*summary.measurements, *waited.measurements]
+    record.observed += measurements
+    record.flags += [flag for flag in (*summary.flags, *waited.flags) if flag not in record.flags]
     record.fingerprint["telemetry_cost_percent"] = summary.cost_percent
-    if summary.measurements:
-        record.log("telemetry: " + ", ".join(in_words(one) for one in summary.measurements))
+    if measurements:
+        record.log("telemetry: " + ", ".join(in_words(one) for one in measurements))
+
+
+class _Waits:
+    """Waits for a CPU, from where the measured window begins to where it ends."""
+
+    def __init__(self, *, leave_out: int) -> None:
+        self._leave_out = leave_out
+        self._ends: list[cpuwait.Reading] = []
+
+    def look(self, phase: str) -> None:
+        """Told each phase that begins, and "" between phases."""
+        is_end = len(self._ends) == 1 and phase != WINDOW
+        if is_end or (not self._ends and phase == WINDOW):
+            with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown, no more
+                self._ends.append(cpuwait.read(os.getpid(), leave_out=self._leave_out))
+
+    def summary(self) -> Summary:
+        if len(self._ends) < 2:
+            return Summary()
+        waits = cpuwait.between(*self._ends)
+        found = [
+            Measurement(name=name, value=value, context={"window": WINDOW})
+            for name, value in dataclasses.asdict(waits).items()
+            if value is not None
+        ]
+        return Summary(measurements=found, flags=waits.flags)
 
 
 def _start(record: Record, path: Path) -> subprocess.Popen[bytes] | None:

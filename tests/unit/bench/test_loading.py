@@ -161,7 +161,8 @@ def test_a_small_model_is_loaded_cold_and_warm_and_phase_by_phase(
     argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
     subprocess.run(argv, env=bench_environment, timeout=120, check=True, stdout=subprocess.DEVNULL)
     result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason, result.flags) == (End.SUCCEEDED, None, [])
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert not any("were not given back" in flag for flag in result.flags)  # others speak of this machine
     found = {(m.name, m.context.get("cache")): m for m in result.measurements}
     for name in ("load_time_sec", "read_time_sec"):
         warm, cold = found[name, "warm"], found[name, "cold"]

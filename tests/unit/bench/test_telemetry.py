@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import isolation, nvml, run, sampler, telemetry
+from bench import cpuwait, isolation, nvml, run, sampler, telemetry
 from bench.inputs import InputError
 from bench.record import Clock, Record, Request
 from bench.result import End, TrialResult
@@ -216,7 +216,13 @@ def rows_in(path, phase, count):
     raise AssertionError(f"not {count} rows of {phase} in {path}")
 
 
-@pytest.mark.usefixtures("_fake_in_processes")
+@pytest.fixture
+def _host_unknown(monkeypatch):
+    """How busy this machine is meanwhile is not these tests' business (test_cpuwait.py)."""
+    monkeypatch.setattr(cpuwait, "read", lambda *_, **__: cpuwait.Reading(at_sec=0.0))
+
+
+@pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")
 def test_beside_a_trial_rows_are_marked_and_summed_up(tmp_path, make_record):
     record = make_record()
     with telemetry.beside(record):
@@ -277,6 +283,7 @@ def test_a_full_disk_ends_the_sampler_with_one_line():
     assert (done.returncode, done.stderr) == (1, "/dev/full: No space left on device\n")
 
 
+@pytest.mark.usefixtures("_host_unknown")
 def test_a_sampler_that_cannot_write_is_a_line_in_the_log_and_never_the_trials_end(tmp_path, make_record):
     (tmp_path / "telemetry.csv").mkdir()
     record = make_record()
