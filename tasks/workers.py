@@ -161,7 +161,9 @@ def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
     """
     is_local = settings.fleet.kind == "local"
     if is_local and not settings.workspace.is_dir():
-        raise UsageError(f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own")
+        raise UsageError(
+            f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
+        )
     # A pod has its node's GPU, and a bench that may not know the question yet.
     profile = ("--profile", settings.bench.profile) if is_local else ()
 
