@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check a model folder and a data file without loading them. Exit code 2 with one line if not.",
     )
     _input_arguments(inspect)
+    inspect.add_argument("--profile", choices=sorted(SCALES), help="and is there the GPU that this profile needs?")
     inspect.set_defaults(act=_inspect)
 
     survey = commands.add_parser(
@@ -215,6 +216,10 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
+    if arguments.profile is not None:
+        from bench.isolation import require_gpu_of
+
+        require_gpu_of(arguments.profile)
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
     document = {
         "model": {

@@ -34,13 +34,18 @@ class Surroundings:
 def look_around(trial: Trial, *, strict: bool) -> Surroundings:
     """Check what the trial needs of GPUs, and who else is on them. Raises InputError; with `strict` for flags too."""
     nvml.order_like_the_library()
-    gpus = nvml.gpus_here()
-    if trial.profile == "gpu":
-        require_gpu(gpus, is_there=nvml.driver_is_there(), chosen=os.environ.get("CUDA_VISIBLE_DEVICES"))
-    found = examine(gpus, trial)
+    found = examine(require_gpu_of(trial.profile), trial)
     if strict and found.flags:
         raise InputError(f"refused by --strict, before it began: {found.flags[0]}")
     return found
+
+
+def require_gpu_of(profile: str) -> list[nvml.Gpu]:
+    """The GPUs that CUDA will see here. Raises InputError where the profile needs one and none can be used."""
+    gpus = nvml.gpus_here()
+    if profile == "gpu":
+        require_gpu(gpus, is_there=nvml.driver_is_there(), chosen=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return gpus
 
 
 def require_gpu(gpus: Sequence[nvml.Gpu], *, is_there: bool, chosen: str | None) -> None:
@@ -49,12 +54,13 @@ def require_gpu(gpus: Sequence[nvml.Gpu], *, is_there: bool, chosen: str | None)
         return
     if chosen is not None and chosen.strip() in nvml.HIDING_ALL:
         raise InputError(
-            f"profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES={chosen!r} hides all; unset it, or use profile tiny"
+            f"profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES={chosen!r} hides all; unset it, or use profile tiny "
+            "(bench.profile)"
         )
     if not is_there:
         raise InputError(
             "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0); in a pod, request nvidia.com/gpu; "
-            "on this machine, use profile tiny"
+            "on this machine, use profile tiny (bench.profile)"
         )
 
 

@@ -6,14 +6,13 @@ observe again (the ledger). What it knows of the workers it knows through `tasks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from invoke.context import Context
 from invoke.tasks import task
 
 from tasks import running
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import UsageError
 
 if TYPE_CHECKING:
     from bench.result import RunRecord
@@ -116,8 +115,6 @@ def cancel(context: Context, run: str | None = None) -> None:
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
-    from remote.host import HostError
-    from remote.pods import ClusterRefused
     from tasks import plan
     from tasks.workers import inspect, workers
 
@@ -130,30 +127,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     else:
         trials, suite_name = plan.read_trials(settings, file, chosen), "trials"
     hosts = workers(settings)
-    try:
-        inputs = _agreed(inspect(settings, hosts))
-    except ClusterRefused as error:
-        raise UsageError(str(error)) from None
-    except HostError as error:
-        raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
-    run = running.plan_of(settings, suite_name, trials, hosts, inputs=inputs)
-    return run, hosts
-
-
-def _agreed(answers: Mapping[str, Mapping[str, Any] | str]) -> Mapping[str, Any]:
-    """What all workers said of model and data. Raises where one complains, or where they do not have the same."""
-    for worker, answer in answers.items():
-        if isinstance(answer, str):
-            raise UsageError(f"{worker}: {answer}")
-    (first, said), *others = [(worker, answer) for worker, answer in answers.items() if isinstance(answer, Mapping)]
-    for worker, answer in others:
-        for what in ("model", "data"):
-            if answer[what]["sha256"] != said[what]["sha256"]:
-                raise Refused(
-                    f"{worker} and {first} have different files at {what}.path: {said[what]['path']}; "
-                    "their results could not be compared; make them the same, then type the same again"
-                )
-    return said
+    return running.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts)), hosts
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
@@ -170,6 +144,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
         f"plan: suite {run.suite}, profile {run.profile}, {len(run.planned)} trials "
         f"({', '.join(_times(run))}) over {len(run.workers)} workers of kind {run.fleet_kind}",
         markup=False,
+        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
@@ -191,10 +166,10 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
             Text(trial.reason),
         )
     console.print(table)
-    console.print(f"on {', '.join(run.workers)}", markup=False)
+    console.print(f"on {', '.join(run.workers)}", markup=False, soft_wrap=True)
     total = expected_total_sec(run.planned, len(run.workers), each)
     took = "unknown: not every trial has run here before" if total is None else f"about {duration(total)}"
-    console.print(f"expected time: {took}; nothing was touched", markup=False)
+    console.print(f"expected time: {took}; nothing was touched", markup=False, soft_wrap=True)
 
 
 def _times(run: RunRecord) -> list[str]:

@@ -68,9 +68,8 @@ def collect(context: Context, run: str | None = None) -> None:
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
             done = pool.map(bring, record.planned)
-            # Where nobody watches, a bar that vanishes leaves an empty line.
-            unseen = not sys.stdout.isatty()
-            collected = list(track(done, "collect", total=len(record.planned), transient=True, disable=unseen))
+            is_seen = sys.stdout.isatty()  # elsewhere all that is left of a bar is an empty line
+            collected = list(track(done, "collect", total=len(record.planned), transient=True, disable=not is_seen))
         _write_sums(folder)
     except OperatorRefused as error:
         raise UsageError(str(error)) from None
@@ -120,7 +119,7 @@ def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict
 
     agent = agents.get(attempt.worker)
     if agent is None:
-        return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet")
+        return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet; see fleet.size")
     try:
         return _pull(trial_id, agent, attempt, into, without=_unwanted(entry))
     except ChecksumMismatch as error:

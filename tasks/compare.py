@@ -14,6 +14,7 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from tasks.errors import TaskFailed, UsageError
+from tasks.flags import number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,8 +40,8 @@ def compare(
     context: Context,
     first: str,
     second: str,
-    also: Sequence[str] = (),
-    allow: Sequence[str] = (),
+    also: Sequence[str] | None = None,  # any other default would be a type to Invoke: tuple("gpu") is g, p, u
+    allow: Sequence[str] | None = None,
     tolerance: str = "1",
     out: str | None = None,
 ) -> None:
@@ -54,7 +55,8 @@ def compare(
     from tasks.runs import find_run
 
     settings = house.load(context)
-    allowed, share = _allowed(allow, comparing.ALLOWABLE), _share(tolerance)
+    allowed = _allowed(allow or (), comparing.ALLOWABLE)
+    share = number("--tolerance", tolerance, "percent, from 0 to below 100", lambda given: 0.0 <= given < 100.0) / 100.0
     folders = [find_run(settings.results_folder, name) for name in (first, second, *(also or ()))]
     try:
         compared = comparing.compare(load_all(folders), allow=allowed, tolerance=share)
@@ -147,21 +149,11 @@ def _times(row: Row) -> str:
 
 
 def _allowed(given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for one in given or () for name in one.split(",") if name.strip())
+    names = tuple(name.strip() for one in given for name in one.split(",") if name.strip())
     for name in names:
         if name not in known:
             raise UsageError(f"--allow {name}: expected one of {', '.join(known)}")
     return names
-
-
-def _share(percent: str) -> float:
-    try:
-        value = float(percent)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 100.0:
-        raise UsageError(f"--tolerance {percent}: expected percent, a number from 0 to below 100")
-    return value / 100.0
 
 
 def _conclude(compared: Comparison) -> None:

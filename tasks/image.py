@@ -17,6 +17,7 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from tasks.errors import Interrupted, Resumable, TaskFailed, UsageError
+from tasks.flags import number
 
 if TYPE_CHECKING:
     from remote.agent import Agent
@@ -39,20 +40,18 @@ STACK_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 )
 def lock(context: Context, profile: str | None = None, upgrade: bool = False) -> None:
     """Remake image/locks from their .in files, hashes included."""
-    import yaml
-
+    from tasks import profiles
     from tasks import settings as house
-    from tasks.profiles import PROFILES_FILE
 
     settings = house.load(context)
-    profiles = yaml.safe_load((settings.root / PROFILES_FILE).read_text(encoding="utf-8"))
-    if profile is not None and profile not in profiles:
-        raise UsageError(f"--profile: expected one of {', '.join(profiles)}, found {profile!r}")
-    for name in [profile] if profile is not None else profiles:
+    known = profiles.known(settings.root)
+    if profile is not None and profile not in known:
+        raise UsageError(f"image.lock: --profile: expected one of {', '.join(known)}, found {profile!r}")
+    for name in [profile] if profile is not None else known:
         folder = settings.root / "image" / "locks"
         argv = (
             *(sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--generate-hashes"),
-            *("--only-binary", ":all:", "--python-version", profiles[name]["python"], "--python-platform", PLATFORM),
+            *("--only-binary", ":all:", "--python-version", known[name].python, "--python-platform", PLATFORM),
             *("--custom-compile-command", "inv image.lock", "--output-file", f"{name}.txt"),
             *(("--upgrade",) if upgrade else ()),
             f"{name}.in",
@@ -151,7 +150,7 @@ def _show(report: dict[str, Any]) -> None:
         "allocatable-gb": f"a node's allocatable storage in GB (default: {ALLOCATABLE_GB:g}, a 50 GB boot volume)",
     }
 )
-def size(context: Context, mbps: float = 1000.0, allocatable_gb: float = ALLOCATABLE_GB) -> None:
+def size(context: Context, mbps: str = "1000", allocatable_gb: str = f"{ALLOCATABLE_GB:g}") -> None:
     """Show the image's size: layers, push, pull, room on a node."""
     from remote import engine, images
     from tasks import profiles
@@ -160,8 +159,8 @@ def size(context: Context, mbps: float = 1000.0, allocatable_gb: float = ALLOCAT
     from tasks.buildvm import build_vm
 
     settings = house.load(context)
-    if mbps <= 0 or allocatable_gb <= 0:
-        raise UsageError("image.size: --mbps and --allocatable-gb: expected numbers above 0")
+    bandwidth = number("image.size: --mbps", mbps, "a number above 0", lambda given: given > 0)
+    room = number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda given: given > 0)
     name = profiles.image_name(settings)
     with build_vm(settings, "inv image.size") as host:
         facts = engine.observe(host, client(settings))
@@ -181,11 +180,12 @@ def size(context: Context, mbps: float = 1000.0, allocatable_gb: float = ALLOCAT
     print(
         f"an edit of bench pushes {_edit_bytes(settings) / 1e6:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({how})"
     )
-    print(f"a node with {mbps:g} Mb/s pulls it in {_duration(compressed * 8 / (mbps * 1e6))}, unpacking not counted")
+    pull_sec = compressed * 8 / (bandwidth * 1e6)
+    print(f"a node with {bandwidth:g} Mb/s pulls it in {_duration(pull_sec)}, unpacking not counted")
     # A node keeps what it pulled beside what it unpacked.
     needed = (total + compressed) / 1e9
-    fits = "fits" if needed <= allocatable_gb else "does not fit: grow the nodes' boot volume"
-    print(f"a node needs {needed:.1f} GB for it; of {allocatable_gb:g} GB allocatable that {fits}")
+    fits = "fits" if needed <= room else "does not fit: grow the nodes' boot volume"
+    print(f"a node needs {needed:.1f} GB for it; of {room:g} GB allocatable that {fits}")
 
 
 def _compressed(settings: Settings, found: list[Layer]) -> tuple[float, str]:

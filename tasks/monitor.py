@@ -93,7 +93,7 @@ def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
         if holder is not None:
             progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
     except HostError as error:
-        return Look(worker=worker, trouble=str(error))
+        return Look(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
     phase = None
     if progress is not None:
         phase = f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.errors import UsageError
@@ -13,26 +15,28 @@ if TYPE_CHECKING:
 PROFILES_FILE = "image/profiles.yaml"
 
 
-def read(settings: Settings) -> Profile:
-    """The profile that counts, with the settings' own base and Python. Raises UsageError."""
+def known(root: Path) -> dict[str, Profile]:
+    """The profiles of the project, by name. Raises UsageError."""
     import yaml
 
     from remote.buildplan import Profile
 
-    path = settings.root / PROFILES_FILE
     try:
-        known = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"{PROFILES_FILE}: cannot be read: {error}") from None
-    name = settings.image.profile
-    if name not in known:
-        raise UsageError(f"image.profile: expected one of {', '.join(known)}, found {name!r}; see {PROFILES_FILE}")
-    try:
-        profile = Profile(name=name, **known[name])
-    except TypeError as error:
-        raise UsageError(f"{PROFILES_FILE}: {name}: {error}") from None
-    import dataclasses
+        said = yaml.safe_load((root / PROFILES_FILE).read_text(encoding="utf-8"))
+        return {name: Profile(name=name, **fields) for name, fields in said.items()}
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError) as error:
+        words = " ".join(str(error).split())
+        raise UsageError(
+            f"{PROFILES_FILE}: cannot be used: {words}; `git checkout {PROFILES_FILE}` brings it back"
+        ) from None
 
+
+def read(settings: Settings) -> Profile:
+    """The profile that counts, with the settings' own base and Python. Raises UsageError."""
+    found, name = known(settings.root), settings.image.profile
+    if name not in found:
+        raise UsageError(f"image.profile: expected one of {', '.join(found)}, found {name!r}; see {PROFILES_FILE}")
+    profile = found[name]
     return dataclasses.replace(
         profile, base=settings.image.base or profile.base, python=settings.image.python or profile.python
     )

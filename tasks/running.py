@@ -84,14 +84,11 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 
     from bench.result import RUN_FILE
     from remote.agent import Agent
-    from remote.host import HostError
     from remote.job import slot_holder, slot_of
+    from tasks.workers import answering
 
-    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        try:
-            holders = list(pool.map(lambda host: slot_holder(Agent(host), slot_of(host)), hosts))
-        except HostError as error:
-            raise Resumable(f"{error}; see that the worker is up, then type the same again") from None
+    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        holders = list(pool.map(lambda host: slot_holder(Agent(host), slot_of(host)), hosts))
     busy = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not busy:
         return

@@ -17,7 +17,8 @@ def read(settings: Settings, setting: str, name: str) -> str:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{setting}: {path}: {getattr(error, 'strerror', error)}") from None
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"{setting}: {path}: cannot be read: {why}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():

@@ -34,7 +34,7 @@ def tune(
     from tasks import settings as house
     from tasks.lock import only_one
     from tasks.tuning import ground, record, shown, waves
-    from tasks.workers import workers
+    from tasks.workers import survey, workers
 
     settings = house.load(context)
     ground.check_recipes(settings)
@@ -45,7 +45,7 @@ def tune(
             raise UsageError("tune: --resume goes on with a search's own limit; leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
         found = record.find(settings.results_folder, name)
-        ground.refuse_other_ground(found, ground.survey(settings, hosts[0], []))
+        ground.refuse_other_ground(found, survey(settings, hosts[0], []))
     else:
         found = ground.plan(settings, hosts, limit_gib)
     if dry_run:

@@ -13,6 +13,7 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from tasks.errors import UsageError
+from tasks.flags import number
 
 MOUNT = "/var/lib/qlora-fleet-engine"
 SOCKET = "/run/qlora-fleet-engine.sock"
@@ -26,7 +27,7 @@ UP_SEC = 900.0  # mkfs on a busy share, and dockerd's first start
         "size-gb": "what the engine's data may grow to, in GB (default: 150)",
     }
 )
-def engine(context: Context, tmpdir: str | None = None, size_gb: float = 150.0) -> None:
+def engine(context: Context, tmpdir: str | None = None, size_gb: str = "150") -> None:
     """Start an engine on the VM that keeps its data on the share."""
     from remote.command import Command
     from remote.host import check
@@ -34,12 +35,11 @@ def engine(context: Context, tmpdir: str | None = None, size_gb: float = 150.0) 
     from tasks.buildvm import build_vm, tmpdir_on
 
     settings = house.load(context)
-    if not 1 <= size_gb <= 100_000:
-        raise UsageError(f"vm.engine: --size-gb: expected a number from 1 to 100000, found {size_gb:g}")
+    size = number("vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda given: 1 <= given <= 100_000)
     with build_vm(settings, "inv vm.engine") as host:
         asked = {
             "file": f"{tmpdir_on(settings, host, tmpdir)}/qlora-fleet/engine.ext4",
-            "size_bytes": int(size_gb * 1e9),
+            "size_bytes": int(size * 1e9),
             "mount": MOUNT,
             "socket": SOCKET,
             "log": LOG,

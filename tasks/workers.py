@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,11 @@ from remote.agent import Agent
 from remote.command import Command
 from remote.fleet import Launch
 from remote.follow import OUT_FOLDER, TRIAL_FILE
-from remote.host import Host, HostUnreachable, check
+from remote.host import CommandFailed, Host, HostError, HostUnreachable, OperatorRefused, check
 from remote.local import LocalHost
 from remote.shelter import place_of, sheltered
 from tasks.cluster import announced, target_of
-from tasks.errors import UsageError
+from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings import Settings
 
 if TYPE_CHECKING:
@@ -142,50 +143,54 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
     return launch
 
 
-def inspect(settings: Settings, hosts: list[Host]) -> dict[str, Mapping[str, Any] | str]:
-    """Ask every host, all at once, for the model and the data it would use.
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """While workers are asked something before a run: one that cannot be asked ends the task with its exit code."""
+    try:
+        yield
+    except OperatorRefused as error:
+        raise UsageError(str(error)) from None
+    except HostError as error:
+        raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
 
-    Maps each host's name to what `python -m bench inspect` said: its JSON document, or its one line of complaint.
-    Raises HostError where a host cannot be asked.
+
+def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
+    """Ask all hosts at once for the model and the data they would use: what `python -m bench inspect` said there.
+
+    Raises UsageError with the first complaint, Refused where not all have the same, and as `answering` does.
     """
-    import json
+    is_local = settings.fleet.kind == "local"
+    if is_local and not settings.workspace.is_dir():
+        raise UsageError(
+            f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
+        )
+    # A pod has its node's GPU, and a bench that may not know the question yet.
+    profile = ("--profile", settings.bench.profile) if is_local else ()
 
-    def ask(host: Host) -> Mapping[str, Any] | str:
-        command = _bench(settings, host, "inspect", "--model", settings.model.path, "--data", settings.data.path)
-        completed = host.run(command, timeout_sec=_INSPECT_SEC)
-        if completed.exit_code == 0:
-            document: Mapping[str, Any] = json.loads(completed.stdout)
-            return document
-        said = completed.stderr.decode(errors="replace").strip().splitlines()
-        return said[-1] if said else f"exit {completed.exit_code}: {command.render()}"
+    def ask(host: Host) -> Mapping[str, Any]:
+        return _told(host, _bench(settings, host, "inspect", *_inputs(settings), *profile))
 
-    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return dict(zip([host.name for host in hosts], pool.map(ask, hosts), strict=True))
+    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        first, *others = pool.map(ask, hosts)
+    for host, said in zip(hosts[1:], others, strict=True):
+        for what in ("model", "data"):
+            if said[what]["sha256"] != first[what]["sha256"]:
+                raise Refused(
+                    f"{host.name} and {hosts[0].name} have different files at {what}.path: {first[what]['path']}; "
+                    "their results could not be compared; make them the same, then type the same again"
+                )
+    return first
 
 
-def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any] | str:
-    """What `python -m bench survey` says on this host of its GPU, the data, and these trials; or its complaint.
-
-    Raises HostError.
-    """
-    import json
-
-    command = _bench(
-        settings, host, "survey", "--model", settings.model.path, "--data", settings.data.path, "--trials", "-"
-    )
+def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
+    """What `python -m bench survey` says on this host of its GPU, the data, and these trials. Raises as `inspect`."""
     listed = json.dumps([trial.to_json() for trial in trials]).encode()
-    completed = host.run(command, stdin=listed, timeout_sec=_INSPECT_SEC)
-    if completed.exit_code == 0:
-        document: Mapping[str, Any] = json.loads(completed.stdout)
-        return document
-    said = completed.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1] if said else f"exit {completed.exit_code}: {command.render()}"
+    with answering():
+        return _told(host, _bench(settings, host, "survey", *_inputs(settings), "--trials", "-"), listed)
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
     """What the host's GPUs are doing now, as `python -m bench sample` says it. Raises HostError."""
-    import json
-
     command = _bench(settings, host, "sample")
     completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
     try:
@@ -206,6 +211,17 @@ def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
     )
 
 
-def python_here() -> str:
-    """This operator's Python, for the run's provenance."""
-    return sys.version.split()[0]
+def _inputs(settings: Settings) -> tuple[str, ...]:
+    return ("--model", settings.model.path, "--data", settings.data.path)
+
+
+def _told(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
+    """The JSON document that the command prints. Raises UsageError with its one line of complaint, and HostError."""
+    completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_SEC)
+    if completed.exit_code == 0:
+        document: Mapping[str, Any] = json.loads(completed.stdout)
+        return document
+    if completed.exit_code > 128:  # a signal's: an eviction or the OOM killer, and no setting is to blame
+        raise CommandFailed(host.name, command, completed)
+    said = completed.stderr.decode(errors="replace").strip().splitlines()
+    raise UsageError(f"{host.name}: {said[-1] if said else f'exit {completed.exit_code}: {command.render()}'}")

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.trial import ALL_LINEAR, ATTENTION_PROJECTIONS
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import Refused, UsageError
+from tasks.flags import number
 from tasks.tuning import space
 from tasks.tuning.record import TuneRecord
 
@@ -28,41 +29,24 @@ def check_recipes(settings: Settings) -> None:
 
     for name in settings.tune.recipes:
         if name not in RECIPES:
-            raise UsageError(f"invoke.yaml: tune.recipes: expected names of {', '.join(RECIPES)}, found {name!r}")
+            raise UsageError(f"tune.recipes: expected names of {', '.join(RECIPES)}, found {name!r}")
     if not settings.tune.recipes:
-        raise UsageError(f"invoke.yaml: tune.recipes: expected at least one of {', '.join(RECIPES)}")
+        raise UsageError(f"tune.recipes: expected at least one of {', '.join(RECIPES)}")
 
 
 def limit_gib(settings: Settings, asked: str | None) -> float | None:
     """The memory limit: the flag's, else the settings'. Raises UsageError."""
     if asked is None:
         return settings.tune.memory_gib
-    try:
-        gib = float(asked)
-    except ValueError:
-        gib = 0.0
-    if not 0.0 < gib <= 1024.0:
-        raise UsageError(f"tune: --memory-gib: expected a number above 0, at most 1024, found {asked!r}")
-    return gib
-
-
-def survey(settings: Settings, host: Host, trials: Sequence[Any]) -> Mapping[str, Any]:
-    """What this worker says of its GPU, the data and these trials. Raises Resumable and UsageError."""
-    from remote.host import HostError
-    from tasks import workers
-
-    try:
-        said = workers.survey(settings, host, trials)
-    except HostError as error:
-        raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
-    if isinstance(said, str):
-        raise UsageError(f"{host.name}: {said}")
-    return said
+    return number("tune: --memory-gib", asked, "a number above 0, at most 1024", lambda given: 0.0 < given <= 1024.0)
 
 
 def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
-    """A new search within `limit` GiB, not yet on disk. Raises Resumable and UsageError."""
+    """A new search within `limit` GiB, not yet on disk. Raises Resumable, Refused and UsageError."""
+    from tasks.workers import inspect, survey
+
     bench, chosen = settings.bench, settings.tune
+    inspect(settings, hosts)
     ground = survey(settings, hosts[0], [])
     longest = space.max_seq_len(
         ground["data"]["percentiles"], chosen.keep_percent, bench.profile, ground["model"]["positions"]
@@ -125,7 +109,7 @@ def _refuse_too_little(record: TuneRecord) -> None:
         return
     smallest = min(record.candidates, key=lambda one: one.peak_bytes or 0)
     raise UsageError(
-        f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.1f} GiB is below the smallest configuration, "
-        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.1f} GiB; "
+        f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.3g} GiB is below the smallest configuration, "
+        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB; "
         "raise it, shorten samples (tune.keep_percent), or take a smaller model"
     )

@@ -28,6 +28,7 @@ def show_plan(record: TuneRecord, workers: int) -> None:
         f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {len(fitting)} fit ({room}); "
         f"first wave over {workers} workers:",
         markup=False,
+        soft_wrap=True,
     )
     table = _table("configuration", "predicted GiB", "useful positions")
     for one in choose(Belief(record.candidates), {}, limit, workers):
@@ -58,10 +59,11 @@ def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured]
         f"search {record.tune_id}: {about['tried']} of {len(record.candidates)} candidates tried, "
         f"{about['worker_sec'] / 60:.1f} minutes of workers, {on}",
         markup=False,
+        soft_wrap=True,
     )
     console.print(table)
     folder = Path(settings.results.folder) / "tune" / record.tune_id
-    console.print(f"`inv bench --trials {folder / 'best.json'}` runs the best again", markup=False)
+    console.print(f"`inv bench --trials {folder / 'best.json'}` runs the best again", markup=False, soft_wrap=True)
 
 
 def _table(*heads: str) -> Table:

@@ -82,7 +82,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(project, words, says) -> Non
 def test_memory_below_the_smallest_configuration_is_refused_with_what_it_needs(project) -> None:
     ended = project.inv("tune", "--memory-gib=0.001")
     assert ended.returncode == 2
-    assert "0.0 GiB is below the smallest configuration" in ended.stderr
+    assert "tune.memory_gib: 0.001 GiB is below the smallest configuration, " in ended.stderr
     assert not (project.folder / "results").exists()
 
 

@@ -72,6 +72,17 @@ def test_inspect_refuses_bad_input_in_one_line(capsys, model_folder: Path, data_
     assert (out, err) == ("", f"{data_file}: line 21: not JSON\n")
 
 
+def test_inspect_says_whether_the_profiles_gpu_is_there(capsys, monkeypatch, model_folder: Path, data_file: Path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides the GPU of a machine that has one
+    words = ("inspect", "--model", str(model_folder), "--data", str(data_file), "--profile")
+    assert cli.main([*words, "tiny"]) == 0
+    capsys.readouterr()
+    assert cli.main([*words, "gpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "bench.profile" in err
+
+
 def test_inspect_needs_the_standard_library_alone(model_folder: Path, data_file: Path):
     # -S leaves site-packages out: whatever is imported from there would not be found.
     words = ("inspect", "--model", str(model_folder), "--data", str(data_file))

@@ -93,9 +93,9 @@ def test_what_could_not_be_told_exits_2_unless_that_is_allowed(project, capsys):
     ("given", "said"),
     [
         ({"allow": ["colour"]}, "--allow colour: expected one of profile, gpu, driver, lock"),
-        ({"tolerance": "much"}, "--tolerance much: expected percent, a number from 0 to below 100"),
-        ({"tolerance": "-1"}, "--tolerance -1: expected percent"),
-        ({"tolerance": "nan"}, "--tolerance nan: expected percent"),
+        ({"tolerance": "much"}, "--tolerance: expected percent, from 0 to below 100, found 'much'"),
+        ({"tolerance": "-1"}, "--tolerance: expected percent"),
+        ({"tolerance": "nan"}, "--tolerance: expected percent"),
         ({"second": "a"}, "name each run once"),
         ({"second": "none"}, "run 'none' is not there"),
         ({"second": "../a"}, "expected a run's id, not a path"),
