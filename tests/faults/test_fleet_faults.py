@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +19,6 @@ from remote.local import LocalHost
 from remote.reach import Limits
 from tests.unit.remote import hostyard
 from tests.unit.remote.hostyard import QUICK, Wire, Yard, wait_for
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
-
 
 # --- handing out ------------------------------------------------------------------------------------------------------
 

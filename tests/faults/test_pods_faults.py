@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,25 +22,11 @@ from remote.pod import PodHost
 from remote.pods import ClusterRefused, Kubectl, PodGone, Pods
 from remote.transfer import pull, push
 from tests.cluster.faults import ENDINGS
-from tests.faults.podyard import SELECTOR, PodYard, hasty, start
+from tests.faults.podyard import EVICTION, SELECTOR, PodYard, fixtures, hasty, started
 from tests.unit.remote.hostyard import kill_kubectls, wait_for
 
 PODS = 3
-
-
-@pytest.fixture(scope="module")
-def shared_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
-    yield from start(tmp_path_factory.mktemp("pods"), PODS, pytestconfig, toleration_scale=0.03)
-
-
-@pytest.fixture
-def yard(shared_yard: PodYard, tmp_path: Path) -> Iterator[PodYard]:
-    """The module's cluster with every fault mended, every worker ready, and a run's folder of its own."""
-    shared_yard.mend()
-    shared_yard.wait_ready()
-    fresh = PodYard(tmp_path, shared_yard.cluster, PODS)
-    yield fresh
-    fresh.mend()
+shared_yard, yard = fixtures(PODS, toleration_scale=EVICTION)
 
 
 def run(host: PodHost, *argv: str, **options: Any) -> Completed:
@@ -175,7 +160,7 @@ def test_files_arrive_whole_over_streams_that_break_inside_them(yard: PodYard, t
 def test_a_full_disk_in_the_pod_is_said_as_such(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("kubeconfig"):
         pytest.skip("a disk of one MiB needs the tests' own cluster, and --kubeconfig names another")
-    for yard in start(tmp_path, 1, pytestconfig, disk_bytes=1 << 20):
+    with started(tmp_path, 1, pytestconfig, disk_bytes=1 << 20) as yard:
         (tmp_path / "there").mkdir()
         (tmp_path / "there" / "big").write_bytes(bytes(3 << 20))
         with pytest.raises(HostRefused, match="No space left on device"):

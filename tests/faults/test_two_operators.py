@@ -5,7 +5,6 @@ Two fleets in one process stand for two operators; tests/system/test_two_operato
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +20,6 @@ from tests.unit.remote.hostyard import QUICK, Yard, wait_for
 
 # Far shorter than another operator's trial lasts: whoever takes a busy worker for a lost one gives it up.
 HASTY = replace(QUICK, lost_after_sec=0.2, give_up_after_sec=0.3)
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
 
 
 @pytest.fixture(autouse=True)
