@@ -108,7 +108,7 @@ class Yard:
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
         # Watchers of a killed operator notice at their next line; everything else has to be gone already.
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + (PATIENCE_SEC if kind is None else 0.0)
         while processes_under(self.folder) and time.monotonic() < deadline:
             time.sleep(0.02)
         left = processes_under(self.folder)
