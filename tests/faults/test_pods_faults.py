@@ -42,7 +42,7 @@ WHOLE = 33 + 2 * 5 + len(SAYS) + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_stream_ended_anyhow_before_the_last_byte_is_lost_and_after_it_is_not(yard: PodYard, how: str) -> None:
     patient = yard.pod_hosts()[0]
-    # Only who waits for the end of an open stream needs to give it up; on a busy machine kubectl takes its time to start.
+    # Only a stream that stays open has to be given up; on a busy machine kubectl takes its time to start.
     hasty = replace(patient, silence_sec=3.0) if how in ("freeze", "only-success-no-close") else patient
 
     def says(host: PodHost) -> Completed:
