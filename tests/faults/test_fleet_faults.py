@@ -255,7 +255,7 @@ def test_two_runs_on_one_host_take_turns(yard: Yard) -> None:
     yard.plan("fine", workers=1)
     host = yard.host()
     other = Job(hostyard.Agent(host), f"{host.workdir}/other", slot=f"{host.workdir}/slot")
-    other.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=60.0))
+    other.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0))
     busy = yard.folder / "busy"
 
     def look(command: Command) -> None:

@@ -129,7 +129,7 @@ def test_a_namespace_without_workers_is_said_with_the_selector(yard: PodYard) ->
 
 def test_one_trainer_per_pod_whoever_asks(yard: PodYard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remote.job.CLAIM_SEC", 0.5)
-    spec = JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=60.0)
+    spec = JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0)
     slot, host = "/scratch/slot", yard.pod_hosts()[0]
 
     def operator(number: int) -> str:

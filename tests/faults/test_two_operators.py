@@ -31,7 +31,7 @@ def no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 def somebody_elses(yard: Yard, worker: str, name: str = "other.1") -> Job:
     host = yard.host(worker)
     job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=f"{host.workdir}/slot")
-    job.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=60.0, grace_sec=1.0))
+    job.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
     return job
 
 

@@ -150,7 +150,12 @@ class Yard:
         return self.folder / "run"
 
     def plan(
-        self, *names: str, workers: int = 2, replicate: bool = False, deadline_sec: float = 60.0, pin: str | None = None
+        self,
+        *names: str,
+        workers: int = 2,
+        replicate: bool = False,
+        deadline_sec: float = 300.0,
+        pin: str | None = None,
     ) -> RunRecord:
         """Write a plan of trials with these names (the first word says what each does) and its empty ledger."""
         ids = [f"worker-{number}" for number in range(1, workers + 1)]
@@ -267,7 +272,7 @@ class Yard:
         return {trial_id: entry.reason for trial_id, entry in ledger.entries.items()}
 
 
-def make_trial(name: str, *, deadline_sec: float = 60.0) -> Trial:
+def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
     return Trial(
         name=name,
         reason="a test",
