@@ -21,7 +21,8 @@ from tests.cluster import Cluster, unavailable
 from tests.deploy.conftest import PASSWORD, ROOT, Operator, make_operator
 from tests.ground.ports import free_ports
 
-pytestmark = pytest.mark.slow
+# What its waits may take in all, on a busy machine, is more than any other test's.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
 RANKS = 4
 

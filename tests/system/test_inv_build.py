@@ -12,6 +12,7 @@ import pytest
 from tests.ground.ground import USER
 from tests.ground.yard import DOCKER, MODEL, Yard
 
+pytestmark = pytest.mark.timeout(600)
 IMAGE = "qlora-fleet:tiny"
 UP_TO_DATE = "is up to date: nothing was sent, nothing was built"
 

@@ -20,6 +20,7 @@ from tests.ground.yard import DOCKER, MARK, NAMESPACE, PASSWORD, REGISTRY, REGIS
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True, scope="module")
