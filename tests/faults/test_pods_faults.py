@@ -80,7 +80,7 @@ def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(yard: PodYard) -> No
     with pytest.raises(HostUnreachable, match="broke before the command's end"):
         run(host, "sh", "-c", "echo here; sleep 77", on_stdout=kill)
     pod = yard.pod_of("worker-1")["name"]
-    wait_for(lambda: "77" not in str(yard.cluster.processes(pod)), "the command is gone")
+    wait_for(lambda: ["sleep", "77"] not in yard.cluster.processes(pod).values(), "the command is gone")
 
 
 # --- who may, and where -----------------------------------------------------------------------------------------------
