@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,6 +77,13 @@ def doorway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doorway]:
     """A real sshd on loopback, for whoever runs the tests, and a client configuration that may enter there."""
     with Sshd(tmp_path_factory.mktemp("sshd") / "server") as sshd:
         yield Doorway(tmp_path_factory.mktemp("client"), sshd)
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what tests start, also where pytest was started in the background of a script: what is ignored
+    there is ignored by everything that comes of it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

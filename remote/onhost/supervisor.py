@@ -136,9 +136,13 @@ class Supervisor:
             time.sleep(0.01)
 
     def beat(self) -> None:
-        # One short write over the last one: a reader sees a whole number either way. A full disk must not end a job.
-        with contextlib.suppress(OSError), (self.job / "heartbeat").open("w") as file:
-            file.write(f"{uptime_sec():.2f}")
+        # One write over the last one, of its length: a reader sees a whole number. A full disk must not end a job.
+        with contextlib.suppress(OSError):
+            handle = os.open(self.job / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, b"%14.2f" % uptime_sec())
+            finally:
+                os.close(handle)
 
     def write_end(self, status: int) -> None:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None

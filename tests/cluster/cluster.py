@@ -18,7 +18,6 @@ from tests.cluster.answers import Json
 from tests.cluster.kubectl import Kubectl
 
 _ROOT = Path(__file__).resolve().parents[2]
-_START_SEC = 60.0
 _STOP_SEC = 30.0
 
 

@@ -257,6 +257,7 @@ def test_apply_diff_and_delete_go_the_recorded_way_request_by_request(untainted:
         if case in ("apply-k-create", "apply-k-unchanged", "apply-k-server-side-create"):
             assert requests_of(untainted, start) == recorded["requests"]
 
+    untainted.kubectl("delete", "namespace", "gpu-bench", "--ignore-not-found")
     run("apply-k-dry-run-server-namespace-missing", "apply", "--dry-run=server")
     run("apply-k-create", "apply")
     run("apply-k-unchanged", "apply")
@@ -273,7 +274,11 @@ def test_apply_diff_and_delete_go_the_recorded_way_request_by_request(untainted:
 @pytest.mark.parametrize("case", ["exec-stdin", "cp-to", "cp-from", "delete-pod-nowait"])
 def test_a_command_on_a_pod_asks_for_what_was_recorded(untainted: Cluster, tmp_path: Path, case: str) -> None:
     recorded = RECORDED["commands"][case]
-    if untainted.pod("bench-0", "gpu-bench") is None:
+    found = untainted.pod("bench-0", "gpu-bench")
+    if found is not None and found["metadata"].get("deletionTimestamp"):
+        untainted.wait_until(lambda: untainted.pod("bench-0", "gpu-bench") is None, "the last test's pod to go")
+        found = None
+    if found is None:
         pods = [obj for obj in RECORDED["base"] if obj["kind"] in ("ConfigMap", "Pod")]
         untainted.apply(thing("Namespace", "gpu-bench"), *pods)
     untainted.wait_for_pod("bench-0", "gpu-bench")

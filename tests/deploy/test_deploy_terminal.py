@@ -31,8 +31,6 @@ class Terminal:
             stdout=side,
             stderr=side,
             start_new_session=True,
-            # What is started in the background of a script ignores Ctrl-C, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(side)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,10 @@ import pytest
 from bench.result import RESULT_FILE, End, TrialResult
 from tests.cluster import Cluster, unavailable
 from tests.deploy.conftest import PASSWORD, ROOT, Operator, make_operator
+from tests.ground.ports import free_ports
 
-pytestmark = pytest.mark.slow
+# What its waits may take in all, on a busy machine, is more than any other test's.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
 RANKS = 4
 
@@ -50,11 +51,6 @@ def trainer(training_cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_pa
     operator.settings |= {"model": {"path": str(tiny_model)}, "data": {"path": str(tiny_data)}}
     yield operator
     operator.inv("teardown", "--yes", "--discard-results")
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as made:
-        return int(made.getsockname()[1])
 
 
 def meet_at(operator: Operator, port: int) -> None:
@@ -118,7 +114,7 @@ def test_a_job_of_one_gpu_trains_and_leaves_its_result(trainer: Operator) -> Non
 
 def test_a_job_of_four_gpus_trains_until_a_rank_dies_which_stops_all_and_is_named(trainer: Operator) -> None:
     cluster = trainer.cluster
-    meet_at(trainer, free_port())
+    meet_at(trainer, free_ports())
     trainer.set(overlay="job-4gpu", fss=FSS)
     trainer.inv("deploy", stdin=f"{PASSWORD}\n")
     # The first time a rank is killed while it measures, the second time none is.

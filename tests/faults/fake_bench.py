@@ -26,7 +26,7 @@ from bench.result import EXIT_NOT_WRITTEN, PROGRESS_FILE, RESULT_FILE, End, Prog
 from bench.schema import to_json
 from bench.trial import Trial
 
-LONGEST_LIFE_SEC = 120.0  # a test that goes wrong must not leave this running for ever
+LONGEST_LIFE_SEC = 300.0  # a test that goes wrong must not leave this running for ever
 
 
 class Ended(Exception):

@@ -41,6 +41,7 @@ from tests.unit.remote.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # no
 
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"
+EVICTION = 0.03  # as `toleration_scale`: tolerationSeconds of 30 s become one second
 # Streams go through kubectl and an API server: what takes milliseconds on a local host takes tenths of seconds here.
 LIMITS = Limits(lost_after_sec=6.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
 
@@ -232,7 +233,8 @@ class PodYard(Yard):
         return again
 
 
-def start(
+@contextlib.contextmanager
+def started(
     folder: Path, size: int, config: pytest.Config, *, volume_size: str | None = None, **options: Any
 ) -> Iterator[PodYard]:
     """A cluster with one worker on each of `size` nodes. Skips where none can be started.
@@ -258,6 +260,28 @@ def start(
             own.enter_context(mounted(yard.outputs, volume_size)).chmod(0o777)
         yard.deploy()
         yield yard
+
+
+def fixtures(size: int, **options: Any) -> tuple[Any, Any]:
+    """Two fixtures for a module: a cluster that its tests share, and each test's own yard on it.
+
+    A test finds every fault mended, every worker ready and a run's folder of its own, whatever the one before it left.
+    """
+
+    @pytest.fixture(scope="module")
+    def shared_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
+        with started(tmp_path_factory.mktemp("pods"), size, pytestconfig, **options) as yard:
+            yield yard
+
+    @pytest.fixture
+    def yard(shared_yard: PodYard, tmp_path: Path) -> Iterator[PodYard]:
+        shared_yard.mend()
+        shared_yard.wait_ready()
+        fresh = PodYard(tmp_path, shared_yard.cluster, size)
+        yield fresh
+        fresh.mend()
+
+    return shared_yard, yard
 
 
 def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -214,22 +213,6 @@ def test_a_library_that_is_missing_fails_by_its_name(start, tmp_path, tiny_trial
     result = TrialResult.read(tmp_path / "result.json")
     assert result.status is End.FAILED
     assert "torch" in str(result.reason)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB of its own; gone after the test."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)), capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(("umount", "--lazy", str(place)), check=True)
 
 
 def fill(disk: Path) -> None:

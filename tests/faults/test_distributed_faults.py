@@ -1,6 +1,5 @@
 """Real ranks: two that succeed, one that is killed, one that hangs. Whatever happens, no process is left."""
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 from bench.result import End, TrialResult
 from bench.torchrun import descendants
 from bench.trial import Trial
+from tests.faults.rankpids import alive, end
 
 WAIT_SEC = 150.0
 SILENCE_SEC = 4
@@ -45,11 +45,7 @@ def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Ite
         return process
 
     yield run
-    for process in started:
-        for pid in [*descendants(process.pid), process.pid] if process.poll() is None else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
+    end(started)
 
 
 def in_measure(process: subprocess.Popen, folder: Path) -> dict[int, int]:
@@ -63,16 +59,6 @@ def in_measure(process: subprocess.Popen, folder: Path) -> dict[int, int]:
             return {rank: sign["pid"] for rank, sign in enumerate(said)}
         time.sleep(0.05)
     raise AssertionError(f"measured nothing within {WAIT_SEC} s")
-
-
-def alive(pids: list[int]) -> list[int]:
-    """Those that run; a zombie that its new parent has not collected yet is dead."""
-    left = []
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                left.append(pid)
-    return left
 
 
 def left_in(folder: Path) -> list[Path]:

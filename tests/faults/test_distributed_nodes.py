@@ -6,7 +6,6 @@ Not covered: two kernels, two clocks, a network that loses packets.
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,24 +22,17 @@ from bench.trial import NODE_PORT as PORT
 from bench.trial import NODE_RANK as RANK
 from bench.trial import NODE_TOKEN as TOKEN
 from bench.trial import Trial
+from tests.faults.rankpids import alive, end
+from tests.ground.ports import free_ports
 
 WAIT_SEC = 150.0
 pytestmark = pytest.mark.slow
 
 
-def free_pair() -> int:
-    """A port that is free, and the one after it too."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-                return port
-
-
 @pytest.fixture
 def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Iterator[Callable[..., list]]:
     started: list[subprocess.Popen] = []
-    meeting = {COUNT: "2", ADDRESS: "127.0.0.1", PORT: str(free_pair()), TOKEN: "word", "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {COUNT: "2", ADDRESS: "127.0.0.1", PORT: str(free_ports(2)), TOKEN: "word", "GLOO_SOCKET_IFNAME": "lo"}
 
     def run(*, broken_on: int | None = None, **changes: object) -> list[subprocess.Popen]:
         for node in range(2):
@@ -65,11 +57,7 @@ def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Ite
         return started
 
     yield run
-    for process in started:
-        for pid in [*descendants(process.pid), process.pid] if process.poll() is None else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
+    end(started)
 
 
 def in_measure(nodes: list[subprocess.Popen], folder: Path) -> None:
@@ -91,16 +79,6 @@ def rank_of(node: subprocess.Popen) -> int:
             if b"bench.rank" in (words := Path(f"/proc/{pid}/cmdline").read_bytes()) and b"torchrun" not in words:
                 return pid
     raise AssertionError("no rank is running")
-
-
-def alive(pids: list[int]) -> list[int]:
-    """Those that run; a zombie that its new parent has not collected yet is dead."""
-    left = []
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                left.append(pid)
-    return left
 
 
 def ends(nodes: list[subprocess.Popen], folder: Path, *, tidy: str = "node-*") -> TrialResult:

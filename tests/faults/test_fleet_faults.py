@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +19,6 @@ from remote.local import LocalHost
 from remote.reach import Limits
 from tests.unit.remote import hostyard
 from tests.unit.remote.hostyard import QUICK, Wire, Yard, wait_for
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
-
 
 # --- handing out ------------------------------------------------------------------------------------------------------
 
@@ -263,7 +255,7 @@ def test_two_runs_on_one_host_take_turns(yard: Yard) -> None:
     yard.plan("fine", workers=1)
     host = yard.host()
     other = Job(hostyard.Agent(host), f"{host.workdir}/other", slot=f"{host.workdir}/slot")
-    other.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=60.0))
+    other.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0))
     busy = yard.folder / "busy"
 
     def look(command: Command) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +18,6 @@ from remote.ledger import LEDGER_FILE, Ledger
 from remote.local import LocalHost
 from tests.unit.remote import hostyard
 from tests.unit.remote.hostyard import QUICK, Wire, Yard, wait_for
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
-
 
 # --- an operator who stops, and comes back ----------------------------------------------------------------------------
 

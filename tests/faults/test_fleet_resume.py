@@ -6,8 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +13,6 @@ from tests.unit.remote import hostyard
 from tests.unit.remote.hostyard import Yard
 
 KILLS = 12
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
 
 
 def operate(yard: Yard, *, workers: int, moments: int) -> int:

@@ -21,7 +21,7 @@ from remote.command import Command
 from remote.host import HostUnreachable
 from remote.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder
 from tests.ground.sshyard import make_yard
-from tests.unit.remote.hostyard import PATIENCE_SEC, ROOT, Wire, Yard, mounted, processes_under, supervisor_of, wait_for
+from tests.unit.remote.hostyard import PATIENCE_SEC, ROOT, Wire, Yard, processes_under, supervisor_of, wait_for
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
@@ -30,12 +30,6 @@ UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
     with make_yard(request, tmp_path) as yard:
         yield yard
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted(tmp_path / "small") as folder:
-        yield folder
 
 
 @pytest.fixture
@@ -168,7 +162,7 @@ def test_the_heart_beats_while_the_command_runs(yard: Yard) -> None:
         return len(beats - {""}) >= 3
 
     wait_for(look, "three different heartbeats")
-    assert job.status().heartbeat_age_sec is not None
+    assert job.status().heartbeat_age_sec is not None, "no look falls between two beats"
     place(job, "go").touch()
     ended(job)
 

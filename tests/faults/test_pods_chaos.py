@@ -26,16 +26,16 @@ from remote.host import HostError
 from remote.job import Job, JobSpec, slot_of
 from tests.cluster.faults import ENDINGS
 from tests.cluster.given import GivenCluster
-from tests.faults.podyard import LIMITS, PodYard, hasty, start
+from tests.faults.podyard import EVICTION, LIMITS, PodYard, hasty, started
 from tests.unit.remote.hostyard import kill_kubectls
 
 PODS = 3
-SHARED_EVICTION = 0.03  # tolerationSeconds of 30 s become one second
 
 
 @pytest.fixture
 def yard(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[PodYard]:
-    yield from start(tmp_path, PODS, pytestconfig, volume_size="4m", toleration_scale=SHARED_EVICTION)
+    with started(tmp_path, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION) as yard:
+        yield yard
 
 
 def by_hand() -> list[tuple[int, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,12 @@ from remote.reach import Limits
 from tasks.running import ONE_TRY_SEC
 from tasks.sections import FleetSection
 from tests.cluster.given import GivenCluster
-from tests.faults.podyard import PodYard, start
+from tests.faults.podyard import PodYard, fixtures
 from tests.unit.remote.hostyard import wait_for
 
 PODS = 3
 OUTAGE_SEC = 30.0
+shared_yard, yard = fixtures(PODS)
 
 
 def shipped() -> Limits:
@@ -35,18 +35,6 @@ def shipped() -> Limits:
         give_up_after_sec=fleet.give_up_after_sec,
         max_attempts=fleet.max_attempts,
     )
-
-
-@pytest.fixture(scope="module")
-def cluster_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
-    yield from start(tmp_path_factory.mktemp("pods"), PODS, pytestconfig)
-
-
-@pytest.fixture
-def yard(cluster_yard: PodYard, tmp_path: Path) -> Iterator[PodYard]:
-    fresh = PodYard(tmp_path, cluster_yard.cluster, PODS)
-    yield fresh
-    fresh.mend()
 
 
 def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_twice(

@@ -6,13 +6,11 @@ nodes. test_pods_outage.py has the faults that last half a minute.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,25 +20,11 @@ import pytest
 from remote.events import Happening
 from remote.ledger import LEDGER_FILE, Ledger
 from tests.faults import podyard
-from tests.faults.podyard import LIMITS, PodYard, hasty, start, worker_of
+from tests.faults.podyard import EVICTION, LIMITS, PodYard, fixtures, hasty, started, worker_of
 from tests.unit.remote.hostyard import kill_kubectls, wait_for
 
 PODS = 3
-
-
-@pytest.fixture(scope="module")
-def shared_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
-    yield from start(tmp_path_factory.mktemp("pods"), PODS, pytestconfig, toleration_scale=0.03)
-
-
-@pytest.fixture
-def yard(shared_yard: PodYard, tmp_path: Path) -> Iterator[PodYard]:
-    """The module's cluster with every fault mended, every worker ready, and a run's folder of its own."""
-    shared_yard.mend()
-    shared_yard.wait_ready()
-    fresh = PodYard(tmp_path, shared_yard.cluster, PODS)
-    yield fresh
-    fresh.mend()
+shared_yard, yard = fixtures(PODS, toleration_scale=EVICTION)
 
 
 @pytest.mark.parametrize("fault", ["deleted", "evicted", "out of memory", "node lost"])
@@ -183,7 +167,7 @@ def test_a_full_volume_ends_trials_with_the_reason_and_room_lets_them_go_on(
     """Full before a trial has a place there, when it writes its result, and after that: only the last succeeds."""
     if pytestconfig.getoption("kubeconfig"):
         pytest.skip("a volume of 4 MiB needs the tests' own cluster, and --kubeconfig names another")
-    with contextlib.contextmanager(start)(tmp_path, PODS, pytestconfig, volume_size="4m") as yard:
+    with started(tmp_path, PODS, pytestconfig, volume_size="4m") as yard:
         yard.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
         hosts = hasty(yard.pod_hosts())[:2]
         with yard.running(yard.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):
@@ -222,8 +206,10 @@ def test_a_new_operator_finds_what_runs_and_what_has_ended(yard: PodYard) -> Non
     argv = [sys.executable, "-B", podyard.__file__, str(yard.folder), str(yard.cluster.kubeconfig)]
     argv += [yard.namespace, yard.label]
     with subprocess.Popen(argv, start_new_session=True) as operator:
-        wait_for(lambda: yard.noted("started", "slow-a") and yard.noted("succeeded"), "one runs and one is done")
-        os.killpg(operator.pid, signal.SIGKILL)
+        try:
+            wait_for(lambda: yard.noted("started", "slow-a") and yard.noted("succeeded"), "one runs and one is done")
+        finally:
+            os.killpg(operator.pid, signal.SIGKILL)
     assert [entry.end for entry in Ledger(yard.run_folder / LEDGER_FILE).entries.values()] == [None, None]
     yard.say_go()
     yard.pod_fleet(hosts=hasty(yard.pod_hosts())[:2]).run()

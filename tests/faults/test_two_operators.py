@@ -5,7 +5,6 @@ Two fleets in one process stand for two operators; tests/system/test_two_operato
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +22,6 @@ from tests.unit.remote.hostyard import QUICK, Yard, wait_for
 HASTY = replace(QUICK, lost_after_sec=0.2, give_up_after_sec=0.3)
 
 
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
-
-
 @pytest.fixture(autouse=True)
 def no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A starter waits ten seconds for a slot, for slow machines; here that would only take time."""
@@ -38,7 +31,7 @@ def no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 def somebody_elses(yard: Yard, worker: str, name: str = "other.1") -> Job:
     host = yard.host(worker)
     job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=f"{host.workdir}/slot")
-    job.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=60.0, grace_sec=1.0))
+    job.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
     return job
 
 

@@ -97,8 +97,10 @@ class Machine:
         self._init = subprocess.Popen([*argv, *setup], stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + WAIT_SEC
         while not ready.exists():
-            assert self._init.poll() is None, f"{self.name}: could not be set up"
-            assert time.monotonic() < deadline, f"{self.name}: not ready"
+            if self._init.poll() is not None or time.monotonic() > deadline:
+                self._init.kill()
+                self._init.wait(WAIT_SEC)
+                raise AssertionError(f"{self.name}: could not be set up within {WAIT_SEC:.0f} s")
             time.sleep(0.01)
         self.pid = self._init.pid
         if self.processes_apart:
@@ -109,7 +111,8 @@ class Machine:
         if self._init is None:
             return
         pids = [self.pid] if self.processes_apart else self._pids()
-        for pid in pids:
+        # Its first process has a number as long as we have not collected it, and another's may be the same after that.
+        for pid in pids if self._init.poll() is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in (self._init, *self._started):
@@ -214,6 +217,7 @@ class Link:
     def __init__(self, one: Machine, address: str, other: Machine, other_address: str) -> None:
         self.one, self.address, self.other, self.other_address = one, address, other, other_address
         self.card, self.other_card = f"to-{other.name}"[:15], f"to-{one.name}"[:15]
+        self._is_cut = False
 
     def __enter__(self) -> Link:
         peer = ("type", "veth", "peer", "name", self.other_card, "netns", str(self.other.pid))
@@ -233,6 +237,7 @@ class Link:
 
     def cut(self, how: Literal["down", "drop"]) -> None:
         """`down`: the card of the first machine is switched off. `drop`: packets vanish between the two, unnoticed."""
+        self._is_cut = True
         if how == "down":
             self.one.run("ip", "link", "set", self.card, "down")
             return
@@ -240,11 +245,15 @@ class Link:
             self.other.run("iptables", "-w", "-I", chain, flag, self.other_card, "-j", "DROP")
 
     def mend(self) -> None:
+        """Undo every cut; nothing where there is none."""
+        if not self._is_cut:
+            return
         self.one.run("ip", "link", "set", self.card, "up")
         for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
             rule = (chain, flag, self.other_card, "-j", "DROP")
             while self.other.run("iptables", "-w", "-D", *rule, check=False).returncode == 0:
                 pass
+        self._is_cut = False
 
     def sent_bytes(self) -> int:
         """What the first machine has sent over this cable, headers included: the kernel's own count."""

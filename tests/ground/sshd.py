@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.ground.machine import WAIT_SEC, Machine
+from tests.ground.ports import free_ports
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
@@ -32,12 +32,6 @@ def keygen(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
     argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=WAIT_SEC)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
 
 
 class Sshd:
@@ -56,7 +50,7 @@ class Sshd:
         if SSHD is None:
             pytest.skip("sshd is not installed")
         self.folder, self.machine, self.address = folder, machine, address
-        self.port = free_port() if port is None else port
+        self.port = free_ports() if port is None else port
         self.users = (getpass.getuser(),) if users is None else users
         self.options = options
         self.log = folder / "sshd.log"

@@ -16,7 +16,9 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -34,7 +36,8 @@ ROOT = Path(__file__).parents[2]
 DOCKER = "/usr/bin/docker"  # Debian's, which has BuildKit inside; another client may stand before it on PATH
 REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
 REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
-PASSWORD = """it's a "pass" $word\nwith a second line"""
+MARK = secrets.token_hex(4)  # no other process of this machine, of another run of these tests or of a person, says it
+PASSWORD = f"""it's a "pass" $word {MARK}\nwith a second line {MARK}"""  # 72 bytes are all that bcrypt takes
 MODEL = "small-org/Small-1B"
 DATA_ROOT = "/mnt/docker"  # the VM's /mnt is memory: nothing of an engine for tests has to reach a disk
 WAIT_SEC = 120.0
@@ -52,6 +55,26 @@ class Yard:
         self.sockets = "/run/docker.sock"
         self.password_file = self.folder / "token"
         self._engines = 0
+        self._engine: subprocess.Popen[Any] | None = None
+        self._registry: subprocess.Popen[Any] | None = None
+        self._typed: list[subprocess.Popen[str]] = []
+
+    def begin_anew(self) -> None:
+        """What a test that failed in its middle may have left as no other finds it. In a whole yard: milliseconds."""
+        for process in self._typed:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                self.open_gate()  # a job that waits there holds the turn of the next one
+            process.communicate(timeout=WAIT_SEC)
+        self._typed.clear()
+        self.ground.cable.mend()
+        self.set_password(PASSWORD)
+        self.write_password_file(PASSWORD)
+        self.set_docker_group(USER)
+        if self._engine is None or self._engine.poll() is not None:
+            self.start_engine()
+        if self._registry is None or self._registry.poll() is not None:
+            self.start_registry()
 
     def inv(self, *words: str, check: bool = False, **settings: str) -> subprocess.CompletedProcess[str]:
         """Type `inv ...` on the laptop. `settings` are INVOKE_... variables without their prefix."""
@@ -91,6 +114,7 @@ class Yard:
             text=True,
             start_new_session=True,
         )
+        self._typed.append(process)
         return process
 
     def docker(self, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -98,10 +122,10 @@ class Yard:
         done: subprocess.CompletedProcess[str] = self.vm.run(DOCKER, *words, check=check, timeout=INV_SEC, **options)
         return done
 
-    def start_engine(self, data_root: str | None = None) -> subprocess.Popen[Any]:
+    def start_engine(self, data_root: str | None = None) -> None:
         """Start dockerd on the VM's usual socket; its data outlives it."""
         self._engines += 1
-        process = self.vm.start(
+        self._engine = self.vm.start(
             *(
                 "dockerd",
                 "--data-root",
@@ -115,7 +139,6 @@ class Yard:
             env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         )
         self.wait_for(lambda: self.docker("info", check=False).returncode == 0, "the engine")
-        return process
 
     def import_base(self) -> None:
         self.docker("import", str(self.folder / "base.tar"), "standin:base")
@@ -142,7 +165,7 @@ class Yard:
             "auth": {"htpasswd": {"realm": "test", "path": str(self.folder / "htpasswd")}},
         }
         config.write_text(json.dumps(document))
-        self.vm.start("docker-registry", "serve", str(config), log="registry.log")
+        self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
         self.wait_for(lambda: self._answers(), "the registry")
 
     def kill(self, name: str, number: str = "KILL") -> int:
@@ -294,15 +317,11 @@ def yard() -> Iterator[Yard]:
         it = Yard(ground)
         Path(it.tmpdir).mkdir()
         it.own(Path(it.tmpdir))
-        it.set_docker_group(USER)
         (it.folder / "laptop-home").mkdir()
         _make_project(it)
         _make_certificate(it)
-        it.set_password(PASSWORD)
-        it.write_password_file(PASSWORD)
         it.vm.knows(fra_ocir_io=VM)
-        it.start_registry()
-        it.start_engine()
+        it.begin_anew()
         standin.make(it.folder / "base.tar")
         it.import_base()
         yield it

@@ -6,6 +6,7 @@ is any host but this machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -124,13 +125,15 @@ class Project:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=10)
-        while left := self.processes():
+
+        def all_gone() -> bool:
+            left = self.processes()
             for pid in left:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.05)
+            return not left
+
+        self.wait_until(all_gone, "its workers' processes to die")
 
 
 @pytest.fixture
@@ -161,11 +164,18 @@ def ground_of_module() -> Iterator[Ground]:
 
 
 @pytest.fixture(scope="session")
-def it() -> Iterator[Yard]:
+def it_of_session() -> Iterator[Yard]:
     """A build VM with engine and registry, and a project on the laptop: see tests/ground/yard.py. Made once, because an
-    engine takes seconds to start; every test leaves a VM that can build."""
+    engine takes seconds to start."""
     with yard() as found:
         yield found
+
+
+@pytest.fixture
+def it(it_of_session: Yard) -> Yard:
+    """The same, as a test may expect it: passwords, groups, engine, registry and cable as they were made."""
+    it_of_session.begin_anew()
+    return it_of_session
 
 
 @pytest.fixture

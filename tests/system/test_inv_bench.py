@@ -14,7 +14,7 @@ import pytest
 
 from bench.result import TrialResult
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def one_line(completed: subprocess.CompletedProcess[str]) -> str:

@@ -105,7 +105,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs of every sort: good, bad (whatever makes a page wide), other kinds alone, and all kinds on four GPUs."""
     good, bad, full = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "full"))
     synthetic.write_run(good)
@@ -134,7 +134,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "MOST_PROCESSES", 1)  # several test processes share this machine already
-        yield {
+        return {
             "good": build(good).index,
             "kinds": build(kinds).index,
             "bad": build(bad, pricing=price).index,

@@ -213,8 +213,7 @@ def test_the_agent_opens_what_a_locked_key_file_names(
     plug = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(plug)], stdout=subprocess.DEVNULL)
     try:
-        while not plug.exists():
-            assert agent.poll() is None
+        wait_for(lambda: plug.exists() or agent.poll() is not None, "the agent")
         monkeypatch.setenv("SSH_AUTH_SOCK", str(plug))
         subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
         key.unlink()  # only its public half stays, as with a key on a token

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,5 +22,8 @@ def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two tries there is a pause for the network's sake; there is no network here."""
-    monkeypatch.setattr(transfer.time, "sleep", lambda _: None)
+    """Between two tries there is a pause for the network's sake; there is no network here.
+
+    The module's own clock: `time.sleep` itself belongs to every thread of this process, and to whoever waits in one.
+    """
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))

@@ -105,6 +105,22 @@ def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_o
     assert moved.byte_count < len(content)
 
 
+def test_two_pushes_of_the_same_files_at_once_both_end_well(yard: Yard) -> None:
+    """As two `inv build` typed at once: who comes second to a file's place finds these very bytes there."""
+    source, target = yard.folder / "source", yard.folder / "target"
+    content = fill(source, {"a": 900_000})
+    put_program(yard)
+
+    class Overtaken(Wire):
+        def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
+            if "receive" in command.argv:
+                stdin = Between(stdin, lambda: push(yard.agent(), source, str(target)))
+            return super().run(command, stdin=stdin, **rest)
+
+    push(Agent(Overtaken(host=yard.host())), source, str(target))
+    assert tree(target) == content
+
+
 class Between:
     """A stream in the middle of which something happens, once."""
 

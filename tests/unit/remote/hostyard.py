@@ -108,7 +108,7 @@ class Yard:
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
         # Watchers of a killed operator notice at their next line; everything else has to be gone already.
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + (PATIENCE_SEC if kind is None else 0.0)
         while processes_under(self.folder) and time.monotonic() < deadline:
             time.sleep(0.02)
         left = processes_under(self.folder)
@@ -150,7 +150,12 @@ class Yard:
         return self.folder / "run"
 
     def plan(
-        self, *names: str, workers: int = 2, replicate: bool = False, deadline_sec: float = 60.0, pin: str | None = None
+        self,
+        *names: str,
+        workers: int = 2,
+        replicate: bool = False,
+        deadline_sec: float = 300.0,
+        pin: str | None = None,
     ) -> RunRecord:
         """Write a plan of trials with these names (the first word says what each does) and its empty ledger."""
         ids = [f"worker-{number}" for number in range(1, workers + 1)]
@@ -267,7 +272,7 @@ class Yard:
         return {trial_id: entry.reason for trial_id, entry in ledger.entries.items()}
 
 
-def make_trial(name: str, *, deadline_sec: float = 60.0) -> Trial:
+def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
     return Trial(
         name=name,
         reason="a test",
