@@ -87,7 +87,7 @@ def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_p
     assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
     run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
     figure = training_performance.draw(training_performance.gather(summarize(run), run), sheet)
-    title = figure.axes[0].get_title(loc="left")
+    title = figure.axes[0].get_title()
     assert "(60: or more)" in title
     assert figure.axes[0].get_position().x0 * sheet.width_in + measure.width_in(title, 9.5, bold=True) < sheet.width_in
 
