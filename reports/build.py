@@ -125,7 +125,9 @@ def _draw(
     """Every chart that has data, drawn; and those that have none, with what would make them appear."""
     found = [(chart, chart.gather(summary, run)) for chart in charts]
     pictures = studio.draw(Job(chart=chart, data=data) for chart, data in found if data is not None)
-    absent = tuple(Absent(title=chart.title, needs=chart.needs) for chart, data in found if data is None)
+    absent = tuple(
+        Absent(title=chart.title, needs=chart.needs, command=chart.command) for chart, data in found if data is None
+    )
     return tuple(pictures), absent
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 
 from bench.result import TrialResult
+from reports.starts import Starts
 from reports.stats import Estimate
 
 SAMPLES = 1000
@@ -21,6 +22,7 @@ FINE_TUNING_SAMPLES = 10_000
 FINE_TUNING_GPUS = (1, 2, 4)
 HOURS_A_MONTH = 730.0  # as clouds bill a month
 MEASURED_PHASE = "measure"
+_NEVER_KNOWN = ("pulling the image", "time before the first and after the last trial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +136,8 @@ class Cost:
 class Billed:
     """Where a run's GPU time went, in seconds summed over its workers; what cannot be known is named in `unknown`.
 
-    A worker is held from its first trial's start to its last trial's end. `useful_sec` is the time in measured steps,
-    `by_phase` the rest of the trials' time by phase, `idle_sec` the time between trials.
+    A worker is held from its first trial's start, by the operator's clock, to its last trial's end. `useful_sec` is the
+    time in measured steps, `by_phase` the rest of the trials' time by phase, `idle_sec` the time between trials.
     """
 
     workers: int
@@ -143,7 +145,7 @@ class Billed:
     useful_sec: float
     by_phase: Mapping[str, float] = field(default_factory=dict)
     idle_sec: float = 0.0
-    unknown: tuple[str, ...] = ("pulling the image", "time before the first and after the last trial")
+    unknown: tuple[str, ...] = _NEVER_KNOWN
 
     @property
     def useful_percent(self) -> float:
@@ -211,13 +213,20 @@ def assumed(gpus: int) -> Scaling:
     return Scaling(gpus=gpus, speedup=float(gpus), is_measured=False, source=source)
 
 
-def billed(results: Iterable[TrialResult]) -> Billed | None:
-    """Where the workers' time went, from their trials' own clocks; None where no trial says when it ran."""
+def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Billed | None:
+    """Where the workers' time went; None where no trial says when it ran.
+
+    `started` is when the ledger says attempts were. Where it lacks one of them, all go by their workers' clocks, and
+    that these may have jumped is among the unknown.
+    """
+    ran = [one for one in results if one.worker is not None and one.wall_time_sec is not None]
+    ledger = started or {}
+    by_ledger = all((one.trial_id, one.attempt) in ledger for one in ran)
     spans: dict[str, list[tuple[float, float]]] = {}
     by_phase: dict[str, float] = {}
     useful = 0.0
-    for one in results:
-        began = _moment(one.started_at)
+    for one in ran:
+        began = ledger[one.trial_id, one.attempt] if by_ledger else _moment(one.started_at)
         if began is None or one.worker is None or one.wall_time_sec is None:
             continue
         spans.setdefault(one.worker, []).append((began, began + one.wall_time_sec))
@@ -233,8 +242,14 @@ def billed(results: Iterable[TrialResult]) -> Billed | None:
     if not held > 0:
         return None
     by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
+    jumps = () if by_ledger else ("whether the workers' clocks jumped, for want of a ledger",)
     return Billed(
-        workers=len(spans), held_sec=held, useful_sec=useful, by_phase=by_phase, idle_sec=max(0.0, held - busy)
+        workers=len(spans),
+        held_sec=held,
+        useful_sec=useful,
+        by_phase=by_phase,
+        idle_sec=max(0.0, held - busy),
+        unknown=(*_NEVER_KNOWN, *jumps),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reports import text
+from reports import pivot, text
 from reports.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary import Row, Summary
 
@@ -24,8 +24,8 @@ class CostLine:
 
     name: str
     under: str
-    time: Tile
-    amounts: tuple[Tile, ...]
+    time: pivot.Cell
+    amounts: tuple[pivot.Cell, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def costs(summary: Summary) -> Costs | None:
         CostLine(
             name=text.count(plan.gpus, "GPU"),
             under=plan.scaling.source,
-            time=Tile(name="", value=duration(plan.training_sec.value), under=_between(plan)),
+            time=pivot.Cell(value=duration(plan.training_sec.value), under=_between(plan)),
             amounts=tuple(_amount(one.fine_tunings[number]) for one in row.costs),
         )
         for number, plan in enumerate(row.costs[0].fine_tunings)
@@ -164,13 +164,13 @@ def _called(price: Price) -> str:
     return "as set" if price.name == "set" else price.name
 
 
-def _between(plan: FineTuning) -> str:
+def _between(plan: FineTuning) -> tuple[str, ...]:
     low, high = plan.training_sec.low, plan.training_sec.high
-    return "" if low is None or high is None else f"{duration(low)} to {duration(high)}"
+    return () if low is None or high is None else (f"{duration(low)} to {duration(high)}",)
 
 
-def _amount(plan: FineTuning) -> Tile:
+def _amount(plan: FineTuning) -> pivot.Cell:
     usd, places = plan.usd, text.decimals(plan.usd.value)
     spread = text.span(usd.low, usd.high, places).strip("()")
     more = f"billed {text.number(plan.usd_billed.value, places)}" if plan.startup_sec is not None else ""
-    return Tile(name="", value=_dollars(usd), under="; ".join(filter(None, (spread, more))))
+    return pivot.Cell(value=_dollars(usd), under=tuple(filter(None, (spread, more))))

@@ -29,14 +29,14 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bench.result import RESULT_FILE, RUN_FILE, End, PlannedTrial, ResultError, RunRecord, Steps, TrialResult
-from reports import fingerprint, measurements
+from reports import fingerprint, measurements, starts
 
 TRIALS_FOLDER = "trials"
 REPORT_FOLDER = "report"
@@ -79,7 +79,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's folder as read. `configurations` keep the plan's order; `results` too."""
+    """A run's folder as read. `configurations` keep the plan's order; `results` too. `started` is the ledger's word."""
 
     folder: Path
     record: RunRecord
@@ -90,6 +90,7 @@ class Run:
     measurements: pd.DataFrame
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
+    started: starts.Starts = field(default_factory=dict)
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
@@ -108,6 +109,10 @@ def load(folder: Path) -> Run:
     label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}
     plans = {plan.trial_id: plan for plan in record.planned}
     results, rejected = _read_results(folder, record, plans)
+    try:
+        started = starts.read(folder)
+    except OSError as error:
+        raise ReportError(f"{folder / starts.LEDGER_FILE}: cannot be read: {error.strerror}") from None
     if (why := _misleads(record, results)) is not None:
         results = {trial_id: measurements.without_misleading(one, why) for trial_id, one in results.items()}
     return Run(
@@ -120,6 +125,7 @@ def load(folder: Path) -> Run:
         measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
+        started=started,
     )
 
 

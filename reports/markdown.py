@@ -31,7 +31,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
         parts.append(_md(picture.caption))
         parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
     if absent:
-        lines = [f"- **{_md(one.title)}** would appear with {_md(one.needs)}." for one in absent]
+        lines = [f"- **{_md(one.title)}** would appear with {_absent(one)}" for one in absent]
         parts += ["## Not drawn, for want of data", "\n".join(lines)]
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
@@ -53,14 +53,14 @@ def _configurations(summary: Summary) -> str:
 
 def _costs(costs: highlights.Costs) -> list[str]:
     head = ("GPUs", "time", *(f"US$ at {one.name}, {one.under}" for one in costs.prices))
-    lines = [(line.name, _told(line.time), *(_told(amount) for amount in line.amounts)) for line in costs.lines]
+    lines = [(line.name, line.time.words, *(amount.words for amount in line.amounts)) for line in costs.lines]
     told = [f"- {_md(source)}" for source in costs.sources]
     scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
     return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*told, *scaling])]
 
 
-def _told(of: highlights.Tile) -> str:
-    return f"{of.value} ({of.under})" if of.under else of.value
+def _absent(one: Absent) -> str:
+    return f"{_md(one.needs)}: `{one.command}`" if one.command else f"{_md(one.needs)}."
 
 
 def _configuration(row: Row, priced: bool) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from bench.result import End
+from reports import text
 from reports.summary import Summary
 
 
@@ -69,7 +70,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("Suite", record.suite),
         ("Profile", record.profile),
         ("Spread", record.spread),
-        ("Fleet", f"{record.fleet_kind}, {len(record.workers)} workers"),
+        ("Fleet", f"{record.fleet_kind}, {text.count(len(record.workers), 'worker')}"),
         ("Device", summary.hosts.device),
         ("Code", f"{str(sha)[:12]}{dirty}" if sha else "git revision unknown"),
         ("Trials", f"{succeeded} of {planned} succeeded"),

@@ -92,7 +92,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         hosts=hosts,
         prices=priced,
         hosted=pricing.hosted(),
-        billed=cost.billed(run.results),
+        billed=cost.billed(run.results, run.started),
         counts=dict(Counter(result.status for result in run.results)),
         failures=_failures(run),
         missing=run.missing,

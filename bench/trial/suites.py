@@ -138,7 +138,7 @@ def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
 
 
 def everything(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """Every suite, ceilings first; the quick two are the full suite's first and the baseline."""
+    """Every suite but recipes, ceilings first; the quick two are the full suite's first and the baseline."""
     return (
         *hardware(scale, model, data),
         *loading(scale, model, data),

@@ -19,7 +19,8 @@ from reports.summary import Summary
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One figure. `gather` gives its data, None where the run has none; `needs` then says what would make it appear.
+    """One figure. `gather` gives its data, None where the run has none; `needs` then says what would make it appear,
+    and `command` what to type for that, where one command does it.
 
     `caption` is one plain sentence that says what to see; `alt` the same figure for those who cannot see it.
     """
@@ -31,6 +32,7 @@ class Chart:
     draw: Callable[[Any, Sheet], Figure]
     caption: Callable[[Any], str]
     alt: Callable[[Any], str]
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +55,4 @@ class Absent:
 
     title: str
     needs: str
+    command: str = ""

@@ -18,7 +18,8 @@ from reports.load import Run
 from reports.published import Published
 from reports.summary import Row, Summary
 
-_MOST_PRICES = 4
+_MOST_PRICES = 4  # named over the figure; the page's table has all of them
+_MOST_BESIDE = 3  # side by side: with more, neither titles nor words fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
                         for row, _ in priced
                     ),
                 )
-                for place, price in enumerate(summary.prices[:_MOST_PRICES])
+                for place, price in _drawn(summary, beside)
                 if place == 0 or _is_published(price, beside)
             ),
         ),
@@ -126,7 +127,7 @@ def _tunings(
     ]
     names = [f"{row.label}, {text.count(plan.gpus, 'GPU')}" for row, _, plan in plans]
     panels = []
-    for place, price in enumerate(summary.prices[:_MOST_PRICES]):
+    for place, price in _drawn(summary, beside):
         found = []
         for row, number, plan in plans:
             same = beside is not None and like.get(row.label) is beside.training[-1] and _is_published(price, beside)
@@ -146,6 +147,15 @@ def _tunings(
         hours.append(Mark(value=None, words=text.UNKNOWN))
     panels.append(Panel(title="Hours of 10,000 samples", marks=tuple(hours)))
     return tuple(names), tuple(panels)
+
+
+def _drawn(summary: Summary, beside: Published | None) -> list[tuple[int, Price]]:
+    """The prices with a panel, and their places: the first and the published one before others, no amount twice."""
+    order = sorted(enumerate(summary.prices), key=lambda one: (one[0] > 0, not _is_published(one[1], beside)))
+    place_of: dict[float, int] = {}
+    for place, price in order:
+        place_of.setdefault(price.usd_per_gpu_hour, place)
+    return [(place, summary.prices[place]) for place in sorted([*place_of.values()][:_MOST_BESIDE])]
 
 
 def _is_published(price: Price, beside: Published | None) -> bool:

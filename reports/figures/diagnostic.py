@@ -157,7 +157,8 @@ def alt(data: Data) -> str:
 DIAGNOSTIC = Chart(
     name="06_diagnostic_analysis",
     title="Diagnostic: one factor at a time",
-    needs="the optimized configuration and others that differ from it in one factor: inv bench --full",
+    needs="the optimized configuration and others that differ from it in one factor",
+    command="inv bench --full",
     gather=gather,
     draw=draw,
     caption=caption,

@@ -196,7 +196,8 @@ def alt(data: Data) -> str:
 DISTRIBUTED = Chart(
     name="11_distributed_dashboard",
     title="Distributed training",
-    needs="a trial of suite distributed on several GPUs: inv bench --suite=distributed",
+    needs="a trial of suite distributed on several GPUs",
+    command="inv bench --suite=distributed",
     gather=gather,
     draw=draw,
     caption=caption,

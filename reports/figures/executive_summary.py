@@ -84,7 +84,8 @@ def alt(data: Data) -> str:
 EXECUTIVE_SUMMARY = Chart(
     name="01_executive_summary",
     title="Executive summary",
-    needs="a training trial that succeeds: inv bench --quick",
+    needs="a training trial that succeeds",
+    command="inv bench --quick",
     gather=gather,
     draw=draw,
     caption=caption,

@@ -152,7 +152,8 @@ def alt(data: Data) -> str:
 HARDWARE = Chart(
     name="03_hardware_performance",
     title="Hardware",
-    needs="a trial of suite hardware: inv bench --suite=hardware",
+    needs="a trial of suite hardware",
+    command="inv bench --suite=hardware",
     gather=gather,
     draw=draw,
     caption=caption,

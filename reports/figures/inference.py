@@ -159,7 +159,8 @@ def alt(data: Data) -> str:
 INFERENCE = Chart(
     name="05_inference_performance",
     title="Inference",
-    needs="a trial of suite inference: inv bench --suite=inference",
+    needs="a trial of suite inference",
+    command="inv bench --suite=inference",
     gather=gather,
     draw=draw,
     caption=caption,

@@ -166,7 +166,8 @@ def alt(data: Data) -> str:
 LOADING = Chart(
     name="04_model_loading",
     title="Model loading",
-    needs="a trial of suite loading: inv bench --suite=loading",
+    needs="a trial of suite loading",
+    command="inv bench --suite=loading",
     gather=gather,
     draw=draw,
     caption=caption,

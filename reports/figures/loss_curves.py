@@ -74,16 +74,18 @@ def gather(summary: Summary, run: Run) -> Data | None:
     trials = sorted({curve.n_trials for curve in curves})
     n = str(trials[0]) if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
     over = f"median over n = {n} trials of a configuration, with their range" if trials[-1] > 1 else "n = 1 trial each"
-    return Data(over=head(summary, _title(curves), over, "nats per token"), curves=tuple(curves))
+    which = rows.subset(summary)
+    title = _title(curves, "configuration drawn" if which else "configuration")
+    return Data(over=head(summary, title, over, which, "nats per token"), curves=tuple(curves))
 
 
-def _title(curves: list[Curve]) -> str:
+def _title(curves: list[Curve], each: str) -> str:
     rising = [curve.name for curve in curves if len(curve.median) > 1 and curve.median[-1] >= curve.median[0]]
     if rising:
         return f"The loss did not fall in {text.some(rising, 3)}"
     if all(len(curve.median) == 1 for curve in curves):
         return "The loss of a single step: nothing to follow yet"
-    return "The loss falls in every configuration" if len(curves) > 1 else f"The loss falls in {curves[0].name}"
+    return f"The loss falls in every {each}" if len(curves) > 1 else f"The loss falls in {curves[0].name}"
 
 
 def draw(data: Data, sheet: Sheet) -> Figure:
@@ -132,7 +134,8 @@ def alt(data: Data) -> str:
 LOSS_CURVES = Chart(
     name="10_loss_curves",
     title="Loss curves",
-    needs="a training trial that succeeds: inv bench --quick",
+    needs="a training trial that succeeds",
+    command="inv bench --quick",
     gather=gather,
     draw=draw,
     caption=caption,

@@ -36,11 +36,17 @@ def facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
         f"n = {_range(workers)} {'worker' if workers[-1] == 1 else 'workers'}, {_range(steps)} steps per configuration",
         interval_words(shown),
     ]
-    if len(shown) < len(summary.measured_rows):
-        told.insert(1, f"{len(shown)} of {len(summary.measured_rows)} configurations: the baseline and the fastest")
+    if which := subset(summary):
+        told.insert(1, which)
     if priced and summary.price is not None:
         told.append(f"{text.number(summary.price.usd_per_gpu_hour, 2)} US$ per GPU hour: {summary.price.source}")
     return tuple(told)
+
+
+def subset(summary: Summary) -> str:
+    """Which of the measured configurations are drawn; empty where all are."""
+    shown, measured = len(drawn(summary)), len(summary.measured_rows)
+    return f"{shown} of {measured} configurations: the baseline and the fastest" if shown < measured else ""
 
 
 def interval_words(shown: Sequence[Row]) -> str:

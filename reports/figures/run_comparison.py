@@ -110,7 +110,8 @@ def alt(data: Data) -> str:
 RUN_COMPARISON = Chart(
     name="12_run_comparison",
     title="Comparison with another run",
-    needs="another run of the same trials to compare with: inv report --against=RUN",
+    needs="another run of the same trials to compare with",
+    command="inv report --against=RUN",
     gather=gather,
     draw=draw,
     caption=caption,

@@ -101,7 +101,8 @@ def alt(data: Data) -> str:
 TRAINING_PERFORMANCE = Chart(
     name="02_training_performance",
     title="Training performance",
-    needs="a training trial that succeeds: inv bench --quick",
+    needs="a training trial that succeeds",
+    command="inv bench --quick",
     gather=gather,
     draw=draw,
     caption=caption,
@@ -143,7 +144,7 @@ def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
         )
     beyond = bool((data.steps["off_percent"] > _FURTHEST_PERCENT).any())
     edge = f" ({_FURTHEST_PERCENT:.0f}: or more)" if beyond else ""
-    axes.set_title(f"Every measured step, % off the step time{edge}")
+    axes.set_title(f"{'Steps' if sheet.narrow else 'Every measured step'}, % off the step time{edge}")
     marks.value_axis(axes, 4 if sheet.narrow else 7)
     if few and len(workers) > 1:
         _worker_legend(axes, workers, sheet)

@@ -135,6 +135,19 @@ def test_a_runs_hours_are_told_apart_into_useful_by_phase_and_idle():
     assert found.useful_sec + found.idle_sec + sum(found.by_phase.values()) == pytest.approx(found.held_sec)
 
 
+def test_a_pod_that_moved_to_a_node_with_another_clock_was_held_for_as_long_as_the_ledger_says():
+    before = result("worker-1", "00:00", 60.0, 30, measure=30.0)
+    moved = replace(result("worker-1", "00:00", 40.0, 20, measure=20.0), trial_id="moved", attempt=2)
+    moved = replace(moved, started_at="2026-03-01T03:01:20+00:00")  # 7 h behind
+    held = cost.billed([before, moved], {(before.trial_id, 1): 1000.0, ("moved", 2): 1080.0})
+    assert (held.held_sec, held.idle_sec) == (120.0, 20.0)
+    assert not any("clocks" in one for one in held.unknown)
+    for ledger in ({}, {(before.trial_id, 1): 1000.0}, {(before.trial_id, 1): 1000.0, ("moved", 1): 1080.0}):
+        guessed = cost.billed([before, moved], ledger)
+        assert guessed.held_sec > 6 * 3600
+        assert guessed.unknown[-1] == "whether the workers' clocks jumped, for want of a ledger"
+
+
 def test_a_run_whose_trials_do_not_say_when_they_ran_has_no_bill():
     one = synthetic.result(synthetic.planned((synthetic.trial(),), ["worker-1"])[0])
     assert cost.billed([replace(one, started_at=None)]) is None

@@ -24,11 +24,13 @@ from reports.figures import (
     inference,
     loading,
     loss_curves,
+    measure,
     memory,
     palette,
     run_comparison,
 )
 from reports.figures import telemetry as telemetry_figure
+from reports.figures.board import NARROW, WIDE
 from reports.figures.drawing import DrawError, Job, Studio
 from reports.figures.inline import inline_svg
 from reports.figures.marks import Mark, Panel, around, shared, spread
@@ -192,6 +194,24 @@ def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10
     assert sixty["optimized"].published == (0.114,)
     four = by_title["10,000 samples at $0.60"].marks[data.tunings.index("optimized, 4 GPUs")]
     assert four.published == (1.14, 1.24)
+
+
+def test_a_price_that_is_set_and_published_is_drawn_once(a10):
+    _, run = a10
+    data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=0.60, source="a list")), run)
+    titles = [panel.title for panel in (*data.panels, *data.tuning_panels)]
+    assert len(titles) == len(set(titles))
+    assert "10,000 samples at $0.18" in titles
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_titles_of_the_costs_are_whole_however_many_prices_there_are(a10, sheet):
+    _, run = a10
+    data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=1.25, source="a list")), run)
+    titles = [axes.get_title() for axes in cost.draw(data, sheet).axes]
+    assert "10,000 samples at $1.25" in titles
+    assert "10,000 samples at $0.60" in titles  # the published one
+    assert not any(title.endswith(measure.ELLIPSIS) for title in titles)
 
 
 def test_cost_is_not_drawn_without_a_price(h200):

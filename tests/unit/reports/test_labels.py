@@ -10,11 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from reports.figures import clearance, diagnostic, inference, marks, measure
+from reports.figures import clearance, diagnostic, inference, marks, measure, training_performance
 from reports.figures.board import NARROW, WIDE
 from reports.load import load
 from reports.summarize import summarize
-from tests.unit.reports import showcase
+from tests.unit.reports import showcase, synthetic
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,18 @@ def test_the_dashed_line_makes_room_for_words(a10, sheet):
             for box in boxes:
                 inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
                 assert not inside.any()
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_path, sheet):
+    synthetic.write_run(tmp_path)
+    run = load(tmp_path)
+    assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
+    run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
+    figure = training_performance.draw(training_performance.gather(summarize(run), run), sheet)
+    title = figure.axes[0].get_title()
+    assert "(60: or more)" in title
+    assert figure.axes[0].get_position().x0 * sheet.width_in + measure.width_in(title, 9.5, bold=True) < sheet.width_in
 
 
 def test_words_too_wide_for_a_phone_are_written_smaller_before_they_are_cut():
