@@ -62,6 +62,11 @@ class Stops:
         if self._listening and self._stopped is not None:
             raise self._stopped
 
+    @property
+    def told(self) -> Stopped | None:
+        """The stop that came, whatever the code that it broke into has made of it: an import ends in any error."""
+        return self._stopped
+
     def close(self) -> None:
         """From here on nothing stops the process but SIGKILL: it is writing its result, which takes milliseconds."""
         self._listening = False

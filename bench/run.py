@@ -96,7 +96,7 @@ def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | N
         raise
     except (Exception, Stopped) as error:  # noqa: BLE001 - whatever a stack of a million lines raises is this trial's end
         stops.close()
-        end, reason = ends.end_of(error, record)
+        end, reason = ends.end_of(stops.told or error, record)
         if not isinstance(error, Stopped):
             for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 record.log(line)

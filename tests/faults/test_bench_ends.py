@@ -124,6 +124,21 @@ def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
     assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
 
 
+def test_a_stop_that_a_library_made_an_error_of_is_still_the_stop(start, tmp_path, tiny_trial):
+    broken = (
+        "import bench.qlora, signal\n"
+        "def place(_):\n"
+        "    try: signal.raise_signal(signal.SIGTERM)\n"
+        "    except BaseException: raise RecursionError('half an import') from None\n"
+        "bench.qlora.place = place"
+    )
+    assert finish(start(tiny_trial(), tmp_path, before=broken))[0] == 143
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.status, result.metrics) == (End.PREEMPTED, None)
+    assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
+    assert any("half an import" in line for line in result.log_tail)
+
+
 def test_sigterm_in_warmup_is_preempted_and_measured_nothing(start, tmp_path, tiny_trial):
     process = start(tiny_trial(warmup_steps=10_000), tmp_path)
     wait_for(process, tmp_path, "warmup", 1)
