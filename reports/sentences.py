@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from bench.result import End, RunRecord, TrialResult
 from reports import highlights, measurements, stats, text
@@ -150,13 +150,16 @@ def cautions(
     return tuple(found)
 
 
-def flags(results: Iterable[TrialResult]) -> tuple[str, ...]:
+def flags(results: Sequence[TrialResult]) -> tuple[str, ...]:
     """What the trials themselves say makes their numbers doubtful: a line each, with the trials that say it."""
     who: dict[str, list[str]] = {}
     for result in results:
         for flag in dict.fromkeys(result.flags):
             who.setdefault(flag, []).append(result.trial_id)
-    return tuple(f"{text.some(trials)}: {flag}" for flag, trials in who.items())
+    every = f"all {len(results)} trials"
+    return tuple(
+        f"{every if len(trials) == len(results) > 2 else text.some(trials)}: {flag}" for flag, trials in who.items()
+    )
 
 
 def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:

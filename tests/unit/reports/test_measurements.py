@@ -264,6 +264,13 @@ def test_flags_are_cautions_with_the_trials_that_raised_them(folder):
     assert "baseline.worker-1, optimized.worker-1: throttled" in cautions
 
 
+def test_a_flag_of_every_trial_is_said_of_all_and_not_name_by_name(folder):
+    run = run_of(folder, *synthetic.quick(), synthetic.trial("third"))
+    for plan in run.planned:
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, flags=["throttled"]))
+    assert "all 3 trials: throttled" in build(folder).cautions
+
+
 def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):
     taken = [
         synthetic.measurement(HOSTILE, 1.0, note=HOSTILE, **{HOSTILE: HOSTILE, "deep": {"a": [HOSTILE]}, "b": None}),
