@@ -14,6 +14,7 @@ import pytest
 from bench.trial import Trial
 from tests.ground.sshd import Sshd
 from tests.ground.sshyard import Doorway
+from tests.unit.remote.hostyard import Yard, mounted
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,6 +85,20 @@ def pytest_configure() -> None:
     there is ignored by everything that comes of it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    """Hosts in folders of their own (tests/unit/remote/hostyard.py); whose yard is another kind has its own fixture."""
+    with Yard(tmp_path) as yard:
+        yield yard
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB; the test is skipped where we may not mount one."""
+    with mounted(tmp_path / "small") as folder:
+        yield folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
