@@ -1,5 +1,5 @@
-"""The recipes side by side, in one process on one GPU: step times, useful tokens, peak memory, and what they are in
-ratio.
+"""The recipes side by side, in one process on one GPU: step times, useful tokens, peak memory, what they are in ratio,
+and what the GPU drew.
 
     python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--json FILE]
 
@@ -22,7 +22,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,10 +35,10 @@ from bench.result import summarize
 from bench.session import Session
 from bench.trial import ALL_LINEAR, Trial
 from tests.benchmarks import Figure, spread
+from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
 
-LIMIT_BYTES = int(21.5 * 2**30)
-WARMUP, MEASURED = 5, 12
-HELD_LAYERS = 12  # what 21.5 GiB have room for beside the activations of 512 x 8
+PRODUCTS = "the step's products alone"
+
 SPREAD, SHORTEST = 0.75, 16
 
 
@@ -135,7 +135,7 @@ def cases() -> tuple[Case, ...]:
 def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
-    parser.add_argument("--cases", default="dense,long,wide,packed,stock", help="groups of cases, or names")
+    parser.add_argument("--cases", default="dense,long,wide,packed,products,stock", help="groups of cases, or names")
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--steps", type=int, default=MEASURED)
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
@@ -156,10 +156,13 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
             if case.group in wanted or case.name in wanted:
                 found[case.name] = bench.measure(case)
                 print(f"{case.name}: {json.dumps(found[case.name]['line'])}", flush=True)
+        if "products" in wanted:
+            found[PRODUCTS] = bench.products()
         ceiling = bench.ceiling()
     if arguments.json:
         arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": found}, indent=1))
-    return [_figure(case, found, ceiling) for case in cases() if case.name in found]
+    figures = [_figure(case, found, ceiling) for case in cases() if case.name in found]
+    return figures + ([_products_figure(found[PRODUCTS])] if PRODUCTS in found else [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +181,7 @@ class Bench:
         trial = self._trial(case)
         self._limit(case.limited)
         try:
-            times, counts, peak, loss, note = self._train(trial, case)
+            times, counts, peak, loss, note, draw = self._train(trial, case)
         except torch.OutOfMemoryError as error:
             return {"line": {"out_of_memory": str(error)[:500]}, "times": [], "note": ""}
         finally:
@@ -200,9 +203,12 @@ class Bench:
             "tokens_per_step": sum(count[0] for count in counts) / len(counts),
             "flop_per_token": self._flop(trial),
             "trial": trial.to_json(),
+            "drawn": draw,
         }
 
-    def _train(self, trial: Trial, case: Case) -> tuple[list[float], list[tuple[int, int]], int | None, float, str]:
+    def _train(
+        self, trial: Trial, case: Case
+    ) -> tuple[list[float], list[tuple[int, int]], int | None, float, str, dict[str, Any]]:
         torch = self.modules.torch
         base = qlora.load_base(self.modules, trial, self.placement)
         step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
@@ -210,19 +216,83 @@ class Bench:
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=0)
         batches = data.make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)
         times, counts, loss = [], [], 0.0
-        for number, batch in enumerate(islice(batches, WARMUP + self.steps)):
+
+        def timed(batch: data.Batch) -> float:
+            nonlocal loss
             step.wait()
-            if self.placement.is_cuda and number == 1:
-                torch.cuda.reset_peak_memory_stats()  # loading's own peak is not the training's
             start = time.perf_counter()
             total = step(iter([batch]), 1)
             step.wait()
-            if number >= WARMUP:
-                times.append(time.perf_counter() - start)
-                counts.append((batch.tokens, batch.useful_tokens))
+            seconds = time.perf_counter() - start
             loss = float(total)
+            return seconds
+
+        for number, batch in enumerate(islice(batches, WARMUP)):
+            timed(batch)
+            if self.placement.is_cuda and number == 0:
+                torch.cuda.reset_peak_memory_stats()  # loading's own peak is not the training's
+        with metered() as draw:
+            for batch in islice(batches, self.steps):
+                times.append(timed(batch))
+                counts.append((batch.tokens, batch.useful_tokens))
         peak = torch.cuda.max_memory_allocated() if self.placement.is_cuda else None
-        return times, counts, peak, loss, f"{step.recipe}; {', '.join(step.notes)}"
+        return times, counts, peak, loss, f"{step.recipe}; {', '.join(step.notes)}", draw.to_json()
+
+    def products(self) -> dict[str, Any]:
+        """Seconds for the products of one step of 512 x 8 with the frozen weights, forward and backward, in their
+        order: the joined ones of each layer and the head's. Two weights and inputs of each shape take turns."""
+        torch, device = self.modules.torch, self.placement.device
+        config = json.loads((Path(self.model) / "config.json").read_text())
+        tokens = 4096 if self.placement.is_cuda else 64
+        layers, shapes = config["num_hidden_layers"], product_shapes(config)
+
+        def pair(rows: int, columns: int) -> list[Any]:
+            return [torch.randn(rows, columns, device=device).to(self.placement.compute_dtype) for _ in range(2)]
+
+        weights = [pair(*shape) for shape in shapes]
+        inputs = {width: pair(tokens, width) for width in {side for shape in shapes for side in shape}}
+        *of_a_layer, head = range(len(shapes))
+
+        def forward(place: int, turn: int) -> None:
+            weight = weights[place][turn]
+            inputs[weight.shape[1]][turn] @ weight.T
+
+        def backward(place: int, turn: int) -> None:
+            weight = weights[place][turn]
+            inputs[weight.shape[0]][turn] @ weight
+
+        def step() -> None:
+            for layer in range(layers):
+                for place in of_a_layer:
+                    forward(place, layer % 2)
+            forward(head, 0)
+            backward(head, 0)
+            for layer in reversed(range(layers)):
+                for place in reversed(of_a_layer if layer else of_a_layer[1:]):  # nothing is trained below the first
+                    backward(place, layer % 2)
+
+        times = []
+        with torch.no_grad():
+            for _ in range(WARMUP):
+                step()
+            with metered() as draw:
+                for _ in range(self.steps):
+                    self._wait()
+                    start = time.perf_counter()
+                    step()
+                    self._wait()
+                    times.append(time.perf_counter() - start)
+        weights.clear()
+        inputs.clear()
+        self._free()
+        flop = (
+            4 * tokens * (layers * sum(rows * columns for rows, columns in shapes[:-1]) + shapes[-1][0] * shapes[-1][1])
+        )
+        return {"times": times, "flop": flop - 2 * tokens * shapes[0][0] * shapes[0][1], "drawn": draw.to_json()}
+
+    def _wait(self) -> None:
+        if self.placement.is_cuda:
+            self.modules.torch.cuda.synchronize()
 
     def _trial(self, case: Case) -> Trial:
         scale = 1 if self.placement.is_cuda else 8
@@ -312,6 +382,7 @@ def _figure(case: Case, found: dict[str, Any], ceiling: float | None) -> Figure:
     if ceiling:
         share = flops.mfu_percent(one["flop_per_token"], one["tokens_per_step"] / interval.median, ceiling)
         value += f", {share:.1f} % of {ceiling:.0f} TFLOP/s"
+    value += drawn(one["drawn"])
     other = found.get(case.against)
     ratio = "-"
     if other and other["times"]:
@@ -319,6 +390,26 @@ def _figure(case: Case, found: dict[str, Any], ceiling: float | None) -> Figure:
         if one["peak_bytes"] and other["peak_bytes"]:
             ratio += f", memory {one['peak_bytes'] / other['peak_bytes']:.2f}x"
     return Figure(name=case.name, value=value, ratio=ratio, goal=case.goal)
+
+
+def _products_figure(one: dict[str, Any]) -> Figure:
+    interval = summarize(one["times"])
+    rate = one["flop"] / interval.median / 1e12
+    return Figure(name=PRODUCTS, value=f"{spread(interval, 's')}, {rate:.0f} TFLOP/s{drawn(one['drawn'])}")
+
+
+def product_shapes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(rows, columns) of the weights of a layer as `fast` joins them (q k v, o, gate up, down), and of the head."""
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    width = config.get("head_dim") or hidden // heads
+    query, key = heads * width, config["num_key_value_heads"] * width
+    return [
+        (query + 2 * key, hidden),
+        (hidden, query),
+        (2 * inner, hidden),
+        (hidden, inner),
+        (config["vocab_size"], hidden),
+    ]
 
 
 if __name__ == "__main__":
