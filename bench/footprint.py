@@ -10,8 +10,8 @@ widths; phases were fitted.
 
 Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`), whose
 errors are in docs/performance.md, and mended where others, chosen afterwards, showed what those did not: what adapters
-beyond attention keep, gradients of large ranks, masks over long rows. What is predicted is what the allocator hands out
-(`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
+beyond attention keep or on a part of it do not, gradients of large ranks, masks over long rows. What is predicted is
+what the allocator hands out (`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
 
 Not covered: CPUs, inference, loading (whose peak is below training's), host memory.
 """
@@ -66,9 +66,10 @@ class Recipe:
     """What one recipe keeps, and its phases: with layers kept, and with every layer computed again.
 
     `tables` is bytes per parameter of embeddings and head; `kept_of_rank` bytes per token for each unit of LoRA rank on
-    each target; `kept_of_input` bytes per token and unit of the input's width for each target beyond attention's four;
-    `passing_of_target` bytes per token and hidden unit for each of those. `has_gradients` where all adapters' gradients
-    are there before what the layers kept has gone.
+    each target. Bytes per token and unit of an adapted product's input: `kept_of_attention` for q, k, v and o (in
+    `stock`, `kept` has them, all four), `kept_of_input` for the others, of which `passing_of_input` are there at the
+    peak of a layer that is computed again. `has_gradients` where all adapters' gradients are there before what the
+    layers kept has gone.
     """
 
     kept: Widths
@@ -77,8 +78,9 @@ class Recipe:
     while_again: tuple[Phase, ...]
     tables: float
     kept_of_rank: float = 0.0
+    kept_of_attention: float = 0.0
     kept_of_input: float = 0.0
-    passing_of_target: float = 0.0
+    passing_of_input: float = 0.0
     has_gradients: bool = False
 
 
@@ -93,13 +95,14 @@ _FAST = (
 RECIPES: dict[str, Recipe] = {
     # The residual stream and all norms in fp32, casts to bf16 beside it, dropout and its masks for each adapter.
     "reference": Recipe(
-        kept=Widths(hidden=19.1, inner=12.0, heads=6.0),
+        kept=Widths(hidden=7.1, inner=12.0, heads=6.0),
         checkpoint=Widths(hidden=4.0),
         while_kept=(_REFERENCE_LOSS,),
         while_again=(_REFERENCE_LOSS, Phase(passing=Widths(hidden=44.3), copies=1.0, mib=25.0)),
         tables=4.0,
-        kept_of_input=3.0,  # of peft's dropout: its result in 16 bit, and where it dropped
-        passing_of_target=2.6,
+        kept_of_attention=3.0,  # of peft's dropout: its result in 16 bit, and where it dropped
+        kept_of_input=3.0,
+        passing_of_input=1.42,
     ),
     "stock": Recipe(
         kept=Widths(hidden=10.0, inner=7.0, heads=4.0),
@@ -108,6 +111,7 @@ RECIPES: dict[str, Recipe] = {
         while_again=(Phase(passing=Widths(hidden=14.4), copies=1.0, mib=40.0),),
         tables=2.0,
         kept_of_input=3.0,
+        passing_of_input=3.0,
     ),
     # x, h and the attention's output, q k v, gate and up: bench/recipes/layer.py.
     "fast": Recipe(
@@ -131,17 +135,18 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
     layers, positions = int(config["num_hidden_layers"]), trial.micro_batch_size * trial.max_seq_len
     again = _recomputed(trial, layers)
     checkpoint = recipe.checkpoint.of(model)
+    attention, beyond = _adapted_inputs(config, trial)
     whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets)
-    wide = flops.linear_layers(config)
-    beyond = sum(wide[name][0] for name in trial.lora_targets if name in wide and name not in ATTENTION_PROJECTIONS)
+    whole += recipe.kept_of_attention * attention
     inputs = min(again, INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
     kept = (layers - again) * (whole + recipe.kept_of_input * beyond) + inputs * checkpoint
-    computing = whole - (0.0 if trial.offload_checkpoints else checkpoint) if again == layers else 0.0
+    computing = 0.0
+    if again == layers:
+        computing = whole + recipe.passing_of_input * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
     phases = recipe.while_again if again == layers else recipe.while_kept
-    more = recipe.passing_of_target * model["hidden"] * max(0, len(trial.lora_targets) - 4)
     largest = 2 * max(wide * high for wide, high in flops.linear_layers(config).values())
     passing = max(
-        positions * (phase.passing.of(model) + (computing + more if phase.in_layer else 0.0))
+        positions * (phase.passing.of(model) + (computing if phase.in_layer else 0.0))
         + phase.copies * largest
         + phase.head_copies * 2 * flops.head_weights(config)
         + phase.mib * MIB
@@ -185,6 +190,14 @@ def trained_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     copies = 2.0 if trial.recipe == "fast" else 0.0
     each = 4.0 + OPTIMIZER_BYTES[trial.optimizer] + copies
     return each * flops.adapter_weights(config, trial.lora_rank, trial.lora_targets)
+
+
+def _adapted_inputs(config: Mapping[str, Any], trial: Trial) -> tuple[int, int]:
+    """The input widths of a layer's adapted products added up: of attention's, and of the others."""
+    wide = flops.linear_layers(config)
+    adapted = [name for name in trial.lora_targets if name in wide]
+    attention = sum(wide[name][0] for name in adapted if name in ATTENTION_PROJECTIONS)
+    return attention, sum(wide[name][0] for name in adapted) - attention
 
 
 def _recomputed(trial: Trial, layers: int) -> int:

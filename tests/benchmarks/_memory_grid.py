@@ -33,7 +33,6 @@ from typing import Any
 from bench import data, footprint, qlora, recipes, stack
 from bench.inputs import read_data
 from bench.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
-from tasks.tuning import space as tuning
 
 WARMUP, MEASURED = 2, 4
 SPACE_STEPS = (2, 3)
@@ -142,6 +141,8 @@ def llama(model: str, text: str) -> list[list[Trial]]:
 
 def space(model: str, text: str) -> list[list[Trial]]:
     """What `inv tune` would choose from, by its own code, one group for each way to build a step."""
+    from tasks.tuning import space as tuning  # the operator's packages, which the other grids do without
+
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     found = tuning.candidates(
         model=model,
