@@ -42,15 +42,14 @@ def show_plan(record: TuneRecord, workers: int) -> None:
 def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured], about: Mapping[str, Any]) -> None:
     """The front as a table, what the search cost, and the command that runs its best again."""
     console, best_at = Console(), titles(kept)
-    table = _table("configuration", "useful tokens/s", "95 %", "GiB", "predicted", "$ / M useful tokens", "best at")
+    table = _table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
     for one in kept:
         between = "-" if one.interval is None else f"{one.interval.low:,.0f} to {one.interval.high:,.0f}"
         table.add_row(
             one.trial.trial_id,
             f"{one.useful_tokens_per_sec:,.0f}",
             between,
-            "-" if one.peak_vram_bytes is None else f"{one.peak_vram_bytes / 2**30:.1f}",
-            "-" if one.predicted_bytes is None else f"{one.predicted_bytes / 2**30:.1f}",
+            f"{_gib(one.peak_vram_bytes)}  {_gib(one.predicted_bytes)}",
             "-" if one.usd_per_million_useful_tokens is None else f"{one.usd_per_million_useful_tokens:.3f}",
             best_at[one.trial.trial_id],
         )
@@ -66,8 +65,13 @@ def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured]
     console.print(f"`inv bench --trials {folder / 'best.json'}` runs the best again", markup=False, soft_wrap=True)
 
 
+def _gib(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**30:.1f}"
+
+
 def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """Within 80 characters the last column wraps, and no other."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for head in heads:
-        table.add_column(head, no_wrap=True)
+        table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
     return table
