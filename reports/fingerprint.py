@@ -15,20 +15,26 @@ from reports import text
 
 CPU = "CPU"
 
-# What differs from trial to trial by nature: what the configuration asks for, and the moment.
+# What differs from trial to trial by nature: what it trained, the moment, and which of several equal GPUs it had.
 _OWN = frozenset(
     {
         "trial_digest",
         "load_average_1min_at_start",
+        "gpu_memory_used_at_start_bytes",
+        "gpu_uuid",
         "seed",
-        "optimizer",
-        "trained_parameters",
         "lora_weights_sha256",
         "telemetry_cost_percent",
+        "peak_vram_reserved_bytes",
         "rank_peak_rss_bytes",
         "gradient_buckets_bytes",
     }
 )
+# What a configuration asks for. Two of them may differ in it; two trials of one do where a machine could not do so.
+_ASKED = frozenset({"recipe", "recipe_notes", "optimizer", "trained_parameters"})
+# Machines of one kind tell their memory to within what their firmware took.
+_SIZES = frozenset({"memory_total_bytes", "gpu_memory_bytes"})
+_ALIKE = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +101,22 @@ def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, 
             if result.trial.kind not in kinds:
                 continue
             holders.setdefault(document.get(key, "not said"), []).append(result)
-        if len(holders) == 1:
+        if len(holders) == 1 or (key in _SIZES and _are_alike(list(holders))):
             common[key] = next(iter(holders))
-        elif key not in _OWN:
+        elif key not in _OWN and not (key in _ASKED and _is_as_asked(holders)):
             differences.append(Difference(key=key, where_by_value=_places(holders)))
     return common, tuple(differences)
+
+
+def _are_alike(sizes: list[str]) -> bool:
+    known = [float(size) for size in sizes if size.isdecimal()]
+    return len(known) == len(sizes) and max(known) <= _ALIKE * min(known)
+
+
+def _is_as_asked(holders: Mapping[str, list[TrialResult]]) -> bool:
+    """True where each configuration has one value."""
+    names = [{result.trial.name for result in found} for found in holders.values()]
+    return sum(map(len, names)) == len(set().union(*names))
 
 
 def _places(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ...]]:
