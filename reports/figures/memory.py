@@ -80,12 +80,19 @@ def _capacity(result: Any) -> int | None:
     return int(told) if told else None
 
 
+def _off(predicted: float, measured: int | None) -> str:
+    """ ", +2 %" where a prediction was above what was measured; nothing where nothing was."""
+    if not measured:
+        return ""
+    percent = round(100 * (predicted / measured - 1))
+    return f", {percent:+} %" if percent else ", 0 %"
+
+
 def _mark(row: Row, predicted: float | None, like: published.Training | None) -> Mark:
     measured = row.peak_vram_bytes
     told = text.gigabytes(measured) if measured is not None else "did not fit, or did not run"
     if predicted is not None:
-        off = f", {100 * (predicted / measured - 1):+.0f} %" if measured else ""
-        told += f"  | {text.gigabytes(round(predicted))} predicted{off}"
+        told += f"  | {text.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
     reference = None if like is None else like.peak_vram_bytes
     if reference is not None:
         told += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"

@@ -186,6 +186,17 @@ def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there
     assert "no prediction" in memory.caption(bare)
 
 
+@pytest.mark.parametrize(("predicted", "says"), [(0.997, "0 %"), (1.004, "0 %"), (0.98, "-2 %"), (1.017, "+2 %")])
+def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200, predicted, says):
+    summary, run = h200
+    frame = run.measurements.copy()
+    peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
+    these = frame["name"] == memory.PREDICTED
+    frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
+    marks = memory.gather(summary, showcase.replace(run, measurements=frame)).panel.marks
+    assert {mark.words.split("predicted, ")[1].split("  ")[0] for mark in marks} == {says}
+
+
 def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
     data = cost.gather(*a10)
     by_title = {panel.title: panel for panel in (*data.panels, *data.tuning_panels)}
