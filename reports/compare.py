@@ -93,7 +93,8 @@ class Row:
 class Comparison:
     """Runs compared. `refused` are the unlike conditions that nobody allowed: with any, there are no rows.
 
-    `only_in` maps a run's id to configurations that it alone planned. `tolerance` is a share: 0.01 for 1 %.
+    `only_in` maps a run's id to configurations that it alone planned; `half_known` are those of which less is told
+    than of others, because they were not collected. `tolerance` is a share: 0.01 for 1 %.
     """
 
     run_ids: tuple[str, ...]
@@ -103,7 +104,19 @@ class Comparison:
     allowed: tuple[str, ...]
     only_in: Mapping[str, tuple[str, ...]]
     rejected: Mapping[str, int]
+    half_known: tuple[str, ...]
     tolerance: float
+
+    @property
+    def remedy(self) -> str:
+        """What to type where `refused` is not empty."""
+        if self.half_known:
+            first = " and ".join(f"`inv collect --run={run_id}`" for run_id in self.half_known)
+            return f"type {first} first: what its trials ran with has not been fetched"
+        first, second, *others = self.run_ids
+        also = "".join(f" --also={run_id}" for run_id in others)
+        names = ",".join(one.name for one in self.refused)
+        return f"if that is what you mean: `inv compare {first} {second}{also} --allow={names}`"
 
     @property
     def slower(self) -> tuple[Row, ...]:
@@ -152,8 +165,14 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
             )
         },
         rejected={run.record.run_id: len(run.rejected) for run in runs if run.rejected},
+        half_known=_half_known(made_under),
         tolerance=tolerance,
     )
+
+
+def _half_known(made_under: Sequence[Conditions]) -> tuple[str, ...]:
+    some_are_full = any(one.is_full for one in made_under)
+    return tuple(one.run_id for one in made_under if some_are_full and not one.is_full)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,21 +41,27 @@ class Unlike:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a run was made under: a name of NAMES to its distinct values; and which GPUs each worker had, by UUID."""
+    """What a run was made under: a name of NAMES to its distinct values; and which GPUs each worker had, by UUID.
+
+    `is_full` where every successful trial's environment.json is there: a run that was not collected has none.
+    """
 
     run_id: str
     values: Mapping[str, tuple[str, ...]]
     gpus_of: Mapping[str, frozenset[str]]
+    is_full: bool
 
 
 def conditions(run: Run) -> Conditions:
     """Read the conditions of a run's successful trials. A fact none tells is "unknown", and unlike one that is told."""
-    documents = []
+    documents, is_full = [], True
     gpus_of: dict[str, set[str]] = {}
     for result in run.results:
         if result.status is not End.SUCCEEDED:
             continue  # it may have ended before it knew
-        document = {**result.fingerprint, **_full(run.folder / TRIALS_FOLDER / result.trial_id / ENVIRONMENT_FILE)}
+        full = _full(run.folder / TRIALS_FOLDER / result.trial_id / ENVIRONMENT_FILE)
+        is_full = is_full and bool(full)
+        document = {**result.fingerprint, **full}
         documents.append(document)
         uuids = {str(gpu["uuid"]) for gpu in _gpus(document) if gpu.get("uuid")}
         if result.worker is not None and uuids:
@@ -67,6 +73,7 @@ def conditions(run: Run) -> Conditions:
         run_id=run.record.run_id,
         values={name: values[name] for name in NAMES},
         gpus_of={worker: frozenset(held) for worker, held in gpus_of.items()},
+        is_full=is_full,
     )
 
 

@@ -158,10 +158,13 @@ def _allowed(given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
 
 def _conclude(compared: Comparison) -> None:
     """Leave with the code that `compared` stands for, and say why."""
+    from reports import text
+
     runs = " and ".join(compared.run_ids[:2]) if len(compared.run_ids) == 2 else ", ".join(compared.run_ids)
     if compared.refused:
-        names = ",".join(one.name for one in compared.refused)
-        raise UsageError(f"{runs} cannot be compared: {names} differ; if that is what you mean: --allow={names}")
+        names = text.listing([one.name for one in compared.refused])
+        differ = "differs" if len(compared.refused) == 1 else "differ"
+        raise UsageError(f"{runs} cannot be compared: {names} {differ}; {compared.remedy}")
     if not compared.rows:
         raise UsageError(f"{runs} cannot be compared: they have no configuration in common")
     if compared.slower:

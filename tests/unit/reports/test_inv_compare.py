@@ -66,13 +66,25 @@ def test_several_runs_are_told_apart_by_name(capsys):
     assert max(map(len, said.splitlines())) <= 80
 
 
+def test_a_run_that_was_not_collected_is_to_be_collected_before_anything_is_allowed(project):
+    for result in (project.root / "results/a/trials").glob("*/result.json"):
+        told = {"kind": "environment", "packages": {"torch": "2.11.0"}}
+        result.with_name("environment.json").write_text(json.dumps(told))
+    with pytest.raises(UsageError) as refused:
+        compare(Context(), "a", "b")
+    assert str(refused.value) == (
+        "a and b cannot be compared: lock differs; type `inv collect --run=b` first: what its trials ran with has not "
+        "been fetched"
+    )
+
+
 def test_unlike_runs_exit_2_with_the_flag_that_allows_it(project, capsys):
     folder = project.root / "results" / "other"
     synthetic.write_run(folder, synthetic.record(run_id="other", profile="gpu"), exact=True)
     with pytest.raises(UsageError) as refused:
         compare(Context(), "a", "other")
     assert refused.value.exit_code == 2
-    assert "--allow=profile" in str(refused.value)
+    assert "if that is what you mean: `inv compare a other --allow=profile`" in str(refused.value)
     assert "! profile: a tiny, other gpu" in capsys.readouterr().out
     compare(Context(), "a", "other", allow=["profile"])
     assert "(allowed)" in capsys.readouterr().out
