@@ -20,6 +20,7 @@ from remote.scheduling import explain_scheduling
 Object = Mapping[str, Any]
 
 SOON_SEC, PATIENT_SEC = 10.0, 120.0
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,24 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.reason}; {self.remedy}"
+
+
+def together(findings: Iterable[Finding]) -> list[str]:
+    """Findings for a person: what is said of several pods, or claims, in the same words stands once."""
+    subjects: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        subjects.setdefault((finding.reason, finding.remedy), []).append(finding.subject)
+    return [f"{_all_of(held)}: {reason}; {remedy}" for (reason, remedy), held in subjects.items()]
+
+
+def _all_of(subjects: list[str]) -> str:
+    """`pod a`; `pods a, b and c`; of many the first few. Other subjects as they are, one after the other."""
+    kinds = {subject.partition(" ")[0] for subject in subjects}
+    if len(subjects) == 1 or len(kinds) > 1:
+        return ", ".join(subjects)
+    names = [subject.partition(" ")[2] for subject in subjects]
+    shown = names if len(names) <= _MOST_NAMED else [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
+    return f"{kinds.pop()}s {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def events_of(thing: Object, events: Iterable[Object]) -> list[Object]:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from remote.quantity import amount
 from tasks.layers import Keys
 
 
@@ -190,6 +191,12 @@ class ClusterSection(Section):
     queue: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
     ready_within_sec: float = Field(default=1800.0, ge=1, le=86_400)
     fss: FssSection = FssSection()
+
+    @model_validator(mode="after")
+    def _shared_memory_is_a_part_of_memory(self) -> ClusterSection:
+        if amount(self.shm) > amount(self.memory):
+            raise PydanticCustomError("shm_beyond_memory", "shm is a part of memory", self.model_dump())
+        return self
 
 
 class Sections(Section):

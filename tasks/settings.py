@@ -161,6 +161,14 @@ def _first_problem(error: ValidationError, found: Layers) -> str:
         at = price.where(priced) if price is not None else "settings"
         source = SOURCE_OF_PRICE[priced[1]]
         return f"{at}: cost.{source}: expected text that says where the price is from, found null"
+    if problem["type"] == "shm_beyond_memory":
+        shm = ("cluster", "shm")
+        layer, told = found.strongest(shm), problem["ctx"]
+        at = layer.where(shm) if layer is not None else "settings"
+        return (
+            f"{at}: cluster.shm: expected at most cluster.memory, {told['memory']}, of which it is a part, "
+            f"found {told['shm']}"
+        )
     place = problem["loc"]
     keys = tuple(part for part in place if isinstance(part, str))
     layer = found.strongest(keys)

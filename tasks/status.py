@@ -15,6 +15,7 @@ from tasks.errors import TaskFailed, UsageError
 @task
 def status(context: Context) -> None:
     """Show every pod, and what is wrong with those not up."""
+    from remote.diagnosis import together
     from remote.readiness import fleet
     from tasks import settings as house
     from tasks.cluster import cluster_of, console
@@ -35,8 +36,8 @@ def status(context: Context) -> None:
             screen.print(f"volume claim {claim['metadata']['name']}: {phase}", markup=False, highlight=False)
         if state.rows:
             screen.print(table(state))
-        for finding in state.all_findings:
-            screen.print(f"  {finding}", markup=False, highlight=False)
+        for line in together(state.all_findings):
+            screen.print(f"  {line}", markup=False, highlight=False)
         if sets and not jobs:
             names = ", ".join(one["metadata"]["name"] for one in sets)
             screen.print(f"jobset {names}: its controller has made no Job yet", markup=False, highlight=False)

@@ -54,6 +54,7 @@ def wait(
     from rich.live import Live
     from rich.text import Text
 
+    from remote.diagnosis import together
     from remote.imagepull import BACK_OFF_SEC
     from remote.kubeconfig import Unreachable
     from tasks.cluster import console
@@ -62,7 +63,7 @@ def wait(
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
     patience = Patience(login_sec=BACK_OFF_SEC if new_login else 0.0)
-    before: dict[object, str] = {}
+    before: Mapping[object, str | Finding] = {}
     together_sec = _TOGETHER_SEC
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         is_live = screen.is_terminal and not plain
@@ -78,11 +79,11 @@ def wait(
                 continue
             told = _told(state)
             if is_live:
-                live.update(Group(table(state), *(Text(f"  {one}") for one in state.all_findings)), refresh=True)
+                wrong = (Text(f"  {line}") for line in together(state.all_findings))
+                live.update(Group(table(state), *wrong), refresh=True)
             else:
-                for key, line in told.items():
-                    if key not in before:
-                        screen.print(line, markup=False, highlight=False)
+                for line in _lines([told[key] for key in told if key not in before]):
+                    screen.print(line, markup=False, highlight=False)
             together_sec = _TOGETHER_SEC if told.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
             before = told
             if state.is_up:
@@ -157,16 +158,23 @@ def table(state: Fleet) -> Table:
     return shown
 
 
-def _told(state: Fleet) -> dict[object, str]:
-    """A line for each pod and finding, by what makes it another one: the words of a refusal differ from try to try."""
-    rows: dict[object, str] = {
+def _told(state: Fleet) -> dict[object, str | Finding]:
+    """Each pod's line and each finding, by what makes it another one: the words of a refusal differ from try to try."""
+    rows: dict[object, str | Finding] = {
         # What a pod in trouble waits with goes to and fro; what the trouble is does not.
         (row.job, row.index, row.pod, row.state if not row.findings else ""): (
             f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
         )
         for row in state.rows
     }
-    return rows | {(finding.subject, finding.cause): f"  {finding}" for finding in state.all_findings}
+    return rows | {(finding.subject, finding.cause): finding for finding in state.all_findings}
+
+
+def _lines(news: Sequence[str | Finding]) -> list[str]:
+    from remote.diagnosis import Finding, together
+
+    rows = [one for one in news if isinstance(one, str)]
+    return rows + [f"  {line}" for line in together(one for one in news if isinstance(one, Finding))]
 
 
 def _how_far(state: Fleet) -> str:

@@ -203,6 +203,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait_with_its_cause(operator: O
     assert "the registry refuses user name or password of the pull secret" in said
     assert "NAMESPACE/oracleidentitycloudservice/USER" in said
     assert "`inv deploy --renew-secret`" in said
+    assert operator.inv("status").count("the registry refuses") == 1, "said of both pods at once"
     # Mended, the same again goes on.
     operator.cluster.faults.mend_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")

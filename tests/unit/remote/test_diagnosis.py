@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remote.diagnosis import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready
+from remote.diagnosis import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready, together
 from remote.scheduling import explain_scheduling
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "kubernetes_events.json").read_text())
@@ -349,3 +349,19 @@ def test_events_of_an_earlier_pod_of_the_same_name_do_not_count() -> None:
     for event in told:
         event["involvedObject"]["uid"] = "another"
     assert diagnose_pod(pod(scenario), told) == []
+
+
+def wrong(subject: str, reason: str = "refused") -> Finding:
+    return Finding(subject=subject, cause="c", reason=reason, remedy="mend it")
+
+
+def test_what_is_said_of_several_pods_in_the_same_words_stands_once() -> None:
+    pods = [wrong(f"pod p-{number}") for number in range(4)]
+    assert together(pods[:1]) == ["pod p-0: refused; mend it"]
+    assert together([*pods[:2], wrong("pod q", "full"), *pods[2:]]) == [
+        "pods p-0, p-1, p-2 and p-3: refused; mend it",
+        "pod q: full; mend it",
+    ]
+    assert together([wrong("job a"), wrong("pod b")]) == ["job a, pod b: refused; mend it"]
+    many = together(wrong(f"pod p-{number}") for number in range(64))
+    assert many == ["pods p-0, p-1, p-2, p-3, p-4, p-5, p-6 and 57 more: refused; mend it"]

@@ -248,6 +248,11 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, project: Path
             "2",
             "cost.price_source: expected text that says where the price is from, found null",
         ),
+        (
+            "CLUSTER_SHM",
+            "32Gi",
+            "cluster.shm: expected at most cluster.memory, 24Gi, of which it is a part, found 32Gi",
+        ),
         ("FLEET_SIZ", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
         ("FLET_SIZE", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
         ("COST_VALUE_ADDED_TAX", "4", "unknown setting; `invoke.yaml` lists all settings"),
