@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +116,7 @@ def _title(drawn: list[Row], capacity: int | None, predicted: dict[str, float]) 
         for row in drawn
         if row.peak_vram_bytes and row.label in predicted
     ]
-    return f"{said}; predictions are within {text.number(max(off), 0)} %" if off else said
+    return f"{said}; predictions are within {max(1, math.ceil(max(off)))} %" if off else said
 
 
 def draw(data: Data, sheet: Sheet) -> Figure:

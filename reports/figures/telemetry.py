@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,19 @@ TARGET_PERCENT = 80.0
 _BINS = 160  # samples of a long trial are averaged to this many points; the band behind shows what was averaged
 _LANE_IN = 1.05
 _MOST_GPUS = 4
-# Column, title, factor, decimals; the GPU's where there is one, else the process's.
+UTILIZATION, CAPPED = "gpu_utilization_percent", "gpu_power_capped_percent"
+_OFTEN_PERCENT = 50.0  # of the measured window at the power limit: then it is power that bounds the trial
+# Column, title, factor, and the key of the fingerprint that says what it can be at most; the GPU's where there is one,
+# else the process's.
 _GPU = (
-    ("gpu_utilization_percent", "GPU utilization, %", 1.0),
-    ("gpu_power_watts", "Power, W", 1.0),
-    ("gpu_sm_clock_mhz", "SM clock, MHz", 1.0),
-    ("gpu_memory_used_bytes", "GPU memory used, GB", 1e-9),
+    (UTILIZATION, "GPU utilization, %", 1.0, None),
+    ("gpu_power_watts", "Power, W", 1.0, "gpu_power_limit_watts"),
+    ("gpu_sm_clock_mhz", "SM clock, MHz", 1.0, "gpu_max_sm_clock_mhz"),
+    ("gpu_memory_used_bytes", "GPU memory used, GB", 1e-9, None),
 )
 _CPU = (
-    ("process_cpu_percent", "Processor, % of one core", 1.0),
-    ("process_rss_bytes", "Resident memory, GB", 1e-9),
+    ("process_cpu_percent", "Processor, % of one core", 1.0, None),
+    ("process_rss_bytes", "Resident memory, GB", 1e-9, None),
 )
 
 Floats = NDArray[np.float64]
@@ -51,11 +55,27 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One quantity over time, and its mean over the measured phase; None where that phase has no sample."""
+    """One quantity over time, and its mean over the measured phase; None where that phase has no sample.
+
+    `most` is what the GPU can do, `target` what it is to reach; None where there is no such thing.
+    """
 
     title: str
     curves: tuple[Curve, ...]
     measured_mean: float | None
+    most: float | None = None
+    target: float | None = None
+
+    @property
+    def lines(self) -> tuple[float, ...]:
+        """Where to draw a line across."""
+        return tuple(at for at in (self.most, self.target) if at is not None)
+
+    @property
+    def told(self) -> str:
+        """Its title with the mean, and with what it can be at most."""
+        mean = "" if self.measured_mean is None else f": mean {text.number(self.measured_mean)}"
+        return f"{self.title}{mean}{'' if self.most is None or not mean else f' of {text.number(self.most)}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +95,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
         if frame is None:
             continue
         is_gpu = bool(frame["gpu_utilization_percent"].notna().any())
-        lanes = tuple(lane for one in (_GPU if is_gpu else _CPU) if (lane := _lane(frame, *one, by_gpu=is_gpu)))
+        lanes = tuple(_lanes(result, frame, is_gpu=is_gpu))
         if lanes:
             return Data(
                 over=head(summary, _title(result, lanes, is_gpu=is_gpu), *_facts(result, frame)),
@@ -94,6 +114,15 @@ def _candidates(summary: Summary, run: Run) -> list[TrialResult]:
     }
     good = [result for result in run.results if result.status is End.SUCCEEDED]
     return sorted(good, key=lambda result: -speed.get(run.label_of[result.trial_id], 0.0))
+
+
+def _lanes(result: TrialResult, frame: pd.DataFrame, *, is_gpu: bool) -> Iterator[Lane]:
+    for column, title, factor, key in _GPU if is_gpu else _CPU:
+        lane = _lane(frame, column, title, factor, by_gpu=is_gpu)
+        most = None if key is None else result.fingerprint.get(key)
+        if lane is not None:
+            target = TARGET_PERCENT if column == UTILIZATION else None
+            yield replace(lane, most=None if most is None else float(most), target=target)
 
 
 def _lane(frame: pd.DataFrame, column: str, title: str, factor: float, *, by_gpu: bool) -> Lane | None:
@@ -151,7 +180,11 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
         return f"{name} kept {cores} processor cores busy while it was measured; there was no GPU"
     met = "above" if first.measured_mean >= TARGET_PERCENT else "below"
     busy = text.number(first.measured_mean, 0)
-    return f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
+    said = f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
+    capped = next((one.value for one in result.measurements if one.name == CAPPED), None)
+    if capped is None or capped < _OFTEN_PERCENT:
+        return said
+    return f"{said}; its power limit held the clock down {text.number(capped, 0)} % of that time"
 
 
 def draw(data: Data, sheet: Sheet) -> Figure:
@@ -187,12 +220,11 @@ def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
         if len(lane.curves) > 1:
             ends.append((float(curve.seconds[-1]), float(curve.mean[-1]), f"GPU {curve.gpu}", tone))
     top = max(float(curve.high.max()) for curve in lane.curves)
-    axes.set_ylim(0.0, max(top * 1.12, 105.0 if lane.title.startswith("GPU utilization") else 0.0) or 1.0)
-    if lane.title.startswith("GPU utilization"):
-        axes.axhline(TARGET_PERCENT, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
-    mean = "" if lane.measured_mean is None else f": mean {text.number(lane.measured_mean)}"
-    said = f"{lane.title}{mean}"
-    axes.set_title(said)
+    highest = max(top, *lane.lines, 0.0, 100.0 if lane.target is not None else 0.0)
+    axes.set_ylim(0.0, 1.12 * highest or 1.0)
+    for at in lane.lines:
+        axes.axhline(at, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
+    axes.set_title(lane.told)
     axes.grid(visible=False, axis="x")
     marks.height_axis(axes, 3)
     marks.end_labels(axes, ends, lane_in)
@@ -218,7 +250,8 @@ def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None
 
 
 def caption(data: Data) -> str:
-    target = f" The dashed line is the target of {TARGET_PERCENT:.0f} %." if data.is_gpu else ""
+    most = " and what this GPU can do at most" if any(lane.most is not None for lane in data.lanes) else ""
+    target = f" Dashed: the target of {TARGET_PERCENT:.0f} %{most}." if data.is_gpu else ""
     return (
         "Bands are the trial's phases, named above, and means are over the measured one: it should be flat, and dips "
         f"in it are time that the GPU waited.{target}"
@@ -229,9 +262,7 @@ def caption(data: Data) -> str:
 
 def alt(data: Data) -> str:
     phases = ", ".join(f"{name} {text.number(start)} to {text.number(to)} s" for name, start, to in data.phases)
-    means = ", ".join(
-        f"{lane.title} {text.number(lane.measured_mean)}" for lane in data.lanes if lane.measured_mean is not None
-    )
+    means = ", ".join(lane.told for lane in data.lanes if lane.measured_mean is not None)
     return f"Trial {data.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
 
 

@@ -54,15 +54,26 @@ def trials(*, is_tiny: bool = False) -> tuple[Trial, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU: its name and memory, and how many times as long everything takes as on the one the numbers follow."""
+    """A GPU: its name, memory, power limit and highest clock, and how many times as long everything takes as on the one
+    the numbers follow."""
 
     gpu: str = "NVIDIA H200"
     memory_bytes: int = 150_000_000_000
+    limit_watts: float = 700.0
+    max_mhz: int = 1980
     slower: float = 1.0
+
+    @property
+    def watts(self) -> float:
+        return 0.88 * self.limit_watts
+
+    @property
+    def mhz(self) -> float:
+        return 0.86 * self.max_mhz
 
 
 H200 = Machine()
-A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, slower=10.4)
+A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, limit_watts=150.0, max_mhz=1695, slower=10.4)
 
 
 def write(
@@ -111,7 +122,8 @@ def write(
         one = replace(one, started_at=moment.isoformat(), wall_time_sec=wall)
         synthetic.write_result(folder, one)
         if one.status is End.SUCCEEDED:
-            write_telemetry(folder / "trials" / plan.trial_id / "telemetry.csv", plan.trial, seed=number)
+            path = folder / "trials" / plan.trial_id / "telemetry.csv"
+            write_telemetry(path, plan.trial, seed=number, machine=machine)
     return record
 
 
@@ -132,18 +144,18 @@ def result(
         "worker": worker,
         "run_id": run_id,
         "started_at": "2026-11-20T18:16:00+00:00",
-        "fingerprint": fingerprint(gpu_name=machine.gpu, gpu_memory_bytes=machine.memory_bytes),
+        "fingerprint": fingerprint(machine),
     }
     if failed:
         reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
         return TrialResult(status=End.OUT_OF_MEMORY, reason=reason, wall_time_sec=14.2, log_tail=[reason], **common)
     done: dict[str, Any] = {"status": End.SUCCEEDED, "reason": None, "wall_time_sec": 42.0, **common}
     if trial.kind in ("training", "distributed"):
-        return _trained(trial, done, seed, machine.slower)
+        return _trained(trial, done, seed, machine)
     measured = {"hardware": _hardware, "loading": _loading, "inference": _inference}[trial.kind](trial)
     return TrialResult(
         phases={"import": 4.1, "load": 2.0, "measure": 30.0},
-        measurements=_apart([*measured, *_sampled(97.0)], seed, machine.slower),
+        measurements=_apart([*measured, *_sampled(97.0, machine)], seed, machine.slower),
         **done,
     )
 
@@ -166,16 +178,18 @@ def _apart(taken: list[Measurement], seed: int, slower: float) -> list[Measureme
     return found
 
 
-def fingerprint(**changed: Any) -> dict[str, Any]:
+def fingerprint(machine: Machine = H200, **changed: Any) -> dict[str, Any]:
     """What a GPU node says of itself, the keys the report reads by name and a few more."""
     return (
         synthetic.fingerprint()
         | {
             "device": "cuda",
             "cuda": "13.0",
-            "gpu_name": H200.gpu,
+            "gpu_name": machine.gpu,
             "gpu_driver": "580.159.04",
-            "gpu_memory_bytes": H200.memory_bytes,
+            "gpu_memory_bytes": machine.memory_bytes,
+            "gpu_power_limit_watts": machine.limit_watts,
+            "gpu_max_sm_clock_mhz": machine.max_mhz,
             "model_parameters": PARAMETERS,
             "torch": "2.11.0+cu130",
         }
@@ -183,11 +197,11 @@ def fingerprint(**changed: Any) -> dict[str, Any]:
     )
 
 
-def _trained(trial: Trial, done: dict[str, Any], seed: int, slower: float) -> TrialResult:
+def _trained(trial: Trial, done: dict[str, Any], seed: int, machine: Machine) -> TrialResult:
     random = np.random.default_rng(seed)
     ranked = trial.kind == "distributed"
     step_sec, peak, useful, mfu = (RANK_TIMES[trial.world_size], 9.0e9, 0.34, 31.0) if ranked else TRAINING[trial.name]
-    step_sec *= slower
+    step_sec *= machine.slower
     warm = _steps(trial, trial.warmup_steps, step_sec * 1.3, useful, random, 0)
     steps = _steps(trial, trial.measured_steps, step_sec, useful, random, trial.warmup_steps)
     metrics: Metrics = synthetic.metrics_of(steps, peak_vram_bytes=int(peak))
@@ -197,7 +211,7 @@ def _trained(trial: Trial, done: dict[str, Any], seed: int, slower: float) -> Tr
         warmup=warm,
         steps=steps,
         metrics=metrics,
-        measurements=_apart([*taken, *_sampled(97.0)], seed, 1.0),
+        measurements=_apart([*taken, *_sampled(97.0, machine)], seed, 1.0),
         **done,
     )
 
@@ -382,20 +396,22 @@ def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
     return taken
 
 
-def _sampled(utilization: float) -> list[Measurement]:
+def _sampled(utilization: float, machine: Machine) -> list[Measurement]:
     window = {"window": "measure"}
     return [
         _measured("gpu_utilization_percent", utilization, **window),
         _measured("gpu_memory_used_bytes", 9.9e9, **window),
-        _measured("gpu_power_watts", 617.0, **window),
-        _measured("gpu_sm_clock_mhz", 1700.0, **window),
+        _measured("gpu_power_watts", machine.watts, **window),
+        _measured("gpu_sm_clock_mhz", machine.mhz, **window),
         _measured("gpu_temperature_celsius", 58.0, **window),
         _measured("process_cpu_percent", 103.0, **window),
         _said("gpu_power_capped_percent", 76.0, **window),
     ]
 
 
-def write_telemetry(path: Path, trial: Trial, *, seed: int = 0, gpus: int | None = None) -> None:
+def write_telemetry(
+    path: Path, trial: Trial, *, seed: int = 0, gpus: int | None = None, machine: Machine = H200
+) -> None:
     """telemetry.csv: imports, load, warm-up, a measured window at full load, and the writing of the result."""
     random = np.random.default_rng(seed)
     ends = (("import", 4.2), ("load", 6.4), ("data", 6.9), ("warmup", 10.6), ("measure", 27.0), ("ceilings", 27.8))
@@ -406,8 +422,8 @@ def write_telemetry(path: Path, trial: Trial, *, seed: int = 0, gpus: int | None
         busy = phase in ("warmup", "measure", "ceilings")
         for gpu in range(gpus or trial.world_size):
             load = float(np.clip(random.normal(97, 1.5), 0, 100)) if busy else 35.0 if phase == "load" else 0.0
-            watts = random.normal(617, 18) if busy else random.normal(126, 4)
-            clock = random.normal(1700, 35) if busy else 1980.0 if phase == "load" else 345.0
+            watts = machine.watts * random.normal(1.0, 0.03) if busy else 0.2 * machine.watts * random.normal(1.0, 0.03)
+            clock = machine.mhz * random.normal(1.0, 0.02) if busy else machine.max_mhz if phase == "load" else 345.0
             memory = 9.9e9 if busy else 1e9 + (3.6e9 if phase in ("load", "data") else 0.0)
             warm = min(62.0, 38.0 + max(0.0, elapsed - 6) * 1.4) + gpu
             limits = "sw_power_cap" if busy and random.random() < 0.76 else "none"

@@ -261,6 +261,32 @@ def test_telemetry_of_several_gpus_is_one_line_each(a10):
     assert [name for name, _, _ in data.phases][:3] == ["import", "load", "data"]
 
 
+def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(a10):
+    summary, run = a10
+    data = telemetry_figure.gather(summary, run)
+    assert [lane.lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
+    assert data.lanes[1].told.endswith(" of 150")
+    assert data.over.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
+    assert "what this GPU can do at most" in telemetry_figure.caption(data)
+
+
+def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
+    summary, run = a10
+    silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
+    results = tuple(
+        showcase.replace(
+            one,
+            fingerprint=one.fingerprint | silent,
+            measurements=[each for each in one.measurements if each.name != telemetry_figure.CAPPED],
+        )
+        for one in run.results
+    )
+    data = telemetry_figure.gather(summary, showcase.replace(run, results=results))
+    assert [lane.lines for lane in data.lanes] == [(80.0,), (), (), ()]
+    assert data.over.title.endswith("above the target of 80 %")
+    assert "at most" not in telemetry_figure.caption(data)
+
+
 def test_a_loss_that_does_not_fall_is_the_title(folder):
     run = synthetic.write_run(folder)
     rising = synthetic.result(run.planned[0], step_time_sec=0.16)
