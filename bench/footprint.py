@@ -9,9 +9,9 @@ last layer's backward. `kept` follows from what each recipe keeps, and is writte
 widths; phases were fitted.
 
 Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`), whose
-errors are in docs/performance.md, and mended where others, chosen afterwards, showed what those did not: what adapters
-beyond attention keep or on a part of it do not, gradients of large ranks, masks over long rows. What is predicted is
-what the allocator hands out (`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
+errors are in docs/performance.md, and mended where others, chosen afterwards, showed what those did not: adapters
+beyond attention, on a part of it, or without dropout, gradients of large ranks, masks over long rows. What is predicted
+is what the allocator hands out (`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
 
 Not covered: CPUs, inference, loading (whose peak is below training's), host memory.
 """
@@ -66,10 +66,10 @@ class Recipe:
     """What one recipe keeps, and its phases: with layers kept, and with every layer computed again.
 
     `tables` is bytes per parameter of embeddings and head; `kept_of_rank` bytes per token for each unit of LoRA rank on
-    each target. Bytes per token and unit of an adapted product's input: `kept_of_attention` for q, k, v and o (in
-    `stock`, `kept` has them, all four), `kept_of_input` for the others, of which `passing_of_input` are there at the
-    peak of a layer that is computed again. `has_gradients` where all adapters' gradients are there before what the
-    layers kept has gone.
+    each target. Bytes per token and unit of an adapted product's input: `kept_of_input`, of which `passing_of_input`
+    are there at the peak of a layer that is computed again, for those beyond attention's. Without dropout an input is
+    kept in 16 bit, once for all that share it where `shares_inputs`. `has_gradients` where all adapters' gradients are
+    there before what the layers kept has gone.
     """
 
     kept: Widths
@@ -78,9 +78,9 @@ class Recipe:
     while_again: tuple[Phase, ...]
     tables: float
     kept_of_rank: float = 0.0
-    kept_of_attention: float = 0.0
     kept_of_input: float = 0.0
     passing_of_input: float = 0.0
+    shares_inputs: bool = False
     has_gradients: bool = False
 
 
@@ -100,18 +100,18 @@ RECIPES: dict[str, Recipe] = {
         while_kept=(_REFERENCE_LOSS,),
         while_again=(_REFERENCE_LOSS, Phase(passing=Widths(hidden=44.3), copies=1.0, mib=25.0)),
         tables=4.0,
-        kept_of_attention=3.0,  # of peft's dropout: its result in 16 bit, and where it dropped
-        kept_of_input=3.0,
+        kept_of_input=3.0,  # of peft's dropout: its result in 16 bit, and where it dropped
         passing_of_input=1.42,
     ),
     "stock": Recipe(
-        kept=Widths(hidden=10.0, inner=7.0, heads=4.0),
+        kept=Widths(hidden=-2.0, inner=7.0, heads=4.0),  # fitted together: inner and heads have what hidden lacks
         checkpoint=Widths(hidden=2.0),
         while_kept=(Phase(passing=Widths(hidden=0.2), copies=1.0, mib=99.0),),
         while_again=(Phase(passing=Widths(hidden=14.4), copies=1.0, mib=40.0),),
         tables=2.0,
         kept_of_input=3.0,
         passing_of_input=3.0,
+        shares_inputs=True,
     ),
     # x, h and the attention's output, q k v, gate and up: bench/recipes/layer.py.
     "fast": Recipe(
@@ -126,6 +126,7 @@ RECIPES: dict[str, Recipe] = {
 }
 GRADIENT_BYTES = 4.0
 MASK_BYTES = 3.0  # for each pair of positions in a row of samples kept apart: as truth values, and added in 16 bit
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # whose input they have
 INPUTS_UNDER_WAY = 2  # of layers, on the device at once, where they wait in the host's memory
 
 
@@ -135,14 +136,14 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
     layers, positions = int(config["num_hidden_layers"]), trial.micro_batch_size * trial.max_seq_len
     again = _recomputed(trial, layers)
     checkpoint = recipe.checkpoint.of(model)
-    attention, beyond = _adapted_inputs(config, trial)
-    whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets)
-    whole += recipe.kept_of_attention * attention
+    attention, beyond = _inputs_kept(config, trial, recipe)
+    whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets) + attention
     inputs = min(again, INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
-    kept = (layers - again) * (whole + recipe.kept_of_input * beyond) + inputs * checkpoint
+    kept = (layers - again) * (whole + beyond) + inputs * checkpoint
     computing = 0.0
     if again == layers:
-        computing = whole + recipe.passing_of_input * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
+        there = recipe.passing_of_input / recipe.kept_of_input if recipe.kept_of_input else 0.0
+        computing = whole + there * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
     phases = recipe.while_again if again == layers else recipe.while_kept
     largest = 2 * max(wide * high for wide, high in flops.linear_layers(config).values())
     passing = max(
@@ -192,12 +193,20 @@ def trained_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     return each * flops.adapter_weights(config, trial.lora_rank, trial.lora_targets)
 
 
-def _adapted_inputs(config: Mapping[str, Any], trial: Trial) -> tuple[int, int]:
-    """The input widths of a layer's adapted products added up: of attention's, and of the others."""
+def _inputs_kept(config: Mapping[str, Any], trial: Trial, recipe: Recipe) -> tuple[float, float]:
+    """Bytes per token that a layer's adapters keep of their inputs: attention's four, and the others."""
     wide = flops.linear_layers(config)
-    adapted = [name for name in trial.lora_targets if name in wide]
-    attention = sum(wide[name][0] for name in adapted if name in ATTENTION_PROJECTIONS)
-    return attention, sum(wide[name][0] for name in adapted) - attention
+    of_attention = [name for name in ATTENTION_PROJECTIONS if name in trial.lora_targets]
+    others = [name for name in wide if name in trial.lora_targets and name not in ATTENTION_PROJECTIONS]
+    each = recipe.kept_of_input
+    if each and not trial.lora_dropout:
+        each = 2.0
+        of_attention = [name for name in of_attention if name != "o_proj"]  # whose input attention keeps for itself
+        if recipe.shares_inputs:
+            of_attention, others = (
+                sorted({SAME_INPUT.get(name, name) for name in names}) for names in (of_attention, others)
+            )
+    return each * sum(wide[name][0] for name in of_attention), each * sum(wide[name][0] for name in others)
 
 
 def _recomputed(trial: Trial, layers: int) -> int:

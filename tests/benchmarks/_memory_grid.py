@@ -1,12 +1,12 @@
 """Predicted against measured peak memory, and the speed, of a grid of configurations on one GPU, in one process.
 
-    python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl [fitted|held-out|held-out-2|llama|space] [--predict]
+    python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl [fitted|held-out|...] [--predict]
 
 `fitted`, the default, are the 60 configurations that the constants of `bench.footprint` come from; `held-out` were
 chosen afterwards, to differ from those in what they combine, and their predictions were written down (--predict, into
 held_out_h200.jsonl) before they were measured; `held-out-2` were chosen after what those taught had been mended, with
-predictions in held_out_2_h200.jsonl; `llama` is for a model of another shape. `space` is what `inv tune`
-searches among the recipes fast and stock within 21.5 GiB, at 640 positions a row.
+predictions in held_out_2_h200.jsonl; `no-dropout` are without LoRA's dropout; `llama` is for a model of another shape.
+`space` is what `inv tune` searches among the recipes fast and stock within 21.5 GiB, at 640 positions a row.
 
 MODEL needs Mistral's shape only, its weights may be random. One line of JSON a configuration; at the end the errors of
 `bench.footprint`. A base is loaded once for all batches of one recipe, because loading takes longer than measuring:
@@ -128,6 +128,19 @@ def held_out_2(model: str, text: str) -> list[list[Trial]]:
     ]
 
 
+def no_dropout(model: str, text: str) -> list[list[Trial]]:
+    """Without LoRA's dropout, which every other configuration here has."""
+    group = functools.partial(_group, model, text, lora_dropout=0.0)
+    return [
+        group("reference", "none", "padx512x4"),
+        group("reference", "all", "padx512x8"),
+        group("reference", "none", "padx512x4", lora_targets=ALL_LINEAR),
+        group("stock", "none", "padx512x4"),
+        group("stock", "none", "padx512x4", lora_targets=ALL_LINEAR),
+        group("stock", "all", "padx512x16", lora_targets=ALL_LINEAR),
+    ]
+
+
 def llama(model: str, text: str) -> list[list[Trial]]:
     """For a model of Llama's architecture and another shape."""
     group = functools.partial(_group, model, text)
@@ -162,7 +175,14 @@ def space(model: str, text: str) -> list[list[Trial]]:
     return list(ways.values())
 
 
-GRIDS = {"fitted": fitted, "held-out": held_out, "held-out-2": held_out_2, "llama": llama, "space": space}
+GRIDS = {
+    "fitted": fitted,
+    "held-out": held_out,
+    "held-out-2": held_out_2,
+    "no-dropout": no_dropout,
+    "llama": llama,
+    "space": space,
+}
 
 
 def measure(group: list[Trial], config: dict[str, Any], modules: stack.Stack) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,8 @@ GPU time is what processes hold a GPU for: each one's start, FIXED_SEC for impor
 and its steps. The search pays for every short trial, those that run out of memory included (their start alone), and for
 each finalist as many full processes as the settings say; the grid for one full process of every candidate that fits.
 
-The memory errors are over the 60 points that `bench.footprint` was fitted to, and over those of two files that were
-predicted before they were measured (HELD_OUT): the second after what the first taught had been mended.
+The memory errors are over the 60 points that `bench.footprint` was fitted to, and over those of three files that were
+predicted before they were measured (HELD_OUT), each after what the one before it taught had been mended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.benchmarks._tune_worlds import (
 )
 from tests.mistral_7b import CONFIG
 
-HELD_OUT = (GRID.with_name("held_out_h200.jsonl"), GRID.with_name("held_out_2_h200.jsonl"))
+HELD_OUT = tuple(GRID.with_name(f"{name}_h200.jsonl") for name in ("held_out", "held_out_2", "no_dropout"))
 FIXED_SEC = 20.0
 SEEDS = range(10)
 LIMITS_GIB = (21.5, 12.0)
@@ -168,7 +168,7 @@ def memory_figures() -> list[Figure]:
     figures = [_memory_figure("points of the grid", fitted_ratios())]
     for file in HELD_OUT:
         beforehand = [row["predicted_bytes"] / row["peak_bytes"] for row in held_out(file)]
-        figures.append(_memory_figure("held-out points, beforehand", beforehand))
+        figures.append(_memory_figure(f"points of {file.name}, beforehand", beforehand))
         figures.append(_memory_figure("the same, since then", held_out_ratios(file)))
     return figures
 
