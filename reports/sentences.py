@@ -136,7 +136,8 @@ def cautions(
         found.append(f"The workers have different devices ({', '.join(hosts.devices)}): their numbers are mixed.")
     if hosts.differences:
         keys = text.listing([one.key for one in hosts.differences])
-        found.append(f"Not every trial ran under the same conditions: {keys} differ; the fingerprint says where.")
+        differ = "differs" if len(hosts.differences) == 1 else "differ"
+        found.append(f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint says where.")
     if hosts.contention is not None:
         found.append(hosts.contention)
     if price is not None and CPU in hosts.devices:

@@ -144,7 +144,7 @@ def result(
         "worker": worker,
         "run_id": run_id,
         "started_at": "2026-11-20T18:16:00+00:00",
-        "fingerprint": fingerprint(machine),
+        "fingerprint": fingerprint(machine, trial, worker, seed),
     }
     if failed:
         reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
@@ -178,22 +178,39 @@ def _apart(taken: list[Measurement], seed: int, slower: float) -> list[Measureme
     return found
 
 
-def fingerprint(machine: Machine = H200, **changed: Any) -> dict[str, Any]:
-    """What a GPU node says of itself, the keys the report reads by name and a few more."""
+def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[str, Any]:
+    """What a GPU node says of itself and of a trial there, by the keys of a result that was measured on an H200."""
+    trains = {
+        "recipe": trial.recipe,
+        "recipe_notes": None,
+        "optimizer": trial.optimizer,
+        "trained_parameters": 13_631_488,
+        "peak_vram_reserved_bytes": 9_000_000_000 + 2**21 * seed,
+    }
     return (
         synthetic.fingerprint()
         | {
             "device": "cuda",
             "cuda": "13.0",
+            "gpus_visible": 1,
             "gpu_name": machine.gpu,
+            "gpu_uuid": f"GPU-{worker}",
             "gpu_driver": "580.159.04",
+            "gpu_ecc": True,
+            "gpu_compute_capability": "9.0",
             "gpu_memory_bytes": machine.memory_bytes,
+            "gpu_memory_used_at_start_bytes": 2**20 * seed,
             "gpu_power_limit_watts": machine.limit_watts,
             "gpu_max_sm_clock_mhz": machine.max_mhz,
+            "compute_dtype": "bfloat16",
+            "load_average_1min_at_start": 0.1 * seed,
+            "memory_total_bytes": 252_000_000_000 + 4096 * len(worker) + 4096 * int(worker[-1]),
             "model_parameters": PARAMETERS,
+            "telemetry_cost_percent": 0.2 + 0.01 * seed,
             "torch": "2.11.0+cu130",
+            "trial_digest": trial.digest(),
         }
-        | changed
+        | (trains if trial.kind in ("training", "distributed") else {})
     )
 
 

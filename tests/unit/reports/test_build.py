@@ -11,15 +11,16 @@ import json
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.result import End
+from bench.result import End, TrialResult
 from reports.build import build
 from reports.load import ReportError
 from reports.prices import Pricing
-from tests.unit.reports import synthetic
+from tests.unit.reports import showcase, synthetic
 
 NOTE = "These numbers say nothing about an A10"
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
@@ -396,50 +397,27 @@ def test_a_worker_with_another_driver_is_named(folder):
     assert "none on worker-1, worker-2, worker-3" in said
 
 
-def a_pod_with_a_gpu(plan):
-    """What one of several equal GPU nodes tells of a trial: its own GPU, its own moment, the configuration's recipe."""
-    number = int(plan.worker[-1])
-    return synthetic.fingerprint(
-        device="cuda",
-        gpu_name="NVIDIA A10",
-        gpu_driver="580.95",
-        gpu_uuid=f"GPU-{number}",
-        gpu_memory_bytes=24_146_608_128,
-        memory_total_bytes=252_000_000_000 + number * 4096,
-        gpu_memory_used_at_start_bytes=number * 2**20,
-        peak_vram_reserved_bytes=9_000_000_000 + number,
-        load_average_1min_at_start=0.1 * number,
-        recipe="fast" if plan.trial.name == "optimized" else "reference",
-    )
-
-
 def test_equal_gpus_are_one_condition_and_a_recipe_is_its_configurations_own(folder):
-    run = exact_run(folder, fleet_kind="kubernetes")
-    for plan in run.planned:
-        told = a_pod_with_a_gpu(plan)
-        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=told))
+    showcase.write(folder, workers=2, machine=showcase.A10)
     made = build(folder)
-    assert made.cautions == ()
+    assert not any("same conditions" in caution for caution in made.cautions)
     assert json.loads(read(made, "summary.json"))["fingerprint"]["differences"] == {}
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"recipe": "stock", "recipe_notes": "triton is not installed"}, "recipe"),
-        ({"memory_total_bytes": 126_000_000_000}, "memory_total_bytes"),
-    ],
+    ("key", "value"),
+    [("recipe", "stock"), ("recipe_notes", "triton is not installed"), ("memory_total_bytes", 126_000_000_000)],
 )
-def test_a_pod_that_could_not_do_as_the_others_is_named(folder, changed, says):
-    run = exact_run(folder, fleet_kind="kubernetes")
-    for plan in run.planned:
-        told = a_pod_with_a_gpu(plan) | (changed if plan.worker == "worker-4" else {})
-        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=told))
+def test_a_pod_that_could_not_do_as_the_others_is_named(folder, key, value):
+    showcase.write(folder, workers=2, machine=showcase.A10)
+    for path in (folder / "trials").glob("*.gpu-node-2/result.json"):
+        told = TrialResult.read(path)
+        if key in told.fingerprint:
+            told = replace(told, fingerprint=told.fingerprint | {key: value})
+            told.write(path.parent)
     made = build(folder)
-    (caution,) = made.cautions
-    assert caution.startswith("Not every trial ran under the same conditions: ")
-    assert says in caution
-    assert "worker-4" in json.dumps(json.loads(read(made, "summary.json"))["fingerprint"]["differences"][says])
+    assert f"Not every trial ran under the same conditions: {key} differs; the fingerprint says where." in made.cautions
+    assert json.loads(read(made, "summary.json"))["fingerprint"]["differences"][key][str(value)] == ["gpu-node-2"]
 
 
 def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
