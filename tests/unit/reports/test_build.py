@@ -11,16 +11,15 @@ import json
 import re
 import shutil
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.result import End, TrialResult
+from bench.result import End
 from reports.build import build
 from reports.load import ReportError
 from reports.prices import Pricing
-from tests.unit.reports import showcase, synthetic
+from tests.unit.reports import synthetic
 
 NOTE = "These numbers say nothing about an A10"
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
@@ -397,27 +396,13 @@ def test_a_worker_with_another_driver_is_named(folder):
     assert "none on worker-1, worker-2, worker-3" in said
 
 
-def test_equal_gpus_are_one_condition_and_a_recipe_is_its_configurations_own(folder):
-    showcase.write(folder, workers=2, machine=showcase.A10)
-    made = build(folder)
-    assert not any("same conditions" in caution for caution in made.cautions)
-    assert json.loads(read(made, "summary.json"))["fingerprint"]["differences"] == {}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("recipe", "stock"), ("recipe_notes", "triton is not installed"), ("memory_total_bytes", 126_000_000_000)],
-)
-def test_a_pod_that_could_not_do_as_the_others_is_named(folder, key, value):
-    showcase.write(folder, workers=2, machine=showcase.A10)
-    for path in (folder / "trials").glob("*.gpu-node-2/result.json"):
-        told = TrialResult.read(path)
-        if key in told.fingerprint:
-            told = replace(told, fingerprint=told.fingerprint | {key: value})
-            told.write(path.parent)
-    made = build(folder)
-    assert f"Not every trial ran under the same conditions: {key} differs; the fingerprint says where." in made.cautions
-    assert json.loads(read(made, "summary.json"))["fingerprint"]["differences"][key][str(value)] == ["gpu-node-2"]
+def test_a_condition_that_differs_is_a_caution(folder):
+    run = exact_run(folder)
+    for plan in run.planned:
+        other = synthetic.fingerprint(recipe="stock" if plan.worker == "worker-4" else "fast")
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=other))
+    said = "Not every trial ran under the same conditions: recipe differs; the fingerprint says where."
+    assert build(folder).cautions == (said,)
 
 
 def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
