@@ -19,6 +19,17 @@ from tests.unit.remote.hostyard import Yard, mounted
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture
+def signals_given_back() -> Iterator[None]:
+    """`bench.run.run` takes signals and timer of its process for its own; in a test they are pytest's, its deadline."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    kept, timer = [signal.getsignal(number) for number in numbers], signal.getitimer(signal.ITIMER_REAL)
+    yield
+    for number, handler in zip(numbers, kept, strict=True):
+        signal.signal(number, handler)
+    signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
 @pytest.fixture(scope="session")
 def bench_environment() -> dict[str, str]:
     """For bench processes that tests start: the package is found from anywhere, one thread, no GPU if there is one."""

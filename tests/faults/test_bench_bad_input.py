@@ -5,10 +5,8 @@ And a machine whose GPU is there and cannot be used: the same, with the cure.
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,23 +18,14 @@ from bench.inputs import InputError
 from bench.result import End, TrialResult
 from bench.stack import Stack
 
+pytestmark = pytest.mark.usefixtures("signals_given_back")
+
 CHAT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because it is so."}]}
 
 
 def write_chats(path: Path, count: int) -> Path:
     path.write_text("".join(json.dumps(CHAT) + "\n" for _ in range(count)))
     return path
-
-
-@pytest.fixture(autouse=True)
-def _signals_given_back() -> Iterator[None]:
-    """`run` takes signals and timer of its process for its own; here they are pytest's, with this test's deadline."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    kept, timer = [signal.getsignal(number) for number in numbers], signal.getitimer(signal.ITIMER_REAL)
-    yield
-    for number, handler in zip(numbers, kept, strict=True):
-        signal.signal(number, handler)
-    signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 @pytest.fixture

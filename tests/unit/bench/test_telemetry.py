@@ -5,7 +5,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -360,6 +359,7 @@ def test_memory_that_nobody_visible_holds_is_waited_for_and_then_flagged(library
     assert (found.flags, found.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
 
 
+@pytest.mark.usefixtures("signals_given_back")
 @pytest.mark.parametrize(("strict", "end"), [(False, End.SUCCEEDED), (True, End.FAILED)])
 def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
     tmp_path, make_trial, model_folder, data_file, monkeypatch, strict, end
@@ -376,12 +376,7 @@ def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
     monkeypatch.setattr(telemetry, "beside", hot)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that what the run sets is taken back
     (tmp_path / "t.json").write_text(make_trial(model=str(model_folder), data=str(data_file)).to_text())
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
-    try:
-        code = run.run(Request(trial_file=tmp_path / "t.json", out=tmp_path / "out", strict=strict))
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    code = run.run(Request(trial_file=tmp_path / "t.json", out=tmp_path / "out", strict=strict))
     result = TrialResult.read(tmp_path / "out" / "result.json")
     assert (code, result.status) == (1 if strict else 0, end)
     assert result.reason == (f"refused by --strict: {result.flags[0]}" if strict else None)
