@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from bench import demo
+from bench import demo, nvml
 from bench.inputs import check_model
 from tasks.tuning.ground import SHORT_STEPS
 from tests import benchmarks, mistral_7b
 from tests.benchmarks import __main__ as table
 from tests.benchmarks import _tune_worlds, fast_step, tune_replay
+from tests.benchmarks._gpu import Draw, drawn, metered
 
 SMALL = mistral_7b.CONFIG | {
     "hidden_size": 32,
@@ -57,6 +58,31 @@ def test_a_model_of_random_weights_is_one_that_a_trial_takes(tmp_path):
 def test_the_shape_is_the_published_one():
     sizes = mistral_7b.shapes(mistral_7b.CONFIG).values()
     assert sum(map(math.prod, sizes)) == mistral_7b.PARAMETERS
+
+
+def test_the_products_alone_are_all_of_a_models_products():
+    *of_a_layer, head = (rows * columns for rows, columns in fast_step.product_shapes(mistral_7b.CONFIG))
+    shapes = mistral_7b.shapes(mistral_7b.CONFIG)
+    matrices = [math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
+    assert mistral_7b.CONFIG["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
+
+
+def test_without_a_gpu_nothing_is_said_of_its_power(monkeypatch):
+    monkeypatch.setattr(nvml, "gpus_here", list)
+    with metered() as draw:
+        pass
+    assert draw.to_json() == {"watts": None, "sm_clock_mhz": None, "power_capped_percent": None}
+    assert drawn(draw.to_json()) == ""
+
+
+def test_what_a_gpu_drew_is_the_median_of_its_readings():
+    limits = [("sw_power_cap",), ("sw_power_cap", "idle"), (), None]
+    readings = [
+        nvml.Reading(power_watts=watts, sm_clock_mhz=mhz, clock_limits=held)
+        for watts, mhz, held in zip((690.0, 694.0, 692.0, None), (1500, 1980, 1530, None), limits, strict=True)
+    ]
+    said = Draw(readings=readings).to_json()
+    assert drawn(said) == ", 692 W at 1,530 MHz (at the power limit: 67 %)"
 
 
 def test_ragged_samples_have_the_mean_length_that_was_asked_for():
