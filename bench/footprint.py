@@ -66,8 +66,8 @@ class Recipe:
     """What one recipe keeps, and its phases: with layers kept, and with every layer computed again.
 
     `tables` is bytes per parameter of embeddings and head; `kept_of_rank` bytes per token for each unit of LoRA rank on
-    each target. Bytes per token and unit of an adapted product's input: `kept_of_input`, of which `passing_of_input`
-    are there at the peak of a layer that is computed again, for those beyond attention's. Without dropout an input is
+    each target. `kept_of_input` is bytes per token and unit of an adapted product's input; `inputs_passing` the share
+    of those beyond attention's that is there at the peak of a layer that is computed again. Without dropout an input is
     kept in 16 bit, once for all that share it where `shares_inputs`. `has_gradients` where all adapters' gradients are
     there before what the layers kept has gone.
     """
@@ -79,7 +79,7 @@ class Recipe:
     tables: float
     kept_of_rank: float = 0.0
     kept_of_input: float = 0.0
-    passing_of_input: float = 0.0
+    inputs_passing: float = 0.0
     shares_inputs: bool = False
     has_gradients: bool = False
 
@@ -101,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
         while_again=(_REFERENCE_LOSS, Phase(passing=Widths(hidden=44.3), copies=1.0, mib=25.0)),
         tables=4.0,
         kept_of_input=3.0,  # of peft's dropout: its result in 16 bit, and where it dropped
-        passing_of_input=1.42,
+        inputs_passing=0.473,
     ),
     "stock": Recipe(
         kept=Widths(hidden=-2.0, inner=7.0, heads=4.0),  # fitted together: inner and heads have what hidden lacks
@@ -110,7 +110,7 @@ RECIPES: dict[str, Recipe] = {
         while_again=(Phase(passing=Widths(hidden=14.4), copies=1.0, mib=40.0),),
         tables=2.0,
         kept_of_input=3.0,
-        passing_of_input=3.0,
+        inputs_passing=1.0,
         shares_inputs=True,
     ),
     # x, h and the attention's output, q k v, gate and up: bench/recipes/layer.py.
@@ -142,8 +142,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
     kept = (layers - again) * (whole + beyond) + inputs * checkpoint
     computing = 0.0
     if again == layers:
-        there = recipe.passing_of_input / recipe.kept_of_input if recipe.kept_of_input else 0.0
-        computing = whole + there * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
+        computing = whole + recipe.inputs_passing * beyond - (0.0 if trial.offload_checkpoints else checkpoint)
     phases = recipe.while_again if again == layers else recipe.while_kept
     largest = 2 * max(wide * high for wide, high in flops.linear_layers(config).values())
     passing = max(

@@ -31,6 +31,7 @@ from typing import Any
 
 from bench import data, demo, flops, hardware, qlora, recipes, stack
 from bench.packing import Row, apart, bucketed
+from bench.recipes.fast import JOINED
 from bench.result import summarize
 from bench.session import Session
 from bench.trial import ALL_LINEAR, Trial
@@ -38,7 +39,6 @@ from tests.benchmarks import Figure, spread
 from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
 
 PRODUCTS = "the step's products alone"
-
 SPREAD, SHORTEST = 0.75, 16
 
 
@@ -285,10 +285,9 @@ class Bench:
         weights.clear()
         inputs.clear()
         self._free()
-        flop = (
-            4 * tokens * (layers * sum(rows * columns for rows, columns in shapes[:-1]) + shapes[-1][0] * shapes[-1][1])
-        )
-        return {"times": times, "flop": flop - 2 * tokens * shapes[0][0] * shapes[0][1], "drawn": draw.to_json()}
+        *sizes, of_head = (rows * columns for rows, columns in shapes)
+        flop = 2 * tokens * (2 * layers * sum(sizes) - sizes[0] + 2 * of_head)
+        return {"times": times, "flop": flop, "drawn": draw.to_json()}
 
     def _wait(self) -> None:
         if self.placement.is_cuda:
@@ -400,16 +399,10 @@ def _products_figure(one: dict[str, Any]) -> Figure:
 
 def product_shapes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(rows, columns) of the weights of a layer as `fast` joins them (q k v, o, gate up, down), and of the head."""
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    width = config.get("head_dim") or hidden // heads
-    query, key = heads * width, config["num_key_value_heads"] * width
-    return [
-        (query + 2 * key, hidden),
-        (hidden, query),
-        (2 * inner, hidden),
-        (hidden, inner),
-        (config["vocab_size"], hidden),
-    ]
+    wide = flops.linear_layers(config)
+    joined = [names for _, names in JOINED.values()]
+    of_a_layer = [(sum(wide[name][1] for name in names), wide[names[0]][0]) for names in joined]
+    return [*of_a_layer, (config["vocab_size"], config["hidden_size"])]
 
 
 if __name__ == "__main__":
