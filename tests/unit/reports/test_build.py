@@ -357,6 +357,7 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     assert "US$ per 1,000 samples" in figure
     assert "a list, 2026-01" in figure
     assert any("price is a GPU's" in caution for caution in made.cautions)
+    assert 'data-label="$3.60 per GPU hour, as set"' in read(made, "index.html"), "two prices may be equal dollars"
 
 
 def test_without_a_price_there_are_no_dollars(folder):
