@@ -204,7 +204,7 @@ def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[
             "gpu_max_sm_clock_mhz": machine.max_mhz,
             "compute_dtype": "bfloat16",
             "load_average_1min_at_start": 0.1 * seed,
-            "memory_total_bytes": 252_000_000_000 + 4096 * len(worker) + 4096 * int(worker[-1]),
+            "memory_total_bytes": 252_000_000_000 + 4096 * int(worker[-1]),
             "model_parameters": PARAMETERS,
             "telemetry_cost_percent": 0.2 + 0.01 * seed,
             "torch": "2.11.0+cu130",
