@@ -1,10 +1,10 @@
-"""`python -m bench COMMAND`; see `bench.cli`."""
+"""`python -m bench COMMAND`; see `bench.commands.cli`."""
 
 import contextlib
 import os
 import sys
 
-from bench.cli import main
+from bench.commands.cli import main
 
 code = main()
 if "torch" in sys.modules:

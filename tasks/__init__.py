@@ -7,24 +7,12 @@ from __future__ import annotations
 
 from invoke.collection import Collection
 
-from tasks import (
-    bench,
-    build,
-    collect,
-    compare,
-    deploy,
-    image,
-    model,
-    monitor,
-    nodes,
-    push,
-    report,
-    status,
-    tune,
-    vm,
-    vmengine,
-)
+from tasks.cluster import deploy, nodes, status
 from tasks.errors import exit_with_2_for_wrong_usage, explain_settings_failures
+from tasks.fleet import bench, collect, monitor
+from tasks.image import build, image, model, push, vm, vmengine
+from tasks.reports import compare, report
+from tasks.tuning import tune
 
 explain_settings_failures()
 exit_with_2_for_wrong_usage()

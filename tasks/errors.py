@@ -93,7 +93,7 @@ def explain_settings_failures() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         config = _config_being_read(trace)
         if config is not None and isinstance(error, Exception):
-            from tasks import settings
+            from tasks.settings import load as settings
 
             try:
                 settings.load(Context(config))

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from bench.trial import Trial
-from tests.ground.sshd import Sshd
-from tests.ground.sshyard import Doorway
-from tests.unit.remote.hostyard import Yard, mounted
-
-ROOT = Path(__file__).resolve().parent.parent
+from bench.records import Trial
+from tests.support.hosts.hostyard import Yard, mounted
+from tests.support.machines.ssh_client import Doorway
+from tests.support.machines.sshd import Sshd
+from tests.support.paths import ROOT
 
 
 @pytest.fixture
 def signals_given_back() -> Iterator[None]:
-    """`bench.run.run` takes signals and timer of its process for its own; in a test they are pytest's, its deadline."""
+    """`bench.commands.run.run` takes signals and timer of its process for its own; in a test they are pytest's, its
+    deadline."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     kept, timer = [signal.getsignal(number) for number in numbers], signal.getitimer(signal.ITIMER_REAL)
     yield
@@ -100,7 +100,8 @@ def pytest_configure() -> None:
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
-    """Hosts in folders of their own (tests/unit/remote/hostyard.py); whose yard is another kind has its own fixture."""
+    """Hosts in folders of their own (tests/support/hosts/hostyard.py); whose yard is another kind has its own
+    fixture."""
     with Yard(tmp_path) as yard:
         yield yard
 
@@ -113,7 +114,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("cluster", "a real cluster instead of the tests' own (tests/cluster/given.py)")
+    group = parser.getgroup("cluster", "a real cluster instead of the tests' own (tests/support/kubernetes/given.py)")
     group.addoption("--kubeconfig", help="run what any cluster can pass on the one of its current context")
     group.addoption(
         "--cluster-image", default="busybox:1.36", help="what its pods run, best one that `inv push` pushed"

@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import corpus, demo
-from bench.inputs import INDEX
-from bench.result import SUMS_FILE, sha256_of
+from bench.data import corpus, demo
+from bench.data.inputs import INDEX
+from bench.records.result import SUMS_FILE, sha256_of
 
 CONFIG: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],

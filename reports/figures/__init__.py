@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reports.figures.chart import Chart
 from reports.figures.cost import COST
 from reports.figures.diagnostic import DIAGNOSTIC
 from reports.figures.distributed import DISTRIBUTED
+from reports.figures.drawing.chart import Chart
 from reports.figures.executive_summary import EXECUTIVE_SUMMARY
 from reports.figures.hardware import HARDWARE
 from reports.figures.inference import INFERENCE

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from reports import published, text
-from reports.cost import FINE_TUNING_SAMPLES, Amount, Cost, FineTuning, Price
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
-from reports.load import Run
-from reports.published import Published
-from reports.summary import Row, Summary
+from reports import text
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
+from reports.read import published
+from reports.read.load import Run
+from reports.read.published import Published
+from reports.summary.cost import FINE_TUNING_SAMPLES, Amount, Cost, FineTuning, Price
+from reports.summary.summary import Row, Summary
 
 _MOST_PRICES = 4  # named over the figure; the page's table has all of them
 _MOST_BESIDE = 3  # side by side: with more, neither titles nor words fit

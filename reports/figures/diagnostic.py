@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from bench.result import End
-from reports import published, stats, text
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
-from reports.load import Run
-from reports.published import Factor
-from reports.summary import Row, Summary
+from bench.records.result import End
+from reports import text
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
+from reports.read import published
+from reports.read.load import Run
+from reports.read.published import Factor
+from reports.statistics import configurations as stats
+from reports.summary.summary import Row, Summary
 
 CENTRE = "optimized"
 # Field of a row and of a published factor, and its words with the value filled in.

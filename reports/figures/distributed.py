@@ -7,19 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.result import End
-from reports import published, readings, stats, text
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import ACCENT_TONE, OTHER_TONE, PUBLISHED
-from reports.load import Run
-from reports.published import Published
-from reports.readings import Reading
-from reports.stats import Measured
-from reports.steps import ProcessSteps
-from reports.summary import Summary
+from bench.records.result import End
+from reports import text
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE, PUBLISHED
+from reports.read import published, readings
+from reports.read.load import Run
+from reports.read.published import Published
+from reports.read.readings import Reading
+from reports.statistics import configurations as stats
+from reports.statistics.configurations import Measured
+from reports.statistics.processes import ProcessSteps
+from reports.summary.summary import Summary
 
 _AMOUNTS = ("step_time_sec", "samples", "tokens", "useful_tokens")
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from reports import published, sentences, text
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import PUBLISHED
-from reports.highlights import useful_rate
-from reports.load import Run
-from reports.summary import Row, Summary
+from reports import text
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import PUBLISHED
+from reports.read import published
+from reports.read.load import Run
+from reports.summary import sentences
+from reports.summary.highlights import useful_rate
+from reports.summary.summary import Row, Summary
 
 
 @dataclass(frozen=True, kw_only=True)

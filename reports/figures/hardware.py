@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from reports import published, readings, text
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import OTHER_TONE, PUBLISHED
-from reports.load import Run
-from reports.readings import Reading
-from reports.summary import Summary
+from reports import text
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import OTHER_TONE, PUBLISHED
+from reports.read import published, readings
+from reports.read.load import Run
+from reports.read.readings import Reading
+from reports.summary.summary import Summary
 
 _COPIES = (
     ("device_copy_gb_per_sec", "within the GPU's memory", "within memory"),

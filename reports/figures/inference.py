@@ -7,15 +7,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reports import published, readings, text
-from reports.figures import marks
-from reports.figures.board import MARGIN_IN, Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.clearance import label_points
-from reports.figures.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
-from reports.load import Run
-from reports.readings import Reading
-from reports.summary import Summary
+from reports import text
+from reports.figures.drawing import marks
+from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.label_placing import label_points
+from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
+from reports.read import published, readings
+from reports.read.load import Run
+from reports.read.readings import Reading
+from reports.summary.summary import Summary
 
 _TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
 _LOOKS = {"default": ("o", (0, (4, 2))), "fast": ("s", "-")}

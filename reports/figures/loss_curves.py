@@ -11,14 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from bench.result import End
+from bench.records.result import End
 from reports import text
-from reports.figures import marks, measure, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.palette import BAND, DEEP_TONE, MUTED, OTHER_TONE
-from reports.load import Run
-from reports.summary import Summary
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing import text_size as measure
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.palette import BAND, DEEP_TONE, MUTED, OTHER_TONE
+from reports.read.load import Run
+from reports.summary.summary import Summary
 
 _PANEL_IN = 1.85
 _MOST_POINTS = 300

@@ -8,14 +8,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reports import published, readings, text
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import PUBLISHED
-from reports.load import Run
-from reports.summary import Row, Summary
+from reports import text
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import PUBLISHED
+from reports.read import published, readings
+from reports.read.load import Run
+from reports.summary.summary import Row, Summary
 
 PREDICTED = "predicted_peak_vram_bytes"
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from reports import text
-from reports.compare import RESOLUTION, Comparison
-from reports.compare import Row as Compared
-from reports.figures import marks, rows
-from reports.figures.board import Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.marks import Mark, Panel
-from reports.figures.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
-from reports.load import Run
-from reports.summary import Summary
+from reports.comparison.compare import RESOLUTION, Comparison
+from reports.comparison.compare import Row as Compared
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing.board import Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
+from reports.read.load import Run
+from reports.summary.summary import Summary
 
 _MOST_ROWS = 20
 _TONES = {"faster": OTHER_TONE, "slower": ACCENT_TONE}

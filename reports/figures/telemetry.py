@@ -11,14 +11,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bench.result import End, TrialResult
-from reports import telemetry, text
-from reports.figures import marks, measure
-from reports.figures.board import MARGIN_IN, Head, Sheet, board, head
-from reports.figures.chart import Chart
-from reports.figures.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
-from reports.load import TRIALS_FOLDER, Run
-from reports.summary import Summary
+from bench.records.result import End, TrialResult
+from reports import text
+from reports.figures.drawing import marks
+from reports.figures.drawing import text_size as measure
+from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board, head
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
+from reports.read import telemetry
+from reports.read.load import TRIALS_FOLDER, Run
+from reports.summary.summary import Summary
 
 TARGET_PERCENT = 80.0
 _BINS = 160  # samples of a long trial are averaged to this many points; the band behind shows what was averaged

@@ -10,14 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from bench.result import End
+from bench.records.result import End
 from reports import text
-from reports.figures import marks, measure, rows
-from reports.figures.board import Head, Sheet, board, head, names_width_in, rows_height_in
-from reports.figures.chart import Chart
-from reports.figures.palette import BAND, INK, MARKERS, MUTED, PAPER
-from reports.load import Run
-from reports.summary import Row, Summary
+from reports.figures.drawing import marks, rows
+from reports.figures.drawing import text_size as measure
+from reports.figures.drawing.board import Head, Sheet, board, head, names_width_in, rows_height_in
+from reports.figures.drawing.chart import Chart
+from reports.figures.drawing.palette import BAND, INK, MARKERS, MUTED, PAPER
+from reports.read.load import Run
+from reports.summary.summary import Row, Summary
 
 _ROW_IN = 0.66
 _LEGEND_IN = 0.3

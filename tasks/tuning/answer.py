@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.result import End, Interval, TrialResult, summarize
-from bench.trial import Trial
+from bench.records import Trial
+from bench.records.result import End, Interval, TrialResult, summarize
 
 
 @dataclass(frozen=True, kw_only=True)

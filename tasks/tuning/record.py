@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.trial import Trial, TrialError
+from bench.records import Trial, TrialError
 from tasks.errors import UsageError
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 

@@ -1,8 +1,8 @@
 """Which candidates to measure next, and when to stop. Optuna's journal is what an interrupted search goes on from.
 
 A search is successive halving with two rungs: waves of short trials, one trial a worker, then the best few in full.
-What is tried is what promises most (`tasks.tuning.belief`); waves end when nothing promises more than `WORTH` and every
-recipe has been tried once.
+What is tried is what promises most (`tasks.tuning.surrogate`); waves end when nothing promises more than `WORTH` and
+every recipe has been tried once.
 
 Optuna's own samplers were tried for this and are not used: within ten trials a tree of Parzen estimators knows nothing
 of how candidates are alike, and its proposals are guesses (figures: docs/performance.md, "The search").
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.tuning.belief import Belief
 from tasks.tuning.space import CHOICES, LAYOUTS, MICRO_BATCHES, RECOMPUTE, Candidate, MemoryLimit
+from tasks.tuning.surrogate import Belief
 
 if TYPE_CHECKING:
     import optuna

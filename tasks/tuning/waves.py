@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, TaskFailed
-from tasks.tuning import answer, shown
+from tasks.tuning import answer
+from tasks.tuning import printed as shown
 from tasks.tuning.search import Search
 from tasks.tuning.space import Observation
 
 if TYPE_CHECKING:
-    from bench.result import TrialResult
-    from remote.host import Host
-    from tasks.settings import Settings
+    from bench.records.result import TrialResult
+    from remote.hosts.host import Host
+    from tasks.settings.load import Settings
     from tasks.tuning.record import TuneRecord
     from tasks.tuning.space import Candidate
 
@@ -70,7 +71,7 @@ def _run(
     plain: bool,
 ) -> str:
     """Run these candidates as an ordinary run, or go on with the one of this id; its id."""
-    from tasks import running
+    from tasks.fleet import execute as running
 
     is_final = name == "tune-final"
     try:
@@ -91,7 +92,7 @@ def _run(
 
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
-    from bench.result import RESULT_FILE, ResultError, TrialResult
+    from bench.records.result import RESULT_FILE, ResultError, TrialResult
 
     for path in sorted((settings.results_folder / run_id / "trials").glob(f"*/{RESULT_FILE}")):
         try:
@@ -101,7 +102,7 @@ def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
 
 
 def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) -> None:
-    from bench.result import End
+    from bench.records.result import End
 
     by_key = {one.key: one for one in record.candidates}
     for result in _results(settings, run_id):
@@ -118,7 +119,7 @@ def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) 
 
 def _observed(settings: Settings, record: TuneRecord) -> list[Observation]:
     """Every measured peak and every trial that ran out of memory, of all waves so far."""
-    from bench.result import End
+    from bench.records.result import End
 
     by_key = {one.key: one for one in record.candidates}
     observed = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import nvml
+from bench.machine import nvml
 
 LIMIT_BYTES = int(21.5 * 2**30)  # what a 24 GB card leaves for training
 WARMUP, MEASURED = 5, 12

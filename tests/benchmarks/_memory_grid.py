@@ -2,17 +2,17 @@
 
     python -m tests.benchmarks._memory_grid MODEL DATA OUT.jsonl [fitted|held-out|...] [--predict]
 
-`fitted`, the default, are the 60 configurations that the constants of `bench.footprint` come from; `held-out` were
-chosen afterwards, to differ from those in what they combine, and their predictions were written down (--predict, into
-held_out_h200.jsonl) before they were measured; `held-out-2` were chosen after what those taught had been mended, with
-predictions in held_out_2_h200.jsonl; `no-dropout` are without LoRA's dropout; `llama` is for a model of another shape.
-`space` is what `inv tune` searches among the recipes fast and stock within 21.5 GiB, at 640 positions a row.
+`fitted`, the default, are the 60 configurations that the constants of `bench.predict.footprint` come from; `held-out`
+were chosen afterwards, to differ from those in what they combine, and their predictions were written down (--predict,
+into held_out_h200.jsonl) before they were measured; `held-out-2` were chosen after what those taught had been mended,
+with predictions in held_out_2_h200.jsonl; `no-dropout` are without LoRA's dropout; `llama` is for a model of another
+shape. `space` is what `inv tune` searches among the recipes fast and stock within 21.5 GiB, at 640 positions a row.
 
 MODEL needs Mistral's shape only, its weights may be random. One line of JSON a configuration; at the end the errors of
-`bench.footprint`. A base is loaded once for all batches of one recipe, because loading takes longer than measuring:
-what one configuration leaves behind is given back before the next (`torch.cuda.empty_cache`), and the peak is reset.
-Each group has a process of its own, because a base's NF4 weights were seen to stay (3.353 GiB each; held_out_h200.jsonl
-has peaks with other bases beneath, and what they come to without).
+`bench.predict.footprint`. A base is loaded once for all batches of one recipe, because loading takes longer than
+measuring: what one configuration leaves behind is given back before the next (`torch.cuda.empty_cache`), and the peak
+is reset. Each group has a process of its own, because a base's NF4 weights were seen to stay (3.353 GiB each;
+held_out_h200.jsonl has peaks with other bases beneath, and what they come to without).
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import data, footprint, qlora, recipes, stack
-from bench.inputs import read_data
-from bench.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
+from bench import stack
+from bench.data import batches as data
+from bench.data.inputs import read_data
+from bench.predict import footprint
+from bench.qlora import recipes
+from bench.qlora import step as qlora
+from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
 
 WARMUP, MEASURED = 2, 4
 SPACE_STEPS = (2, 3)

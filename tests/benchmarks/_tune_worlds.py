@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench import footprint, survey
-from bench.trial import ATTENTION_PROJECTIONS
+from bench.predict import footprint, survey
+from bench.records import ATTENTION_PROJECTIONS
 from tasks.tuning.space import RECOMPUTE, Candidate, candidates, with_predictions
 from tests.mistral_7b import CONFIG
 

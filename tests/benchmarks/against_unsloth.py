@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.result import Interval, summarize
-from bench.trial import ATTENTION_PROJECTIONS, Trial
+from bench.records import ATTENTION_PROJECTIONS, Trial
+from bench.records.result import Interval, summarize
 from tests.benchmarks import Figure, spread
 from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP
 
@@ -152,7 +152,10 @@ def _tokens(torch: Any, case: Case, vocabulary: int, count: int) -> Iterator[Any
 
 
 def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
-    from bench import data, qlora, recipes, stack
+    from bench import stack
+    from bench.data import batches as data
+    from bench.qlora import recipes
+    from bench.qlora import step as qlora
 
     modules = stack.load()
     placement = qlora.place(modules)

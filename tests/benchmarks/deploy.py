@@ -11,10 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.result import summarize
+from bench.records.result import summarize
 from tests.benchmarks import Figure, spread
-from tests.cluster import Cluster, unavailable
-from tests.deploy.conftest import Operator, make_operator
+from tests.support.kubernetes import Cluster, unavailable
+from tests.system.cluster.conftest import Operator, make_operator
 
 ROUNDS = 7
 

@@ -13,15 +13,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.result import RunRecord, summarize
-from remote.agent import Agent
-from remote.command import Command
-from remote.reach import Limits
-from remote.transfer import pull
-from tasks.running import ONE_TRY_SEC
+from bench.records.result import RunRecord, summarize
+from remote.fleet.patience import Limits
+from remote.hosts.command import Command
+from remote.jobs.agent import Agent
+from remote.jobs.transfer import pull
+from tasks.fleet.execute import ONE_TRY_SEC
 from tests.benchmarks import Figure, spread
-from tests.cluster import Cluster, unavailable
-from tests.faults.podyard import PodYard, hosts_of, pods_of
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.pods import PodYard, hosts_of, pods_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PODS, AT_ONCE, PAIRS = 64, 16, 5

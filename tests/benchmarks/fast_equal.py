@@ -23,11 +23,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench import data, demo, qlora, recipes, stack
-from bench.inputs import read_data
+from bench import stack
+from bench.data import batches as data
+from bench.data import demo
+from bench.data.inputs import read_data
 from bench.kernels import nf4
-from bench.recipes import adapters
-from bench.trial import Trial
+from bench.qlora import recipes
+from bench.qlora import step as qlora
+from bench.qlora.recipes import adapters
+from bench.records import Trial
 from tests.benchmarks import Figure
 
 STEPS = 200

@@ -29,12 +29,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench import data, demo, flops, hardware, qlora, recipes, stack
-from bench.packing import Row, apart, bucketed
-from bench.recipes.fast import JOINED
-from bench.result import summarize
-from bench.session import Session
-from bench.trial import ALL_LINEAR, Trial
+from bench import stack
+from bench.data import batches as data
+from bench.data import demo
+from bench.data.packing import Row, apart, bucketed
+from bench.kinds import hardware
+from bench.predict import flops
+from bench.qlora import recipes
+from bench.qlora import step as qlora
+from bench.qlora.recipes.fast import JOINED
+from bench.qlora.session import Session
+from bench.records import ALL_LINEAR, Trial
+from bench.records.result import summarize
 from tests.benchmarks import Figure, spread
 from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
 

@@ -10,14 +10,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.result import PlannedTrial, RunRecord, TrialResult, summarize
-from bench.trial import Trial, suite
-from remote.command import Command
-from remote.fleet import Fleet
-from remote.follow import OUT_FOLDER, TRIAL_FILE
-from remote.host import Host
-from remote.ledger import LEDGER_FILE, Ledger
-from remote.local import LocalHost
+from bench.records import Trial, suite
+from bench.records.result import PlannedTrial, RunRecord, TrialResult, summarize
+from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.fleet import Fleet
+from remote.fleet.ledger import LEDGER_FILE, Ledger
+from remote.hosts.command import Command
+from remote.hosts.host import Host
+from remote.hosts.local import LocalHost
 from tests.benchmarks import Figure, spread
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.result import TrialResult, summarize
-from bench.trial import Trial, suite
+from bench.records import Trial, suite
+from bench.records.result import TrialResult, summarize
 from tests.benchmarks import Figure, spread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,8 +100,8 @@ def _bare(trial: Trial, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def _dtype(profile: str) -> str:
-    """What `bench.qlora.place` chooses, without importing torch here."""
-    from bench.environment import cpu_flags
+    """What `bench.qlora.step.place` chooses, without importing torch here."""
+    from bench.machine.fingerprint import cpu_flags
 
     has_bf16 = profile == "gpu" or not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
     return "bfloat16" if has_bf16 else "float32"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.result import summarize
+from bench.records.result import summarize
 from tests.benchmarks import Figure, spread
-from tests.ground.yard import DOCKER, Yard, yard
+from tests.support.machines.build_vm import DOCKER, Yard, yard
 
 UNCHANGED, EDITS, ARCHIVES = 7, 5, 5
 IMAGE = "qlora-fleet:tiny"

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from bench.result import summarize
+from bench.records.result import summarize
 from tests.benchmarks import Figure, spread
-from tests.unit.reports import synthetic
+from tests.support.reports import synthetic
 
 ROUNDS = 3
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,18 +29,19 @@ print(usage * (1 if sys.platform == "darwin" else 1024))
 """
 _REPORT = f"""
 import pathlib, resource, sys
-from reports.build import build
+from reports.output.build import build
 build(pathlib.Path(sys.argv[1]))
 {_PEAK}
 """
 _TABLES = f"""
 import pathlib, resource, sys
-from reports import frames, tables
-from reports.load import load
-from reports.summarize import summarize
+from reports.output import csv_frames, tables
+from reports.read.load import load
+from reports.summary.summarize import summarize
 run = load(pathlib.Path(sys.argv[1]))
 summary = summarize(run)
-tables.summary_json(summary, run), tables.summary_csv(summary), frames.to_csv(run.trials), frames.to_csv(run.steps)
+tables.summary_json(summary, run), tables.summary_csv(summary)
+csv_frames.to_csv(run.trials), csv_frames.to_csv(run.steps)
 {_PEAK}
 """
 

@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.result import summarize
+from bench.records.result import summarize
 from tests.benchmarks import Figure, spread
-from tests.unit.reports import showcase, synthetic
+from tests.support.reports import showcase, synthetic
 
 ROUNDS = 5
 ROOT = Path(__file__).resolve().parents[2]

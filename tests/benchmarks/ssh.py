@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.result import Interval, summarize
-from remote.command import Command
-from remote.ssh import SshHost
+from bench.records.result import Interval, summarize
+from remote.hosts.command import Command
+from remote.ssh.host import SshHost
 from tests.benchmarks import Figure, spread
-from tests.ground.sshd import Sshd
-from tests.ground.sshyard import Doorway
+from tests.support.machines.ssh_client import Doorway
+from tests.support.machines.sshd import Sshd
 
 ROUNDS = 40
 

@@ -1,15 +1,16 @@
 """`inv tune`'s search against an exhaustive grid: the best it finds, and what part of the grid's GPU time it takes.
 
 Replayed, not run: how fast each configuration is comes from a table (`_tune_worlds`), and the search asks that table
-instead of a fleet. Its parts are the real ones: `bench.footprint` says what fits, `bench.survey` predicts rates,
-`tasks.tuning.search` chooses. Every world is searched many times, with other scatter and noise each time.
+instead of a fleet. Its parts are the real ones: `bench.predict.footprint` says what fits, `bench.predict.survey`
+predicts rates, `tasks.tuning.search` chooses. Every world is searched many times, with other scatter and noise each
+time.
 
 GPU time is what processes hold a GPU for: each one's start, FIXED_SEC for importing, loading and measuring ceilings,
 and its steps. The search pays for every short trial, those that run out of memory included (their start alone), and for
 each finalist as many full processes as the settings say; the grid for one full process of every candidate that fits.
 
-The memory errors are over the 60 points that `bench.footprint` was fitted to, and over those of three files that were
-predicted before they were measured (HELD_OUT), each after what the one before it taught had been mended.
+The memory errors are over the 60 points that `bench.predict.footprint` was fitted to, and over those of three files
+that were predicted before they were measured (HELD_OUT), each after what the one before it taught had been mended.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import footprint
-from bench.trial import ALL_LINEAR, SCALES, Trial
-from tasks.sections import TuneSection
-from tasks.tuning.ground import SHORT_STEPS
+from bench.predict import footprint
+from bench.records import ALL_LINEAR, SCALES, Trial
+from tasks.settings.sections import TuneSection
 from tasks.tuning.search import Search
 from tasks.tuning.space import CHOICES, Candidate, MemoryLimit, Observation
+from tasks.tuning.survey import SHORT_STEPS
 from tests.benchmarks import Figure
 from tests.benchmarks._tune_worlds import (
     GRID,
@@ -143,7 +144,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def fitted_ratios() -> list[float]:
-    """Predicted over measured peak, of each point that the constants of `bench.footprint` were fitted to."""
+    """Predicted over measured peak, of each point that the constants of `bench.predict.footprint` were fitted to."""
     return [footprint.peak_bytes(CONFIG, row["trial"]) / row["peak_bytes"] for row in read(GRID)[1]]
 
 
@@ -154,7 +155,7 @@ def held_out(file: Path) -> list[dict[str, Any]]:
 
 
 def held_out_ratios(file: Path) -> list[float]:
-    """Predicted over measured peak of these, by `bench.footprint` as it is now."""
+    """Predicted over measured peak of these, by `bench.predict.footprint` as it is now."""
     return [footprint.peak_bytes(CONFIG, _trial(row["trial"])) / row["peak_bytes"] for row in held_out(file)]
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from remote.agent import Agent
-from remote.command import Command
-from remote.host import Completed, Readable
-from remote.job import Job, JobSpec, slot_holder, slot_of
-from remote.local import LocalHost
-from remote.transfer import pull, push
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, Readable
+from remote.hosts.local import LocalHost
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, slot_holder, slot_of
+from remote.jobs.transfer import pull, push
 
 GOLDEN = Path(__file__).with_name("commands") / "job_and_transfer.txt"
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 GOLDEN = Path(__file__).with_name("inv")
 INV = Path(sys.executable).with_name("inv")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.pod import PodHost
-from remote.pods import Kubectl, Pod, Pods
+from remote.pods.host import PodHost
+from remote.pods.listing import Kubectl, Pod, Pods
 
 GOLDEN = Path(__file__).with_name("commands") / "kubectl.txt"
 
@@ -25,7 +25,7 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
         ran.append(argv)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("remote.pods.run_program", run_program)
+    monkeypatch.setattr("remote.pods.listing.run_program", run_program)
     kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
     pods = Pods(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
     with pytest.raises(KeyboardInterrupt):

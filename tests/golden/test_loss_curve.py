@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import demo
-from bench.result import End, TrialResult
+from bench.data import demo
+from bench.records.result import End, TrialResult
 
 GOLDEN = Path(__file__).parent / "loss_curve" / "reference.json"
 STEPS = 12
@@ -27,7 +27,7 @@ STEPS = 12
 # bitsandbytes keeps the state of tensors this small in 32 bits.
 TOLERANCE = 0.005
 # Float32 everywhere: with bf16 the last digits depend on which instructions the processor has.
-FLOAT32 = "import bench.qlora; bench.qlora.cpu_flags = frozenset"
+FLOAT32 = "import bench.qlora.step; bench.qlora.step.cpu_flags = frozenset"
 
 
 def chats() -> list[dict[str, list[dict[str, str]]]]:

@@ -23,16 +23,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from remote.deployment import Image, Values, plan, render
-from remote.nodes import GPU
-from tasks.nodes import need_of
-from tasks.sections import ClusterSection
-from tasks.settings import Settings
-from tests.cluster.podsecurity import violations
+from remote.cluster.diagnosis.nodes import GPU
+from remote.cluster.plan import Image, Values, plan, render
+from tasks.cluster.nodes import need_of
+from tasks.settings.load import Settings
+from tasks.settings.sections import ClusterSection
+from tests.support.kubernetes.admission.podsecurity import violations
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("manifests")
 BASIC = Values(
     namespace="team-a",
@@ -294,7 +294,7 @@ def test_a_changed_setting_changes_the_job(setting: str) -> None:
 
 
 def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
-    from remote.kubeconfig import Misconfigured
+    from remote.cluster.kubeconfig import Misconfigured
 
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     (tmp_path / "manifests" / "worker" / "job.yaml").write_text("apiVersion: batch/v1\nkind: [Job\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.result import End, TrialResult
+from bench.records.result import End, TrialResult
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/dev/nvidiactl")

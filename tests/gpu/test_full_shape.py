@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.result import End, TrialResult
-from bench.trial import suite
+from bench.records import suite
+from bench.records.result import End, TrialResult
 from tests.mistral_7b import CONFIG, PARAMETERS, write
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.chips import lookup
-from bench.hardware import FULL, SINCE
-from bench.result import End, TrialResult
-from bench.trial import suite
+from bench.kinds.hardware import FULL, SINCE
+from bench.machine.chips import lookup
+from bench.records import suite
+from bench.records.result import End, TrialResult
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/dev/nvidiactl")
@@ -77,7 +77,7 @@ def test_the_quick_ceiling_agrees_with_the_whole_one_and_costs_little(result):
 
     import torch
 
-    from bench.hardware import bf16_matmul_tflops
+    from bench.kinds.hardware import bf16_matmul_tflops
 
     placement = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
     session = SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.loading import LEFTOVER_BYTES
-from bench.result import End, Measurement, TrialResult
-from bench.trial import choose, suite
+from bench.kinds.loading import LEFTOVER_BYTES
+from bench.records import choose, suite
+from bench.records.result import End, Measurement, TrialResult
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/dev/nvidiactl")
@@ -59,7 +59,9 @@ def measured(environment, tiny_model, tiny_data, tmp_path) -> Any:
 
 CAPTURED = """
 import sys
-from bench import decoding, qlora, stack
+from bench import stack
+from bench.kinds import decoding
+from bench.qlora import step
 
 modules = stack.load()
 torch = modules.torch
@@ -67,7 +69,7 @@ model = modules.transformers.AutoModelForCausalLM.from_pretrained(
     sys.argv[1], local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
 )
 decoding.prepare(modules, model)
-placement = qlora.Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
+placement = step.Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
 torch.manual_seed(0)
 for batch, prompt_tokens, new_tokens in ((1, 16, 9), (3, 24, 20), (2, 8, 2), (2, 8, 1)):
     prompts = torch.randint(6, 4000, (batch, prompt_tokens), device="cuda")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import isolation, nvml, telemetry
-from bench.record import Clock, Record, Request
-from bench.trial import Trial
+from bench.harness.record import Clock, Record, Request
+from bench.machine import isolation, nvml, telemetry
+from bench.records import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/dev/nvidiactl")
@@ -30,9 +30,9 @@ LOAD = """
 import sys, time
 from pathlib import Path
 import torch
-from bench import isolation, telemetry
-from bench.record import Clock, Record, Request
-from bench.trial import Trial
+from bench.harness.record import Clock, Record, Request
+from bench.machine import isolation, telemetry
+from bench.records import Trial
 out, seconds = Path(sys.argv[1]), 8.0
 trial = Trial(name="t", reason="r", suite="s", profile="gpu", model="m", data="d")
 record = Record(Request(trial_file=out, out=out), trial, Clock())

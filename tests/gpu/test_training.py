@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.flags import changed
-from bench.phases import PHASES
-from bench.result import End, TrialResult
-from bench.trial import Trial
+from bench.commands.trial_flags import changed
+from bench.harness.phases import PHASES
+from bench.records import Trial
+from bench.records.result import End, TrialResult
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/dev/nvidiactl")
@@ -71,13 +71,13 @@ def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
 def test_a_gpu_that_runs_out_of_memory_says_what_to_try_and_that_fits(measure, gpu_trial, tmp_path):
     room = 1 << 30
     limit = (
-        "import bench.session, bench.qlora\n"
-        "place = bench.qlora.place\n"
+        "import bench.qlora.session, bench.qlora.step\n"
+        "place = bench.qlora.step.place\n"
         "def limited(stack):\n"
         "    total = stack.torch.cuda.get_device_properties(0).total_memory\n"
         f"    stack.torch.cuda.set_per_process_memory_fraction({room} / total)\n"
         "    return place(stack)\n"
-        "bench.qlora.place = limited"
+        "bench.qlora.step.place = limited"
     )
     trial = changed(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
     for _ in range(12):

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from tests.ground.ground import Ground, made
-from tests.ground.yard import Yard, yard
+from tests.support.machines.build_vm import Yard, yard
+from tests.support.machines.network import Ground, made
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 WAIT_SEC = 300.0
 
 
@@ -151,7 +151,8 @@ def project(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Iterator[Proje
 
 @pytest.fixture
 def ground() -> Iterator[Ground]:
-    """Laptop, build VM and bastion, fresh for one test: see tests/ground/ground.py for what they are and can do."""
+    """Laptop, build VM and bastion, fresh for one test: see tests/support/machines/network.py for what they are and can
+    do."""
     with made() as machines:
         yield machines
 
@@ -165,8 +166,8 @@ def ground_of_module() -> Iterator[Ground]:
 
 @pytest.fixture(scope="session")
 def it_of_session() -> Iterator[Yard]:
-    """A build VM with engine and registry, and a project on the laptop: see tests/ground/yard.py. Made once, because an
-    engine takes seconds to start."""
+    """A build VM with engine and registry, and a project on the laptop: see tests/support/machines/build_vm.py. Made
+    once, because an engine takes seconds to start."""
     with yard() as found:
         yield found
 

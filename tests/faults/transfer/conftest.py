@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from remote import transfer
-from tests.ground.sshyard import make_yard
-from tests.unit.remote.hostyard import Yard
+from remote.jobs import transfer
+from tests.support.hosts.hostyard import Yard
+from tests.support.machines.ssh_client import make_yard
 
 
 @pytest.fixture(params=["local", "ssh"])

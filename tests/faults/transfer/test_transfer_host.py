@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from remote.agent import Agent
-from remote.host import Completed, HostError
-from remote.onhost.basics import line_of
-from remote.transfer import ChecksumMismatch, pull
-from tests.faults.transfer.moving import fill, tree
-from tests.unit.remote.hostyard import Wire, Yard
+from remote.hosts.host import Completed, HostError
+from remote.jobs.agent import Agent
+from remote.jobs.onhost.basics import line_of
+from remote.jobs.transfer import ChecksumMismatch, pull
+from tests.support.hosts.hostyard import Wire, Yard
+from tests.support.hosts.moving import fill, tree
 
 
 class Lying(Wire):

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from remote.agent import Agent, HostRefused
-from remote.host import HostError
-from remote.incoming import Part
-from remote.transfer import pull, push
-from tests.faults.transfer.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
-from tests.unit.remote.hostyard import Yard, mounted
+from remote.hosts.host import HostError
+from remote.jobs.agent import Agent, HostRefused
+from remote.jobs.incoming import Part
+from remote.jobs.transfer import pull, push
+from tests.support.hosts.hostyard import Yard, mounted
+from tests.support.hosts.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
 
 ODD_NAMES = [
     "plain.txt",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from remote.agent import Agent
-from remote.command import Command
-from remote.host import HostUnreachable, Readable
-from remote.onhost.files import part_of
-from remote.transfer import ChecksumMismatch, pull, push
-from tests.faults.transfer.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
-from tests.unit.remote.hostyard import Wire, Yard, wait_for
+from remote.hosts.command import Command
+from remote.hosts.host import HostUnreachable, Readable
+from remote.jobs.agent import Agent
+from remote.jobs.onhost.files import part_of
+from remote.jobs.transfer import ChecksumMismatch, pull, push
+from tests.support.hosts.hostyard import Wire, Yard, wait_for
+from tests.support.hosts.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
@@ -81,7 +81,7 @@ def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_o
     source, target = yard.folder / "source", yard.folder / "target"
     content = fill(source, {"a": 900_000})["a"]
     put_program(yard)
-    (program,) = Path(yard.host().workdir).glob(".onhost-*/remote/onhost/__main__.py")
+    (program,) = Path(yard.host().workdir).glob(".onhost-*/remote/jobs/onhost/__main__.py")
     digest = hashlib.sha256(content).hexdigest()
     part = part_of(target / "a", digest[:16])
     head = json.dumps([{"path": "a", "size": len(content), "sha256": digest, "offset": 0}]).encode()

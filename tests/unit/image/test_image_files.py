@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.paths import ROOT
+
 IMAGE = ROOT / "image"
 PROFILES: dict[str, Any] = yaml.safe_load((IMAGE / "profiles.yaml").read_text())
 DOCKERFILE = (IMAGE / "Dockerfile").read_text()

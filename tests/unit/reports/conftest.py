@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.figures import drawing, style
+from reports.figures import studio as drawing
+from reports.figures.drawing import style
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from reports import text
-from reports.figures import measure
-from reports.stats import Estimate
+from reports.figures.drawing import text_size as measure
+from reports.statistics.configurations import Estimate
 
 
 @pytest.mark.parametrize(

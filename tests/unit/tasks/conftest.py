@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from invoke import Config, Context
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.paths import ROOT
+
 INV = Path(sys.executable).with_name("inv")
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -1,0 +1,1 @@
+"""`python -m bench`: its commands and flags."""

@@ -1,0 +1,274 @@
+"""`python -m bench`: the instrument by hand. What a fleet starts on a worker is the same `run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from bench.commands.trial_flags import changed
+from bench.data.inputs import InputError, check_model, read_data
+from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code. Only what the subcommand needs is imported."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.act(arguments)
+    except (TrialError, InputError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:  # `run` has its own; this is a folder that demo or selfcheck cannot write to
+        print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its own kind of refusal is a page of usage with the reason below it; everybody else's here is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m bench", description="Measure QLoRA fine-tuning on this machine.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="run one trial and write its result",
+        description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, no result; "
+        "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end; 74 the result could not be written. "
+        "All but 2 and 74 leave a result that says why. The trial comes from a file (--trial), or from flags: "
+        "--suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
+    )
+    run.add_argument("--trial", type=Path, metavar="FILE", help="the trial, as `show` prints one")
+    _flag_arguments(run)
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
+    run.add_argument("--trial-id", metavar="ID", help="the id in the result; the trial's own name if not given")
+    run.add_argument("--worker", metavar="W", help="label for the result: which worker this is")
+    run.add_argument("--run-id", metavar="R", help="label for the result: the run it belongs to")
+    run.add_argument("--attempt", type=int, default=1, metavar="N", help="label for the result: 1 for the first try")
+    run.add_argument(
+        "--strict", action="store_true", help="a result with a flag (shared or throttled GPU, CPU) is FAILED"
+    )
+    run.set_defaults(act=_run)
+
+    profile = commands.add_parser(
+        "profile",
+        help="where a training step's time goes on this machine, by kind of kernel",
+        description="Run a training trial's steps and record a few: milliseconds by kind of kernel, the longest ones. "
+        "The trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
+    )
+    _flag_arguments(profile)
+    profile.add_argument("--json", type=Path, metavar="FILE", help="the same as JSON, into this file")
+    profile.set_defaults(act=_profile, trial=None)
+
+    lists = commands.add_parser("list", help="the trials of a suite: id, configuration, reason")
+    _suite_arguments(lists)
+    lists.set_defaults(act=_list)
+
+    show = commands.add_parser("show", help="one trial as JSON, for `run --trial`")
+    show.add_argument("trial_id", metavar="ID", help="as `list` prints it")
+    _suite_arguments(show)
+    _input_arguments(show)
+    show.set_defaults(act=_show)
+
+    inspect = commands.add_parser(
+        "inspect",
+        help="are this model folder and data file usable? one JSON line",
+        description="Check a model folder and a data file without loading them. Exit code 2 with one line if not.",
+    )
+    _input_arguments(inspect)
+    inspect.add_argument("--profile", choices=sorted(SCALES), help="and is there the GPU that this profile needs?")
+    inspect.set_defaults(act=_inspect)
+
+    survey = commands.add_parser(
+        "survey",
+        help="this machine's GPU, how long the samples are, and what of a list of trials would fit: one JSON line",
+        description="Predict peak memory and padding of trials without running them. Exit code 2 with one line if not.",
+    )
+    _input_arguments(survey)
+    survey.add_argument("--trials", type=Path, metavar="FILE", help="a JSON list of trials; - reads standard input")
+    survey.set_defaults(act=_survey)
+
+    selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
+    selfcheck.set_defaults(act=_selfcheck)
+
+    sample = commands.add_parser("sample", help="what GPUs and host are doing now: one JSON line")
+    sample.set_defaults(act=_sample)
+
+    demo = commands.add_parser("demo", help="make a small model and data set, once; verify them afterwards")
+    _input_arguments(demo)
+    demo.set_defaults(act=_demo)
+    return parser
+
+
+def _flag_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a trial of a suite and change it."""
+    parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: one of a suite's trials, see `list`")
+    parser.add_argument("--suite", choices=sorted(SUITES), help="with --trial-name; default: full")
+    parser.add_argument(
+        "--profile", choices=sorted(SCALES), help="with --trial-name; default: gpu, the published sizes"
+    )
+    parser.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
+    parser.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        metavar="KEY=VALUE",
+        help="with --trial-name: a field of the trial to change, e.g. max_seq_len=256; may be repeated",
+    )
+
+
+def _suite_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--suite", choices=sorted(SUITES), default="full", help="default: full")
+    parser.add_argument("--profile", choices=sorted(SCALES), default="gpu", help="default: gpu, the published sizes")
+
+
+def _input_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="model folder, safetensors in Hugging Face layout"
+    )
+    parser.add_argument("--data", required=True, metavar="FILE", help="one chat per line: the usual messages JSONL")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from bench.commands.run import run
+    from bench.harness.record import Request
+
+    return run(
+        Request(
+            trial_file=arguments.trial or arguments.out,  # names the trial for people where it came by flags
+            trial=_trial_by_flags(arguments),
+            out=arguments.out,
+            strict=arguments.strict,
+            trial_id=arguments.trial_id,
+            worker=arguments.worker,
+            run_id=arguments.run_id,
+            attempt=arguments.attempt,
+        )
+    )
+
+
+def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:
+    """The trial that the flags describe, or None where a file does. Raises TrialError for both, neither or a part."""
+    flags = ("trial_name", "suite", "profile", "model", "data", "settings")
+    given = [f"--{name.replace('_', '-').replace('settings', 'set')}" for name in flags if getattr(arguments, name)]
+    if arguments.trial is not None:
+        if given:
+            raise TrialError(f"--trial and {given[0]}: a trial comes from a file or from flags, not from both")
+        return None
+    if not arguments.trial_name:
+        raise TrialError("no trial: name its file with --trial, or one of a suite's with --trial-name; see `list`")
+    for name in ("model", "data"):
+        if not getattr(arguments, name):
+            raise TrialError(f"--{name}: missing; --trial-name needs --model and --data")
+    trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
+    (trial,) = choose(trials, (arguments.trial_name,))
+    return changed(trial, arguments.settings or ())
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    trial = _trial_by_flags(arguments)
+    if trial is None or trial.kind != "training":
+        raise TrialError("profile: only a training trial has steps; name one with --trial-name")
+    from bench.commands.profile import profile, table
+
+    found = profile(trial)
+    print(table(found, trial))
+    if arguments.json:
+        arguments.json.write_text(found.to_json(), encoding="utf-8")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    scale = SCALES[arguments.profile]
+    trials = suite(arguments.suite, arguments.profile, "MODEL", "DATA")
+    print(f"suite {arguments.suite}, profile {scale.profile}: {scale.note}")
+    rows: list[tuple[str, ...]] = [
+        ("id", "seq", "batch", "layout", "base", "rank", "optimizer", "ckpt", "loaders", "reason")
+    ]
+    for trial in trials:
+        sizes = (trial.max_seq_len, trial.micro_batch_size)
+        kinds = (trial.layout, trial.base_precision, trial.lora_rank, trial.optimizer)
+        rest = ("yes" if trial.gradient_checkpointing else "no", trial.data_workers, trial.reason)
+        rows.append((trial.trial_id, *(str(value) for value in (*sizes, *kinds, *rest))))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    trials = suite(arguments.suite, arguments.profile, arguments.model, arguments.data)
+    (trial,) = choose(trials, (arguments.trial_id,))
+    print(json.dumps(trial.to_json(), indent=1, ensure_ascii=False))
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    if arguments.profile is not None:
+        from bench.machine.isolation import require_gpu_of
+
+        require_gpu_of(arguments.profile)
+    model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
+    document = {
+        "model": {
+            "path": model.path,
+            "sha256": model.sha256,
+            "parameters": model.parameters,
+            "bytes": model.bytes,
+            "files": model.files,
+        },
+        "data": {"path": data.path, "sha256": data.sha256, "samples": data.samples},
+    }
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _survey(arguments: argparse.Namespace) -> int:
+    from bench.predict.survey import survey
+
+    trials: tuple[Trial, ...] = ()
+    if arguments.trials is not None:
+        where = str(arguments.trials)
+        text = sys.stdin.read() if where == "-" else _text(arguments.trials)
+        trials = () if text.strip() == "[]" else read_trials(text, where)
+    print(json.dumps(survey(arguments.model, arguments.data, trials), ensure_ascii=False))
+    return 0
+
+
+def _selfcheck(_arguments: argparse.Namespace) -> int:
+    from bench.commands.selfcheck import selfcheck
+
+    return selfcheck()
+
+
+def _sample(_arguments: argparse.Namespace) -> int:
+    from bench.machine.nvml import sample
+
+    print(json.dumps(sample()))
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from bench.data.demo import make
+
+    make(Path(arguments.model), Path(arguments.data))
+    return 0

@@ -1,0 +1,127 @@
+"""One trial, from its file to its result: check, import, measure, write.
+
+A process runs one trial and exits. Whatever ends it short of SIGKILL leaves a verified result.json with the end's own
+name and everything measured until then; bad input is refused before the first step and leaves no result. What is
+measured is the business of the module named after the trial's kind: its `measure(record, inputs, stops)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+from bench.data.inputs import InputError, Inputs, check_trial
+from bench.harness import ends
+from bench.harness.ends import Stopped, Stops
+from bench.harness.record import Clock, Record, Request
+from bench.kinds.distributed.machines import Nodes
+from bench.machine import fingerprint as environment
+from bench.machine import isolation, telemetry
+from bench.records import Trial, TrialError
+from bench.records.result import EXIT_NOT_WRITTEN, RESULT_FILE, End, ResultError, TrialResult
+
+# Where the `measure` of each kind is: modules that import torch, so only the one that is asked for is imported.
+KINDS = {
+    "training": "bench.kinds.training",
+    "mfu": "bench.kinds.mfu",
+    "hardware": "bench.kinds.hardware",
+    "disk": "bench.kinds.disk",
+    "loading": "bench.kinds.loading",
+    "inference": "bench.kinds.inference",
+    "distributed": "bench.kinds.distributed.distributed",
+}
+TRACEBACK_LINES = 12
+# Enough for any result; found missing before the work rather than after it.
+PROBE_BYTES = 256 * 1024
+
+
+def run(request: Request) -> int:
+    """Run the trial; returns the process's exit code (see `bench.harness.ends`). Never raises for what a trial can
+    do."""
+    stops, clock = Stops(), Clock()
+    stops.install()
+    record: Record | None = None
+    try:
+        trial = request.trial or Trial.read(request.trial_file)
+        stops.set_deadline(trial.deadline_sec)
+        nodes = Nodes.from_environment() if trial.kind == "distributed" else None
+        if nodes is not None and nodes.rank > 0:
+            return importlib.import_module(KINDS["distributed"]).follow(trial, nodes, stops)  # type: ignore[no-any-return]
+        refuse_finished(request.out)
+        inputs = check_trial(trial)
+        found = isolation.look_around(trial, strict=request.strict)
+        prepare_folder(request.out)
+        record = Record(request, trial, clock)
+        record.fingerprint.update(found.facts)
+        record.flags += found.flags
+        with telemetry.beside(record):
+            end, reason = _attempt(record, inputs, stops)
+        if request.strict and record.flags and end is End.SUCCEEDED:
+            end, reason = End.FAILED, f"refused by --strict: {record.flags[0]}"
+    except (TrialError, InputError) as error:
+        print(error, file=sys.stderr)
+        return ends.EXIT_BAD_INPUT
+    except Stopped as stopped:
+        if record is None:
+            print(f"{request.trial_file}: {stopped.reason}, before it began", file=sys.stderr)
+            return ends.EXIT_CODES.get(stopped.end, 1)
+        end, reason = stopped.end, stopped.reason
+    try:
+        record.write(end, reason)
+    except OSError as error:
+        print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_NOT_WRITTEN
+    return ends.EXIT_CODES.get(end, 1)
+
+
+def refuse_finished(out: Path) -> None:
+    """Raises InputError if `out` holds a finished trial. A damaged result is none, and will be replaced."""
+    with contextlib.suppress(ResultError):
+        finished = TrialResult.read(out / RESULT_FILE)
+        raise InputError(
+            f"{out / RESULT_FILE}: holds the finished result of {finished.trial_id!r}, which is never overwritten; "
+            "name another --out, or remove it"
+        )
+
+
+def prepare_folder(out: Path) -> None:
+    """Make sure a result can be written before any work is done for it. Raises InputError."""
+    probe = out / f".{RESULT_FILE}.probe"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: results cannot be written there: {error.strerror}; name another --out") from None
+
+
+def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | None]:
+    """Do the work; the end it came to. InputError passes through: it is found before the first step, or never."""
+    try:
+        _measure(record, inputs, stops)
+        stops.close()
+    except InputError:
+        raise
+    except (Exception, Stopped) as error:  # noqa: BLE001 - whatever a stack of a million lines raises is this trial's end
+        stops.close()
+        end, reason = ends.end_of(stops.told or error, record)
+        if not isinstance(error, Stopped):
+            for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
+                record.log(line)
+        return end, f"{reason} (in {record.phase}, {record.steps_done} of {record.steps_planned} steps done)"
+    return End.SUCCEEDED, None
+
+
+def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+    trial = record.trial
+    model_facts, data_facts, _ = inputs
+    record.log(f"{trial.name} [{trial.profile}]: {trial.reason}")
+    record.fingerprint.update(environment.host_facts())
+    record.fingerprint.update(environment.input_facts(trial, model_facts, data_facts))
+    environment.write(record.request.out, record.fingerprint)
+    importlib.import_module(KINDS[trial.kind]).measure(record, inputs, stops)

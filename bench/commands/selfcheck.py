@@ -1,0 +1,73 @@
+"""Does all that a trial needs work here? Imports the stack, names the device, runs two steps through the real path."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import stack
+from bench.data import demo
+from bench.machine import fingerprint as environment
+from bench.records import Trial
+from bench.records.result import ResultError, TrialResult
+
+TRIAL_SEC = 300.0
+
+
+def selfcheck() -> int:
+    """Print what was found; 0 if a trial runs here, 1 if not."""
+    try:
+        modules = stack.load()
+    except ImportError as error:
+        print(f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'")
+        return 1
+    facts = environment.host_facts() | environment.device_facts(modules.torch)
+    for name in ("python", *environment.PACKAGES):
+        print(f"{name:>14} {facts[name] or 'not installed'}")
+    if facts["gpu_name"] is None:
+        print(f"{'device':>14} cpu: {facts['cpu_model']}; no CUDA device is visible, so trials run on the CPU")
+    else:
+        print(f"{'device':>14} cuda: {facts['gpu_name']}, {facts['gpu_memory_bytes'] / 2**30:.1f} GiB")
+    with tempfile.TemporaryDirectory(prefix="bench-selfcheck-") as folder:
+        return _two_steps(Path(folder))
+
+
+def _two_steps(folder: Path) -> int:
+    model, data = folder / "model", folder / "chats.jsonl"
+    texts = [f"The number {number} follows the number {number - 1}." for number in range(1, 65)]
+    chats = [
+        {"messages": [{"role": "user", "content": "Which number follows?"}, {"role": "assistant", "content": text}]}
+        for text in texts
+    ]
+    data.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    model.mkdir()
+    demo.build_tokenizer(model, texts)
+    demo.build_model(model, num_hidden_layers=1)
+    trial = Trial(
+        name="selfcheck",
+        reason="does a trial run here?",
+        suite="selfcheck",
+        profile="tiny",
+        model=str(model),
+        data=str(data),
+        max_seq_len=32,
+        micro_batch_size=2,
+        warmup_steps=0,
+        measured_steps=2,
+    )
+    (folder / "trial.json").write_text(json.dumps(trial.to_json()), encoding="utf-8")
+    argv = (sys.executable, "-m", "bench", "run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
+    paths = [str(environment.CODE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        subprocess.run(argv, env=variables, timeout=TRIAL_SEC, check=False)
+        result = TrialResult.read(folder / "out" / "result.json")
+    except (subprocess.TimeoutExpired, ResultError) as error:
+        print(f"the two-step trial left no result: {error}")
+        return 1
+    print(f"two-step trial: {result.status.value}" + (f": {result.reason}" if result.reason else ""))
+    return 0 if result.metrics is not None and result.reason is None else 1

@@ -1,0 +1,1 @@
+"""From a model folder and a data file to batches."""

@@ -1,0 +1,1 @@
+"""One trial's process: its record, its ends, its progress."""

@@ -1,0 +1,207 @@
+"""What is known so far of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
+
+Every kind of trial writes into the same record, so that whatever ends it, what was measured until then is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bench.harness.progress import Log, ProgressFile
+from bench.records import Trial
+from bench.records.result import End, Interval, Measurement, Metrics, Progress, Steps, TrialResult, summarize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to run, from its file or as `trial`, and where its result goes. The last four are labels for the record.
+
+    `strict` refuses a result with a flag: its end is FAILED.
+    """
+
+    trial_file: Path
+    out: Path
+    trial: Trial | None = None
+    strict: bool = False
+    trial_id: str | None = None
+    worker: str | None = None
+    run_id: str | None = None
+    attempt: int = 1
+
+
+class Clock:
+    """When the process began its work: by the wall for people, by a clock that never jumps for durations."""
+
+    def __init__(self) -> None:
+        self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.started = time.monotonic()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+
+class Record:
+    """What is known so far of one running trial; becomes its TrialResult."""
+
+    def __init__(self, request: Request, trial: Trial, clock: Clock) -> None:
+        self.request, self.trial, self.clock = request, trial, clock
+        self.phase = "import"
+        self.steps_planned = trial.warmup_steps + trial.measured_steps  # other kinds set what they will measure
+        self.phases: dict[str, float] = {}
+        self.warmup, self.steps = Steps(), Steps()
+        self.measurements: list[Measurement] = []
+        self.observed: list[Measurement] = []  # telemetry's, which no one waits for and no step is counted by
+        self.flags: list[str] = []
+        self.on_phase: Callable[[str], None] | None = None  # told each phase that begins, and "" between phases
+        self._inside = ""
+        self.load_time_sec = 0.0
+        self.peak_vram_bytes: int | None = None
+        self.peak_rss_bytes: int | None = None  # of a process that computes in this one's place; else this one's own
+        self.fingerprint: dict[str, Any] = {}
+        self.log = Log(clock.elapsed)
+        self._progress = ProgressFile(request.out, self.log)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Name the phase for people, and keep its seconds however it ends."""
+        outer, self.phase = self._inside, phase
+        self._enter(phase)
+        self.show()
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[phase] = time.monotonic() - start
+            self._enter(outer)
+
+    def _enter(self, phase: str) -> None:
+        self._inside = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
+
+    def add(
+        self,
+        name: str,
+        value: float | None,
+        *,
+        interval: Interval | None = None,
+        share_percent: float | None = None,
+        note: str | None = None,
+        **context: Any,
+    ) -> None:
+        """Keep one measurement, log it, and count it as a step for whoever watches. `context`: what it was taken on."""
+        self.measurements.append(
+            Measurement(
+                name=name, value=value, interval=interval, share_percent=share_percent, context=context, note=note
+            )
+        )
+        on = ", ".join(f"{key} {item}" for key, item in context.items())
+        share = "" if share_percent is None else f", {share_percent:.0f} % of the chip's"
+        said = "none" if value is None else f"{value:.4g}"
+        self.log(f"{name} ({on}): {said}{share}" + (f": {note}" if note else ""))
+        self.show()
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of a training, measurements of any other kind."""
+        return len(self.warmup.step_time_sec) + len(self.steps.step_time_sec) or len(self.measurements)
+
+    def show(self) -> None:
+        """Replace progress.json."""
+        done = self.steps if self.steps.step_time_sec else self.warmup
+        spent = sum(done.step_time_sec)
+        self._progress(
+            Progress(
+                phase=self.phase,
+                step=self.steps_done,
+                steps=self.steps_planned,
+                elapsed_sec=round(self.clock.elapsed(), 3),
+                samples_per_sec=sum(done.samples) / spent if spent else None,
+                loss=done.loss[-1] if done.loss else None,
+            )
+        )
+
+    def write(self, end: End, reason: str | None) -> None:
+        """Write the result and the summary line. Raises OSError."""
+        trial_id = self.request.trial_id or self.trial.trial_id
+        self.phase = "write"
+        self.show()
+        metrics = self._metrics()
+        self.log(summary_line(self.trial, trial_id, end, reason, metrics, self.clock.elapsed()))
+        TrialResult(
+            trial_id=trial_id,
+            trial=self.trial,
+            status=end,
+            reason=reason,
+            worker=self.request.worker,
+            run_id=self.request.run_id,
+            attempt=self.request.attempt,
+            started_at=self.clock.started_at,
+            wall_time_sec=self.clock.elapsed(),
+            phases=self.phases,
+            warmup=self.warmup,
+            steps=self.steps,
+            metrics=metrics,
+            measurements=[*self.measurements, *self.observed],
+            flags=self.flags,
+            fingerprint=self.fingerprint,
+            log_tail=self.log.tail,
+        ).write(self.request.out)
+
+    def _metrics(self) -> Metrics | None:
+        steps = self.steps
+        if not steps.step_time_sec:
+            return None
+        times, count = summarize(steps.step_time_sec), len(steps.step_time_sec)
+        tokens, useful = sum(steps.tokens), sum(steps.useful_tokens)
+        return Metrics(
+            step_time_sec=times,
+            samples_per_sec=sum(steps.samples) / count / times.median,
+            tokens_per_sec=tokens / count / times.median,
+            useful_tokens_per_sec=useful / count / times.median,
+            padding_percent=100.0 * (tokens - useful) / tokens,
+            first_loss=steps.loss[0],
+            last_loss=steps.loss[-1],
+            peak_vram_bytes=self.peak_vram_bytes,
+            peak_rss_bytes=self.peak_rss_bytes or peak_rss_bytes(),
+            load_time_sec=self.load_time_sec,
+        )
+
+
+def peak_rss_bytes() -> int:
+    """This process's own high-water mark of resident memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def summary_line(
+    trial: Trial, trial_id: str, end: End, reason: str | None, metrics: Metrics | None, elapsed: float
+) -> str:
+    """The one line that says how the trial went, with its profile so that no tiny number passes for a GPU's."""
+    line = f"{end.value} {trial_id} [{trial.profile}]"
+    if reason is not None:
+        line += f": {reason}"
+    if metrics is not None:
+        times = metrics.step_time_sec
+        peak, kind = (
+            (metrics.peak_rss_bytes, "RSS") if metrics.peak_vram_bytes is None else (metrics.peak_vram_bytes, "VRAM")
+        )
+        line += (
+            f": {metrics.samples_per_sec:.2f} samples/s, "
+            f"{times.median:.4f} s/step [{times.low:.4f}, {times.high:.4f}], "
+            f"{metrics.tokens_per_sec:.0f} tokens/s ({metrics.useful_tokens_per_sec:.0f} useful), "
+            f"loss {_number(metrics.first_loss)} -> {_number(metrics.last_loss)}, peak {kind} {peak / 2**30:.2f} GiB"
+        )
+    return f"{line}, {elapsed:.1f} s in all"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

@@ -1,0 +1,216 @@
+"""Greedy decoding on two paths, each timed apart for its first token and for all later ones.
+
+`DefaultPath` is `model.generate` with its growing cache, as people type it. `FastPath` keeps keys and values at fixed
+addresses and decodes by replaying one captured CUDA graph: the host then starts one graph a token instead of every
+kernel of every layer. The graph is captured by hand because transformers leaves models quantized by bitsandbytes
+uncompiled, and because a capture waits for no compiler. Its step is `bench.kinds.decode_step`. Without capture the same
+loop runs anywhere; the two paths give the same tokens, up to rounding.
+
+Not covered: sampling, sequences of different lengths, ends before the last token.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.kinds.decode_step import DecodeStep
+from bench.qlora.step import Placement
+from bench.stack import Stack
+
+# Kernels of attention with a mask want its rows aligned.
+LENGTH_MULTIPLE = 8
+WARMUPS_BEFORE_CAPTURE = 3  # what PyTorch's notes on CUDA graphs ask for, so that lazy initializations are done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One batch's new tokens, int64 of shape (batch, new_tokens), and their times from the prompt's arrival.
+
+    `decode_sec` is from the first token to the last, None where there is only one.
+    """
+
+    tokens: Any
+    time_to_first_token_sec: float
+    decode_sec: float | None
+
+
+class Marks:
+    """Moments of the device's own clock, so that marking one does not wait for the device."""
+
+    def __init__(self, stack: Stack, placement: Placement) -> None:
+        self._torch, self._is_cuda = stack.torch, placement.is_cuda
+        self._moments: list[Any] = []
+        if self._is_cuda:
+            self._torch.cuda.synchronize()
+
+    def mark(self) -> None:
+        """The device has done everything asked of it until here."""
+        if self._is_cuda:
+            event = self._torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._moments.append(event)
+        else:
+            self._moments.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Each moment in seconds since the first. Waits for the device."""
+        first = self._moments[0]
+        if self._is_cuda:
+            self._torch.cuda.synchronize()
+            return [first.elapsed_time(moment) / 1000.0 for moment in self._moments]
+        return [moment - first for moment in self._moments]
+
+
+def prepare(stack: Stack, model: Any) -> None:
+    """Make a base model answer greedily, with its cache, to the last token asked for, whatever it says on the way."""
+    model.eval()
+    model.config.use_cache = True
+    # Without an end-of-sequence token nothing stops early, and no logits are touched as min_new_tokens would.
+    model.generation_config = stack.transformers.GenerationConfig(
+        do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0
+    )
+
+
+class DefaultPath:
+    """`model.generate`: the library's own loop. `prompts` is int64 of shape (batch, prompt_tokens), on the device."""
+
+    name = "default"
+
+    def __init__(self, stack: Stack, model: Any, placement: Placement, prompts: Any, new_tokens: int) -> None:
+        self._stack, self._model, self._placement = stack, model, placement
+        self._prompts, self._new_tokens = prompts, new_tokens
+        self._attended = stack.torch.ones_like(prompts)
+
+    def answer(self) -> Answer:
+        marks = Marks(self._stack, self._placement)
+        marks.mark()
+        ids = self._model.generate(
+            self._prompts,
+            attention_mask=self._attended,
+            max_new_tokens=self._new_tokens,
+            stopping_criteria=self._stack.transformers.StoppingCriteriaList([self._watch(marks)]),
+        )
+        seconds = marks.seconds()
+        tokens = ids[:, self._prompts.shape[1] :]
+        if tokens.shape[1] != self._new_tokens or len(seconds) != self._new_tokens + 1:
+            raise RuntimeError(f"generate made {tokens.shape[1]} tokens in {len(seconds) - 1} steps")
+        return Answer(
+            tokens=tokens,
+            time_to_first_token_sec=seconds[1],
+            decode_sec=seconds[-1] - seconds[1] if self._new_tokens > 1 else None,
+        )
+
+    def _watch(self, marks: Marks) -> Any:
+        """A stopping criterion that is asked after every token, marks the moment, and never stops."""
+        goes_on = self._stack.torch.zeros(len(self._prompts), dtype=self._stack.torch.bool, device=self._prompts.device)
+
+        def criterion(_ids: Any, _scores: Any, **_more: Any) -> Any:
+            marks.mark()
+            return goes_on
+
+        return criterion
+
+
+class FastPath:
+    """A static cache, and one decoding step captured as a CUDA graph where `capture` is true.
+
+    All state lies in three places that never move: `_ids` (prompt and answer), `_position` (of the last token in
+    them) and the cache. A step reads and writes nothing else, so a replay of its graph is a step.
+    """
+
+    name = "fast"
+
+    def __init__(
+        self, stack: Stack, model: Any, placement: Placement, prompts: Any, new_tokens: int, *, capture: bool
+    ) -> None:
+        torch = stack.torch
+        self._stack, self._placement = stack, placement
+        self._decoder, self._head = model.base_model, model.get_output_embeddings()
+        self._prompts, self._new_tokens = prompts, new_tokens
+        batch, prompt_tokens = prompts.shape
+        length = -(-(prompt_tokens + new_tokens) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+        device, dtype = prompts.device, self._head.weight.dtype
+        self._cache = stack.static_cache(model.config, batch=batch, length=length, device=device, dtype=dtype)
+        self._ids = torch.zeros((batch, length), dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._columns = torch.arange(length, device=device)
+        self._seen = torch.zeros((), dtype=dtype, device=device)
+        self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        with torch.no_grad():
+            self._rewind()
+            self._prefill()  # allocates the cache where that is left to the first use
+            self._decode = DecodeStep(stack, self._decoder, self._cache, batch=batch, length=length)
+        self._graph: Any = None
+        if capture:
+            self._capture()
+
+    def answer(self) -> Answer:
+        with self._stack.torch.no_grad():
+            self._rewind()
+            marks = Marks(self._stack, self._placement)
+            marks.mark()
+            self._prefill()
+            marks.mark()
+            for _ in range(self._new_tokens - 1):
+                if self._graph is None:
+                    self._step()
+                else:
+                    self._graph.replay()
+            marks.mark()
+            _, first, last = marks.seconds()
+        start = self._prompts.shape[1]
+        return Answer(
+            tokens=self._ids[:, start : start + self._new_tokens].clone(),
+            time_to_first_token_sec=first,
+            decode_sec=last - first if self._new_tokens > 1 else None,
+        )
+
+    def _rewind(self) -> None:
+        self._cache.reset()
+        self._position.zero_()
+        self._ids[:, : self._prompts.shape[1]] = self._prompts
+
+    def _prefill(self) -> None:
+        """The whole prompt at once; the first token stands behind it."""
+        prompt_tokens = self._prompts.shape[1]
+        positions = self._columns[:prompt_tokens]
+        # The decoder and its head by themselves: logits of the last position alone, under every version's name for it.
+        states = self._decoder(
+            input_ids=self._prompts,
+            attention_mask=None,
+            past_key_values=self._cache,
+            use_cache=True,
+            **self._stack.position_arguments(self._decoder, positions),
+        ).last_hidden_state
+        self._follow(states[:, -1], positions[-1:])
+        self._position.fill_(prompt_tokens)
+
+    def _step(self) -> None:
+        """One more token. Reads nothing back, so that it can be captured."""
+        tokens = self._ids.index_select(1, self._position)[:, 0]
+        mask = self._stack.torch.where(self._columns <= self._position, self._seen, self._unseen)
+        self._follow(self._decode(tokens, self._position, mask.view(1, 1, 1, -1)), self._position)
+        self._position.add_(1)
+
+    def _follow(self, last: Any, position: Any) -> None:
+        """Write the token that follows `last`, the states (batch, hidden) at `position`."""
+        following = self._head(last).argmax(dim=-1, keepdim=True)
+        self._ids.index_copy_(1, position + 1, following)
+
+    def _capture(self) -> None:
+        torch = self._stack.torch
+        with torch.no_grad():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(side):
+                for _ in range(WARMUPS_BEFORE_CAPTURE):
+                    self._rewind()
+                    self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            self._rewind()
+            with torch.cuda.graph(graph):
+                self._step()
+        self._graph = graph

@@ -1,0 +1,1 @@
+"""Trials of several ranks, on one machine or several."""

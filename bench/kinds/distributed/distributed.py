@@ -1,0 +1,326 @@
+"""The distributed trial: the same QLoRA step on several ranks, what their talking costs, and what bounds it.
+
+This process computes nothing and never touches a GPU: it starts torchrun, follows its ranks, and turns their times into
+measurements. A step's time is the slowest rank's; all begin a step together, so that what one does between steps is
+not another's communication. Samples and tokens of the steps are per device, as everywhere; the global rates beside
+them are over all ranks. Efficiency here is against the same ranks in the same run with communication left out;
+efficiency against one rank is the report's, from that trial.
+
+On several machines the first one does all that; the others run their share of the ranks (`follow`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from bench.data.inputs import InputError, Inputs, check_trial
+from bench.harness.ends import Stops
+from bench.harness.record import Record
+from bench.kinds.distributed import efficiency as scaling
+from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Nodes
+from bench.kinds.distributed.torchrun import Limits, RankFailed, RankGone, RankOutOfMemory, Torchrun
+from bench.records import Trial
+from bench.records.result import Steps, summarize
+
+PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
+SILENCE_SEC = 45.0  # with what follows, a dead or hung rank has ended the trial within 60 s
+LATER_SEC = 5.0  # a rank's silence is noticed first, and names it; that no step ends any more says less
+SLOWEST_TOKENS_PER_SEC = 364.0  # half of what an A10 does: no step of a rank is slower unless it hangs
+POLL_SEC = 0.1
+COUNT_SEC = 120.0
+LOG_EVERY_STEPS = 5
+REDUCE_SIZES = {"gpu": 5, "tiny": 3}
+
+
+def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+    """Run the ranks; their steps and what they mean go into the record.
+
+    Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, and InputError, also for what a rank alone
+    could see.
+    """
+    trial, (_, data_facts, _) = record.trial, inputs
+    if data_facts.samples < trial.world_size:
+        raise InputError(
+            f"{trial.data}: holds {data_facts.samples} samples for {trial.world_size} ranks; each needs one of its own"
+        )
+    limits, endpoint, nodes = make_limits(trial), rendezvous(), Nodes.from_environment()
+    backend = choose_backend(trial, visible_gpus(), nodes)
+    record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned(trial)
+    told = Told(record)
+    with contextlib.ExitStack() as open_things:
+        ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, nodes))
+        hub = None if nodes is None else open_things.enter_context(Hub(nodes, trial.world_size, ranks.folder))
+        try:
+            while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
+                stops.check()
+                for line in ranks.lines():
+                    told.take(line)
+                ranks.look()
+                time.sleep(POLL_SEC)
+            for line in ranks.lines():
+                told.take(line)
+            if hub is not None and code == 0:
+                hub.settle(limits.silence_sec)
+            if code != 0:
+                stops.close()  # how it ends is known: a SIGTERM that follows from it says nothing more
+                if hub is not None:
+                    hub.settle()
+                    ranks.look()
+                raise ranks.failure()
+        except (RankFailed, RankGone, RankOutOfMemory) as error:
+            record.log(str(error))
+            if isinstance(error, RankOutOfMemory):
+                record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
+            for rank in range(trial.world_size):
+                for words in ranks.log(rank):
+                    record.log(f"rank {rank}: {words}")
+            raise
+    report(record, told, backend)
+
+
+def follow(trial: Trial, nodes: Nodes, stops: Stops) -> int:
+    """Run this machine's share of the ranks for the first machine; the process's exit code.
+
+    Nothing is measured or written here: what there is to say, the first machine says.
+    """
+    limits = make_limits(trial)
+    mine = nodes.ranks_here(trial.world_size)
+    try:
+        with Link(nodes, limits.silence_sec) as link:
+            try:
+                check_trial(trial)
+                backend = choose_backend(trial, visible_gpus(), nodes)
+            except InputError as error:
+                link.complain(mine[0], str(error))
+                raise
+            with Torchrun(trial, backend, rendezvous(), limits, nodes) as ranks:
+                while (code := ranks.poll()) is None:
+                    stops.check()
+                    link.check()
+                    link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
+                    time.sleep(POLL_SEC)
+                link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
+                link.end({"ranks": [], **ranks.failures()} if code else {})
+            return 0 if code == 0 else 1
+    except LeaderGone as gone:
+        print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)
+        return 1
+
+
+def visible_gpus() -> int:
+    """How many GPUs torch would see here, asked of a process of its own: this one must not touch any."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "" or not (Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
+        return 0
+    ask = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=COUNT_SEC, check=True)
+        return int(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise InputError(f"torch cannot count the GPUs ({error}); try: {sys.executable} -m bench selfcheck") from None
+
+
+def choose_backend(trial: Trial, gpus: int, nodes: Nodes | None = None) -> str:
+    """nccl with a GPU for every rank, gloo where there is none at all. Raises InputError for anything between."""
+    if gpus == 0:
+        return "gloo"
+    here = trial.world_size if nodes is None else len(nodes.ranks_here(trial.world_size))
+    if gpus < here:
+        raise InputError(
+            f"world_size: {here} ranks need a GPU each, this machine shows {gpus}; choose a trial of at "
+            f"most {gpus} ranks, or a machine with more"
+        )
+    return "nccl"
+
+
+def rendezvous() -> str:
+    """Where the ranks meet: 127.0.0.1, at a port of torchrun's choice or at the one given. Raises InputError."""
+    given = os.environ.get(PORT_VARIABLE)
+    if given is None:
+        return "127.0.0.1:0"
+    if not given.isascii() or not given.isdigit() or not 0 < int(given) < 65_536:
+        raise InputError(f"{PORT_VARIABLE}: expected a port from 1 to 65535, found {given!r}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(given)))
+        except OSError as error:
+            raise InputError(
+                f"{PORT_VARIABLE}: port {given} cannot be used for the rendezvous: {error.strerror}; choose another, "
+                "or unset it and a free one is found"
+            ) from None
+    return f"127.0.0.1:{given}"
+
+
+def make_limits(trial: Trial) -> Limits:
+    """When a rank counts as hung, 45 s, and a step, 50 s; longer for more tokens than a slow GPU takes in by then."""
+    given = os.environ.get(SILENCE_VARIABLE, str(SILENCE_SEC))
+    try:
+        silence = float(given)
+    except ValueError:
+        silence = -1.0
+    if not 1.0 <= silence <= 3600.0:
+        raise InputError(f"{SILENCE_VARIABLE}: expected 1 to 3600 seconds, found {given!r}")
+    slowest_sec = trial.tokens_per_step / SLOWEST_TOKENS_PER_SEC
+    return Limits(silence_sec=silence, step_sec=max(silence + LATER_SEC, slowest_sec))
+
+
+class Told:
+    """What rank 0 has told so far: steps go into the record at once, the rest is kept for `report`."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.tables: dict[str, dict[int, list[list[list[float]]]]] = defaultdict(lambda: defaultdict(list))
+        self.reduced: dict[int, list[float]] = {}
+        self.buckets: list[int] = []
+        self.peaks: dict[str, list[float]] = {}
+
+    def take(self, line: dict[str, Any]) -> None:
+        """One line of rank 0."""
+        record = self.record
+        if "phase_sec" in line:
+            record.phases[line["phase"]] = line["phase_sec"]
+            self._mark("")
+        elif "phase" in line:
+            record.phase = line["phase"]
+            record.show()
+            self._mark(record.phase)
+        if "step" in line:
+            self._step(**line["step"])
+        if "all_reduce" in line:
+            self.reduced[line["all_reduce"]["bytes"]] = line["all_reduce"]["sec"]
+        record.fingerprint.update(line.get("fingerprint", {}))
+        record.load_time_sec = line.get("load_time_sec", record.load_time_sec)
+        self.buckets = line.get("buckets", self.buckets)
+        if "peaks" in line:
+            self.peaks = line["peaks"]
+            record.peak_rss_bytes = int(max(self.peaks["rss_bytes"]))
+            if record.fingerprint.get("device") == "cuda":
+                record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
+        if "log" in line:
+            record.log(line["log"])
+
+    def _mark(self, phase: str) -> None:
+        if self.record.on_phase is not None:  # telemetry beside this trial: it learns of ranks' phases from here alone
+            self.record.on_phase(phase)
+
+    def _step(self, kind: str, block: int, table: list[list[float]]) -> None:
+        """A table has a row for each rank: seconds, loss, samples, tokens, useful tokens, seconds of communication."""
+        self.tables[kind][block].append(table)
+        if kind not in ("warmup", "on"):
+            return
+        steps: Steps = self.record.warmup if kind == "warmup" else self.record.steps
+        seconds, losses, samples, tokens, useful, _ = zip(*table, strict=True)
+        loss = mean(losses)
+        steps.step_time_sec.append(max(seconds))
+        steps.loss.append(loss if abs(loss) < float("inf") else None)
+        steps.samples.append(round(mean(samples), 6))
+        steps.tokens.append(round(mean(tokens)))
+        steps.useful_tokens.append(round(mean(useful)))
+        self.record.show()
+        done = len(steps.step_time_sec)
+        planned = self.record.trial.warmup_steps if kind == "warmup" else self.record.trial.measured_steps
+        if done % LOG_EVERY_STEPS == 0 or done == planned:
+            times = steps.step_time_sec[-LOG_EVERY_STEPS:]
+            self.record.log(f"{self.record.phase} {done}/{planned}: {mean(times):.3f} s/step, loss {loss:.4f}")
+
+    def slowest(self, kind: str) -> list[list[float]]:
+        """Step times of a kind, the slowest rank's, by block."""
+        return [[max(row[0] for row in table) for table in block] for block in self.tables[kind].values()]
+
+
+def report(record: Record, told: Told, backend: str) -> None:
+    """Add the measurements of a run that went well."""
+    world_size = record.trial.world_size
+    on = [table for block in told.tables["on"].values() for table in block]
+    times = summarize(record.steps.step_time_sec)
+    ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
+    for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
+        amount = sum(row[column] for table in on for row in table) / len(on)
+        interval = scaling.rate(amount, times)
+        record.add(name, interval.median, interval=interval, **ranks)
+    for rank in range(world_size):
+        own = summarize([table[rank][0] for table in on])
+        record.add("step_time_sec", own.median, interval=own, rank=rank, world_size=world_size)
+    record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in told.peaks["rss_bytes"]]
+    record.fingerprint["gradient_buckets_bytes"] = told.buckets
+    if world_size == 1:
+        for name in ALONE:
+            record.add(name, None, note="one rank has nobody to talk to", **ranks)
+        return
+    _communication(record, told, ranks)
+
+
+ALONE = (
+    "efficiency_percent",
+    "communication_share_no_sync_percent",
+    "communication_time_sec",
+    "communication_share_buckets_percent",
+    "all_reduce_gb_per_sec",
+    "all_reduce_bus_gb_per_sec",
+    "communication_bound_sec",
+)
+
+
+def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
+    world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
+    for size, seconds in told.reduced.items():
+        algorithm = scaling.rate(size / 1e9, summarize(seconds))
+        bus = scaling.rate(size / 1e9 * scaling.bus_factor(world_size), summarize(seconds))
+        context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
+        record.add("all_reduce_gb_per_sec", algorithm.median, interval=algorithm, **context)
+        record.add("all_reduce_bus_gb_per_sec", bus.median, interval=bus, **context)
+    without, with_ = told.slowest("off"), told.slowest("on")
+    alone = median(t for block in without for t in block)
+    bound = summarize(told.reduced[gradient])
+    record.add(
+        "communication_bound_sec",
+        bound.median,
+        interval=bound,
+        gradient_bytes=gradient,
+        efficiency_without_overlap_percent=round(100.0 * alone / (alone + bound.median), 3),
+        efficiency_with_full_overlap_percent=round(100.0 * alone / max(alone, bound.median), 3),
+        **ranks,
+    )
+    efficiency = scaling.efficiency_percent(without, with_)
+    record.add(
+        "efficiency_percent",
+        efficiency.median,
+        interval=efficiency,
+        against="the same ranks without communication",
+        step_time_without_sec=round(alone, 6),
+        blocks=len(without),
+        **ranks,
+    )
+    share = scaling.remainder_percent(efficiency)
+    record.add("communication_share_no_sync_percent", share.median, interval=share, blocks=len(without), **ranks)
+    # The rank that comes last waits for nobody: its buckets are under way for as long as the data takes.
+    hooked = [table for block in told.tables["hooked"].values() for table in block]
+    least = summarize([min(row[5] for row in table) for table in hooked])
+    most = summarize([max(row[5] for row in table) for table in hooked])
+    timed = {"buckets": len(told.buckets), "overlapped": "with the backward pass", **ranks}
+    record.add(
+        "communication_time_sec",
+        least.median,
+        interval=least,
+        rank_that_waits_most_sec=round(most.median, 6),
+        **timed,
+    )
+    whole = summarize([max(row[0] for row in table) for table in hooked])
+    record.add("communication_share_buckets_percent", 100.0 * least.median / whole.median, **timed)
+
+
+def _planned(trial: Trial) -> int:
+    if trial.world_size == 1:
+        return 3 + len(ALONE)
+    return 2 + trial.world_size + 2 * REDUCE_SIZES[trial.profile] + len(ALONE) - 2

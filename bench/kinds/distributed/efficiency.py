@@ -1,0 +1,80 @@
+"""The arithmetic of a distributed trial: what ranks' times say about each other. Standard library alone.
+
+Rates are inverted from times, so that a rate and its interval are those of the median step, as everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+from bench.records.result import Interval, quantile
+
+RESAMPLES = 2000
+
+
+def rate(amount: float, times: Interval) -> Interval:
+    """`amount` per second from an interval of seconds: the slow end of one is the fast end of the other."""
+    return Interval(
+        median=amount / times.median,
+        p10=amount / times.p90,
+        p90=amount / times.p10,
+        low=amount / times.high,
+        high=amount / times.low,
+        n=times.n,
+    )
+
+
+def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, seed: int = 0) -> Interval:
+    """Median step time without communication over that with it, in percent; both in blocks that alternated.
+
+    low and high are a bootstrap's 95 % interval over the steps of each side; p10 and p90 are those of the blocks'
+    own ratios, which show whether the machine drifted. Above 100 is noise, and is left standing.
+    """
+    ratios = sorted(100.0 * statistics.median(a) / statistics.median(b) for a, b in zip(without, with_, strict=True))
+    off, on = [t for block in without for t in block], [t for block in with_ for t in block]
+    chooser = random.Random(seed)  # noqa: S311 - a bootstrap wants repeatable, not secret
+
+    def drawn(times: list[float]) -> float:
+        return statistics.median(chooser.choices(times, k=len(times)))
+
+    resampled = sorted(100.0 * drawn(off) / drawn(on) for _ in range(RESAMPLES))
+    return Interval(
+        median=100.0 * statistics.median(off) / statistics.median(on),
+        p10=quantile(ratios, 0.1),
+        p90=quantile(ratios, 0.9),
+        low=quantile(resampled, 0.025),
+        high=quantile(resampled, 0.975),
+        n=len(off),
+    )
+
+
+def remainder_percent(part: Interval) -> Interval:
+    """100 minus an interval in percent."""
+    return Interval(
+        median=100.0 - part.median,
+        p10=100.0 - part.p90,
+        p90=100.0 - part.p10,
+        low=100.0 - part.high,
+        high=100.0 - part.low,
+        n=part.n,
+    )
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of these (start, end) spans: buckets under way together count once."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def bus_factor(world_size: int) -> float:
+    """What turns bytes over time into what each link carried in a ring all-reduce: 2 (n - 1) / n, as in nccl-tests."""
+    return 2.0 * (world_size - 1) / world_size
+
+
+def block_steps(measured_steps: int) -> int:
+    """Steps in one block: short enough that several alternate, at most 5."""
+    return max(1, min(5, measured_steps // 4))

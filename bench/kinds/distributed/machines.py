@@ -1,0 +1,272 @@
+"""Ranks of one trial on several machines: where they meet, and how the first machine hears of the others' ranks.
+
+`torchrun` starts each machine's ranks and the ranks talk to each other by themselves; what is missing is a word on the
+rank that died elsewhere. So every other machine's parent holds one TCP connection to the first one's and sends over it
+the small files that its ranks write (signs, errors, last lines). There they are laid down beside those of the local
+ranks, and `Torchrun.look` and `.failure` judge all ranks alike. The connection is also the leash: when the first
+machine's parent ends or goes silent, the others end their ranks; when another's breaks without a good-bye, it is gone.
+
+Not covered: a machine that joins later or leaves early; encryption (the ranks' own traffic has none either).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.records import NODE_ADDRESS as ADDRESS
+from bench.records import NODE_COUNT as COUNT
+from bench.records import NODE_PORT as PORT
+from bench.records import NODE_RANK as RANK
+from bench.records import NODE_TOKEN as TOKEN
+
+JOIN_SEC = 180.0  # machines are started one after the other, and the first one may still be reading its model
+BEAT_SEC = 1.0
+SETTLE_SEC = 5.0  # within this, every machine has felt that a rank is gone: gloo and NCCL break at once
+_LAID_DOWN = re.compile(r"(rank|error)-\d{1,4}\.json|logs/\d{1,4}/stderr\.log")
+_LONGEST_LINE = 1 << 16
+
+
+class LeaderGone(RuntimeError):
+    """The first machine's parent has ended, or has been silent for too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """This machine's place: `rank` of `count`; the first one's address, the port where ranks meet, and a shared word.
+
+    The port after it carries the parents' words.
+    """
+
+    count: int
+    rank: int
+    address: str
+    port: int
+    token: str
+
+    @classmethod
+    def from_environment(cls) -> Nodes | None:
+        """None where the trial runs on one machine. Raises InputError."""
+        if os.environ.get(COUNT, "1") == "1":
+            return None
+        given = {name: os.environ.get(name, "") for name in (COUNT, RANK, ADDRESS, PORT, TOKEN)}
+        for name, least, most in ((COUNT, 1, 1024), (RANK, 0, 1023), (PORT, 1, 65_534)):
+            text = given[name]
+            if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+                raise InputError(f"{name}: expected a whole number from {least} to {most}, found {text!r}")
+        if int(given[RANK]) >= int(given[COUNT]):
+            raise InputError(f"{RANK}: {given[RANK]} of {given[COUNT]} machines; they count from 0")
+        for name in (ADDRESS, TOKEN):
+            if not given[name]:
+                raise InputError(f"{name}: not set; it says where the ranks of {COUNT} machines meet")
+        count, rank = int(given[COUNT]), int(given[RANK])
+        return cls(count=count, rank=rank, address=given[ADDRESS], port=int(given[PORT]), token=given[TOKEN])
+
+    def ranks_here(self, world_size: int, node: int | None = None) -> range:
+        """The global ranks of a machine (this one unless named). Raises InputError where they cannot be shared out."""
+        each, rest = divmod(world_size, self.count)
+        if rest or not each:
+            raise InputError(f"world_size: {world_size} ranks cannot be shared out over {self.count} machines")
+        node = self.rank if node is None else node
+        return range(node * each, (node + 1) * each)
+
+
+class Hub:
+    """The first machine's ear: lays down in `folder` what the other machines say. A context manager."""
+
+    def __init__(self, nodes: Nodes, world_size: int, folder: Path) -> None:
+        self._nodes, self._world_size, self._folder = nodes, world_size, folder
+        self._links: dict[int, socket.socket] = {}
+        self._accepted: list[socket.socket] = []
+        self._ended: set[int] = set()
+        self._closing = False
+        try:
+            self._server = socket.create_server((nodes.address, nodes.port + 1))
+        except OSError as error:
+            raise InputError(
+                f"{ADDRESS}: {nodes.address}:{nodes.port + 1} cannot be listened on: {error.strerror}"
+            ) from None
+        for work in (self._accept, self._beat):
+            threading.Thread(target=work, daemon=True, name=f"nodes {work.__name__}").start()
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        for link in (self._server, *self._accepted):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether another machine has ended badly, or is gone."""
+        return any(self._folder.glob("failures-*.json"))
+
+    def settle(self, at_most_sec: float = SETTLE_SEC) -> None:
+        """Wait until every machine has had its last word: about a failure that one of them felt first, or that all is
+        well. Who hangs up before that looks to the others as if it had died."""
+        until = time.monotonic() + at_most_sec
+        while len(self._ended) < self._nodes.count - 1 and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = self._server.accept()
+                self._accepted.append(link)
+                threading.Thread(target=self._hear, args=(link,), daemon=True, name="nodes link").start()
+
+    def _beat(self) -> None:
+        while not self._closing:
+            for link in list(self._links.values()):
+                with contextlib.suppress(OSError):
+                    link.sendall(b".")
+            time.sleep(BEAT_SEC)
+
+    def _hear(self, link: socket.socket) -> None:
+        node = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
+            hello = json.loads(lines.readline(_LONGEST_LINE))
+            if hello["token"] != self._nodes.token or not 0 < hello["node"] < self._nodes.count:
+                link.close()
+                return
+            node = int(hello["node"])
+            self._links[node] = link
+            while line := lines.readline(_LONGEST_LINE):
+                said = json.loads(line)
+                if "ended" in said:
+                    self._end(node, said["ended"])
+                    return  # the connection stays: it breaks when this machine is done too
+                self._lay_down(str(said["file"]), said["content"])
+        link.close()
+        if node and not self._closing:
+            self._end(node, {"gone": list(self._nodes.ranks_here(self._world_size, node))})
+
+    def _end(self, node: int, failures: dict[str, Any]) -> None:
+        if failures:
+            self._write(self._folder / f"failures-{node}.json", failures)
+        self._ended.add(node)
+
+    def _lay_down(self, name: str, content: Any) -> None:
+        if not _LAID_DOWN.fullmatch(name):
+            return
+        if name.startswith("error-"):  # clocks of two machines have nothing in common; an age has
+            content = {**content, "at": time.monotonic() - content.pop("age_sec")}
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(path, content)
+
+    def _write(self, path: Path, content: Any) -> None:
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        os.replace(part, path)
+
+
+class Link:
+    """Another machine's mouth: sends what its ranks write, and notices when the first machine is gone."""
+
+    def __init__(self, nodes: Nodes, silence_sec: float) -> None:
+        self._nodes, self._silence_sec = nodes, silence_sec
+        self._sent: dict[str, str] = {}
+        self._socket = self._connect()
+        self._heard = time.monotonic()
+        self._say({"token": nodes.token, "node": nodes.rank})
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def check(self) -> None:
+        """Raises LeaderGone."""
+        while select.select([self._socket], [], [], 0)[0]:
+            try:
+                if not self._socket.recv(4096):
+                    raise LeaderGone("the first machine has ended the trial")
+            except OSError as error:
+                raise LeaderGone(f"the first machine is gone: {error.strerror}") from None
+            self._heard = time.monotonic()
+        if time.monotonic() - self._heard > self._silence_sec:
+            raise LeaderGone(f"the first machine has been silent for {self._silence_sec:g} s")
+
+    def mirror(self, folder: Path, ranks: range, logs: dict[int, list[str]]) -> None:
+        """Send what has changed of these ranks' files, and their last lines."""
+        for rank in ranks:
+            self._file(f"rank-{rank}.json", _read(folder / f"rank-{rank}.json"))
+            error = _read(folder / f"error-{rank}.json")
+            if error is not None and f"error-{rank}.json" not in self._sent:
+                self._file(f"error-{rank}.json", {**error, "age_sec": time.monotonic() - error.pop("at")})
+            self._file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]) or None)
+
+    def complain(self, rank: int, reason: str) -> None:
+        """This machine cannot take part: the trial's input is not usable here."""
+        self._file(f"error-{rank}.json", {"rank": rank, "kind": "input", "reason": reason, "age_sec": 0.0})
+        self.end({"ranks": []})
+
+    def end(self, failures: dict[str, Any]) -> None:
+        """The last word; `failures` is empty when all went well.
+
+        After failures the first machine is waited for until it has ended as well: a pod that ends before has its Job
+        stop all others (backoffLimit 0), the first one in the middle of writing down what has failed.
+        """
+        self._say({"ended": failures})
+        with contextlib.suppress(LeaderGone):
+            until = time.monotonic() + self._silence_sec
+            while failures and time.monotonic() < until:
+                self.check()
+                time.sleep(0.05)
+
+    def _file(self, name: str, content: Any) -> None:
+        if content is None:
+            return
+        if isinstance(content, dict):
+            content.pop("pid", None)  # another machine's processes have other numbers
+        known = json.dumps(content)
+        if self._sent.get(name) != known:
+            self._say({"file": name, "content": content})
+            self._sent[name] = known
+
+    def _say(self, line: dict[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise LeaderGone(f"the first machine is gone: {error.strerror}") from None
+
+    def _connect(self) -> socket.socket:
+        place, until = (self._nodes.address, self._nodes.port + 1), time.monotonic() + JOIN_SEC
+        while True:
+            try:
+                link = socket.create_connection(place, timeout=self._silence_sec)
+            except OSError as error:
+                if time.monotonic() > until:
+                    words = f"{place[0]}:{place[1]} did not answer for {JOIN_SEC:g} s: {error.strerror or error}"
+                    raise LeaderGone(f"the first machine at {words}") from None
+                time.sleep(0.3)
+            else:
+                return link
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None

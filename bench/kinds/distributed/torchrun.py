@@ -1,0 +1,335 @@
+"""torchrun from the outside: start it, hear its ranks, notice the one that died or hangs, leave nothing behind.
+
+torchrun starts each rank in a session of its own, so that ending a process group reaches none of them. Here the chain
+of parents does it: on Linux torchrun dies with the process that started it and every rank with torchrun, also where
+that was a SIGKILL; and what is ended on purpose is ended by pid.
+
+Every rank has a thread that writes `rank-N.json` about once a second: a stopped or stuck process writes none, while
+ranks that only wait for it go on writing, and so are not taken for the culprit. Rank 0 writes what is measured to
+`lines.jsonl`. A rank that fails writes `error-N.json` first. Imports torch only as torchrun's own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.harness.ends import Stopped, WorkerGone
+from bench.kinds.distributed.machines import Nodes
+from bench.records import Trial
+from bench.records.result import End
+
+LINES_FILE, FAILURES_FILE, TRIAL_FILE = "lines.jsonl", "failures.json", "trial.json"
+LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
+FIRST_SIGN_SEC = 180.0  # torchrun and then every rank import torch: 3 s each, and tens from a cold disk
+GONE_SEC = 10.0
+LOG_LINES = 8
+
+
+class RankFailed(RuntimeError):
+    """A rank died or hangs; the message begins with which."""
+
+
+class RankGone(WorkerGone):
+    """A rank's machine is gone; the message begins with which."""
+
+
+class RankOutOfMemory(MemoryError):
+    """A rank ran out of memory; the message begins with which. The peaks are that rank's; of VRAM None on the CPU."""
+
+    def __init__(self, words: str, peak_vram_bytes: int | None, peak_rss_bytes: int | None) -> None:
+        super().__init__(words)
+        self.peak_vram_bytes, self.peak_rss_bytes = peak_vram_bytes, peak_rss_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds after which a rank that gives no sign, and a step that no rank ends, count as hung."""
+
+    silence_sec: float
+    step_sec: float
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """A rank's last sign: what it wrote, and when it last wrote and last moved on (time.monotonic)."""
+
+    sign: dict[str, Any] = field(default_factory=dict)
+    heard: float
+    moved: float
+
+    @property
+    def place(self) -> str:
+        step = self.sign.get("step", 0)
+        return str(self.sign.get("phase", "start")) + (f" step {step}" if step else "")
+
+
+class Torchrun:
+    """`world_size` ranks of `bench.kinds.distributed.rank`; a context manager that leaves no process and no file.
+
+    They run on this machine, or, with `nodes`, this machine's share of them does; the signs of the others are looked
+    for in the same folder (`bench.kinds.distributed.machines`).
+    """
+
+    def __init__(self, trial: Trial, backend: str, endpoint: str, limits: Limits, nodes: Nodes | None = None) -> None:
+        self._trial, self._limits = trial, limits
+        self.folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ranks-"))
+        (self.folder / TRIAL_FILE).write_text(trial.to_text(), encoding="utf-8")
+        (self.folder / LINES_FILE).touch()
+        self._taken = 0
+        self._here = range(trial.world_size) if nodes is None else nodes.ranks_here(trial.world_size)
+        now = time.monotonic()
+        self._started = now
+        self._seen = [Seen(heard=now, moved=now) for _ in range(trial.world_size)]
+        argv = (
+            *(sys.executable, "-m", "bench.kinds.distributed.torchrun", str(os.getpid()), str(self.folder)),
+            *(_on_one_machine(trial, endpoint) if nodes is None else _on_several(trial, nodes)),
+            *("--monitor-interval", "0.2", "--redirects", "3", "--log-dir", str(self.folder / "logs")),
+            *(
+                "-m",
+                "bench.kinds.distributed.rank",
+                str(self.folder),
+                backend,
+                str(limits.silence_sec),
+                str(limits.step_sec),
+            ),
+        )
+        with (self.folder / "torchrun.log").open("wb") as log:
+            variables = environment(is_alone=nodes is None)
+            self._process = subprocess.Popen(argv, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def __enter__(self) -> Torchrun:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        try:
+            self._end()
+        except Stopped:  # told to stop while ending: end first
+            self._end()
+            raise
+
+    def poll(self) -> int | None:
+        """torchrun's exit code; None while it runs."""
+        return self._process.poll()
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What rank 0 has measured since the last call."""
+        with (self.folder / LINES_FILE).open("rb") as file:
+            file.seek(self._taken)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # still being written
+                self._taken += len(line)
+                yield json.loads(line)
+
+    def look(self) -> None:
+        """Take in the ranks' signs. Raises RankFailed for a rank that gives none, or a step that never ends."""
+        now = time.monotonic()
+        for rank, seen in enumerate(self._seen):
+            sign = _read(self.folder / f"rank-{rank}.json")
+            if sign and sign.get("count") != seen.sign.get("count"):
+                if sign.get("moves") != seen.sign.get("moves"):
+                    seen.moved = now
+                seen.sign, seen.heard = sign, now
+            limit = self._limits.silence_sec if seen.sign else FIRST_SIGN_SEC
+            pid = seen.sign.get("pid") if rank in self._here else None
+            state = _state(pid) if pid else "unknown"
+            if state in (None, "Z", "X"):
+                limit += GONE_SEC  # it has died: torchrun knows of what, and says so in a moment
+            if now - seen.heard > limit:
+                if not seen.sign and rank not in self._here:
+                    raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
+                stopped = " (its process is stopped)" if state in ("T", "t") else ""
+                where = f"{seen.place}{stopped}{self.last(rank)}"
+                raise RankFailed(f"rank {rank} has been silent for {limit:g} s in {where}")
+        last_move = max(seen.moved for seen in self._seen)
+        in_steps = all(seen.sign.get("step") for seen in self._seen)
+        if in_steps and now - last_move > self._limits.step_sec:
+            raise RankFailed(self._stuck())
+
+    def failure(self) -> Exception:
+        """Why torchrun ended with an error: the rank that failed first, by signal, by its own words, by exit code."""
+        known = self.failures()
+        for path in self.folder.glob("failures-*.json"):
+            for name, more in _read(path).items():
+                known.setdefault(name, []).extend(more)
+        for rank, code in known.get("ranks", []):
+            if code < 0 and code != -signal.SIGTERM:  # torchrun ends the others by SIGTERM
+                name = signal.Signals(-code).name
+                return RankFailed(f"rank {rank} was killed by {name} in {self._seen[rank].place}{self.last(rank)}")
+        for rank in known.get("gone", []):
+            return RankGone(f"rank {rank} is gone with its machine in {self._seen[rank].place}{self.last(rank)}")
+        said = [error for rank in range(self._trial.world_size) if (error := _read(self.folder / f"error-{rank}.json"))]
+        if said:
+            first = min(said, key=lambda error: float(error["at"]))
+            if first["kind"] == "input":
+                return InputError(first["reason"])
+            words = f"rank {first['rank']}: {first['reason']} (in {self._seen[first['rank']].place})"
+            if first["kind"] == End.OUT_OF_MEMORY.value:
+                return RankOutOfMemory(words, first.get("vram_bytes"), first.get("rss_bytes"))
+            return RankFailed(words)
+        for rank, code in known.get("ranks", []):
+            name = f"signal {-code}" if code < 0 else f"code {code}"
+            return RankFailed(f"rank {rank} ended with {name} in {self._seen[rank].place}{self.last(rank)}")
+        tail = known.get("torchrun") or " ".join(_tail(self.folder / "torchrun.log")[-1:]) or "it says nothing"
+        return RankFailed(f"torchrun ended with code {self._process.returncode}: {tail}")
+
+    def failures(self) -> dict[str, Any]:
+        """What torchrun itself wrote of ranks that failed on this machine; empty where none did."""
+        return _read(self.folder / FAILURES_FILE)
+
+    def last(self, rank: int) -> str:
+        """A rank's last log line, to end a reason with."""
+        lines = self.log(rank)
+        return f"; its last line: {lines[-1][:120]}" if lines else ""
+
+    def log(self, rank: int) -> list[str]:
+        """A rank's last lines, of both its streams."""
+        places = sorted(self.folder.glob(f"logs/**/{rank}/std*.log"), key=lambda path: path.name, reverse=True)
+        return [line for place in places for line in _tail(place)][-LOG_LINES:]
+
+    def _stuck(self) -> str:
+        behind = [rank for rank, seen in enumerate(self._seen) if not seen.sign.get("waiting")]
+        who = " and ".join(f"rank {rank}" for rank in behind) if behind else "no rank"
+        ended = "have not ended" if len(behind) > 1 else "has not ended"
+        place = self._seen[behind[0] if behind else 0].place
+        return f"{who} {ended} {place} within {self._limits.step_sec:g} s{self.last(behind[0]) if behind else ''}"
+
+    def _end(self) -> None:
+        """End torchrun and everything below it, and remove the folder. Raises RankFailed if a process survives."""
+        doomed = descendants(self._process.pid) if self._process.poll() is None else []
+        doomed += [seen.sign["pid"] for seen in self._seen if "pid" in seen.sign and self._is_rank(seen.sign["pid"])]
+        if self._process.poll() is None:
+            self._process.kill()
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(GONE_SEC)
+        deadline = time.monotonic() + GONE_SEC
+        while left := [pid for pid in doomed if _state(pid) not in (None, "Z", "X")]:
+            if time.monotonic() > deadline:
+                raise RankFailed(f"processes {left} outlive SIGKILL: the driver holds them; see to this host")
+            time.sleep(0.02)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _is_rank(self, pid: int) -> bool:
+        # The folder's name is this run's own, so a pid that was used again since is not mistaken for a rank.
+        try:
+            return str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+
+def _on_one_machine(trial: Trial, endpoint: str) -> tuple[str, ...]:
+    return (
+        *("--nnodes", "1", "--nproc-per-node", str(trial.world_size), "--max-restarts", "0"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"),
+    )
+
+
+def _on_several(trial: Trial, nodes: Nodes) -> tuple[str, ...]:
+    # Static: machine n has the n-th share of the ranks, and nobody looks up a name.
+    here = str(len(nodes.ranks_here(trial.world_size)))
+    return (
+        *("--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", here),
+        *("--max-restarts", "0", "--rdzv-backend", "static", "--rdzv-conf", f"timeout={int(FIRST_SIGN_SEC)}"),
+        *("--master-addr", nodes.address, "--master-port", str(nodes.port)),
+    )
+
+
+def environment(*, is_alone: bool = True) -> dict[str, str]:
+    """What the ranks run in: no name is looked up, no collective waits for ever, one thread each unless told."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **({"GLOO_SOCKET_IFNAME": "lo"} if is_alone and sys.platform == "linux" else {}),
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, from /proc; empty where there is none."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    found, ahead = [], [root]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found
+
+
+def die_with(parent: int) -> None:
+    """From here on SIGKILL ends this process when `parent` dies, which must have started it. Linux alone."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before it was asked for
+        os._exit(1)
+
+
+def _state(pid: int | None) -> str | None:
+    """A process's state as Linux writes it (R, S, T, Z, ...); None if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-LOG_LINES:]
+
+
+def main(argv: list[str]) -> int:
+    """torchrun's own process: its arguments after the pid that it dies with and the folder that it reports to."""
+    die_with(int(argv[0]))
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(argv[2:]))
+    except ChildFailedError as error:
+        known: dict[str, Any] = {"ranks": [(rank, failure.exitcode) for rank, failure in error.failures.items()]}
+    except Exception as error:  # noqa: BLE001 - said where it is asked for, in one line
+        known = {"torchrun": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    else:
+        return 0
+    (Path(argv[1]) / FAILURES_FILE).write_text(json.dumps(known), encoding="utf-8")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

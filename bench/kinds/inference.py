@@ -1,0 +1,220 @@
+"""The inference trial: prompts in, greedy tokens out, for batches that double, on two paths side by side.
+
+Two things bound it. Reading the prompt multiplies matrices by matrices, so arithmetic does; writing the answer reads
+every weight once a token, so memory bandwidth does, and a batch shares that reading. So they are measured apart: up to
+the first token (`prefill`), and from there to the last (`decode`).
+
+Prompts are real text, packed: every prompt fills its length, so no position of a batch is padding, and both paths do
+the same work. Answers have the same length whatever they say. `decode_tokens_per_sec` counts all sequences together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from bench.data import batches as data
+from bench.data.inputs import Conversation, InputError, Inputs
+from bench.harness import ends
+from bench.harness.ends import Stops
+from bench.harness.record import Record
+from bench.kinds.decoding import Answer, DefaultPath, FastPath, prepare
+from bench.qlora import step as qlora
+from bench.qlora.session import Session, open_session
+from bench.records import Trial
+from bench.records.result import summarize
+
+Path: TypeAlias = DefaultPath | FastPath
+PATHS = (DefaultPath.name, FastPath.name)
+AGREEMENT = "two greedy answers part for good at the first token that rounding decides"
+NO_GPU = "no CUDA device: there is no graph of kernels to capture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How far a profile goes: no batch and no answer beyond these, whatever the trial asks for."""
+
+    largest_batch: int
+    most_new_tokens: int
+    repeats: int
+
+
+SIZES = {
+    "gpu": Sizes(largest_batch=32, most_new_tokens=65_536, repeats=5),
+    "tiny": Sizes(largest_batch=4, most_new_tokens=8, repeats=3),
+}
+
+
+def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+    """Measure batch after batch; a path that runs out of memory ends there, the trial goes on. Raises InputError."""
+    trial, sizes = record.trial, SIZES[record.trial.profile]
+    model_facts, _, conversations = inputs
+    new_tokens = min(trial.new_tokens, sizes.most_new_tokens)
+    check_length(trial, new_tokens, model_facts.max_position_embeddings)
+    batches = batch_sizes(min(trial.micro_batch_size, sizes.largest_batch))
+    session = open_session(record, stops)
+    # Five figures a path and their agreement; without a GPU one path's five, and a note for the other.
+    record.steps_planned = len(batches) * 11 + 2 if session.placement.is_cuda else len(batches) * 6 + 1
+    with record.timed("data"):
+        prompts = make_prompts(session, trial, conversations, batches[-1])
+    with record.timed("load"):
+        model = qlora.load_base(session.modules, trial, session.placement)
+        prepare(session.modules, model)
+        attend_to_all(trial, model.config, trial.max_seq_len + new_tokens)
+    record.log(
+        f"batches {batches} of {trial.max_seq_len} prompt tokens, {new_tokens} new tokens, {trial.base_precision}"
+    )
+    bench = Generation(record=record, session=session, model=model, new_tokens=new_tokens, repeats=sizes.repeats)
+    try:
+        with record.timed("measure"):
+            fitted = bench.measure_all(prompts, batches, stops)
+    finally:
+        if session.placement.is_cuda:
+            record.peak_vram_bytes = session.modules.torch.cuda.max_memory_allocated()
+    for path, largest in fitted.items():
+        record.add("largest_batch_sequences", largest, path=path, **bench.context())
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """1, 2, 4, ... and the largest itself."""
+    doubling = [1 << power for power in range(largest.bit_length())]
+    return doubling if doubling[-1] == largest else [*doubling, largest]
+
+
+def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
+    """Raises InputError where prompt and answer together are longer than the model was made for."""
+    if trial.max_seq_len + new_tokens > positions:
+        raise InputError(
+            f"new_tokens: {new_tokens} after a prompt of {trial.max_seq_len} (max_seq_len) are more than the "
+            f"{positions} positions {trial.model} was made for; shorten one of them"
+        )
+
+
+def attend_to_all(trial: Trial, config: Any, tokens: int) -> None:
+    """Turn the sliding window off where it is at least `tokens` wide, which changes nothing. Raises InputError."""
+    window = getattr(config, "sliding_window", None)
+    if window is not None and tokens > window:
+        raise InputError(
+            f"max_seq_len: prompt and answer of {tokens} tokens are longer than the sliding window of {window} "
+            f"in {trial.model}/config.json, which is not measured here; shorten one of them"
+        )
+    config.sliding_window = None
+
+
+def make_prompts(session: Session, trial: Trial, conversations: list[Conversation], count: int) -> Any:
+    """`count` prompts of `max_seq_len` tokens of the data, without padding: int64 on the device. Raises InputError."""
+    tokenizer = data.load_tokenizer(session.modules, trial.model)
+    wanted = dataclasses.replace(
+        trial,
+        layout="pack",
+        micro_batch_size=count,
+        gradient_accumulation_steps=1,
+        warmup_steps=0,
+        measured_steps=1,
+    )
+    rows = data.make_rows(wanted, conversations, tokenizer)
+    ids = [rows[index % len(rows)].ids for index in range(count)]
+    return session.modules.torch.tensor(ids, dtype=session.modules.torch.int64, device=session.placement.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One loaded model and how it is to be measured."""
+
+    record: Record
+    session: Session
+    model: Any
+    new_tokens: int
+    repeats: int
+
+    def context(self) -> dict[str, Any]:
+        trial = self.record.trial
+        return {
+            "precision": trial.base_precision,
+            "prompt_tokens": trial.max_seq_len,
+            "new_tokens": self.new_tokens,
+        }
+
+    def measure_all(self, prompts: Any, batches: list[int], stops: Stops) -> dict[str, int]:
+        """Measure each batch on each path; the largest batch that fitted, by path, 0 where none did."""
+        fitted = dict.fromkeys(PATHS if self.session.placement.is_cuda else PATHS[:1], 0)
+        running = set(fitted)
+        for batch in batches:
+            tokens: dict[str, Any] = {}
+            for name in PATHS:
+                context = {"batch": batch, "path": name, **self.context()}
+                if name not in fitted:
+                    self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
+                elif name not in running:
+                    note = f"not tried: batch {fitted[name]} was the last that fitted"
+                    self.record.add("decode_tokens_per_sec", None, note=note, **context)
+                else:
+                    failure = self._measure_one(name, prompts[:batch], context, tokens, stops)
+                    self._free()
+                    if failure is None:
+                        fitted[name] = batch
+                    else:
+                        running.discard(name)
+                        self.record.add("decode_tokens_per_sec", None, note=failure, **context)
+            if len(tokens) == len(PATHS):
+                same = tokens[PATHS[0]] == tokens[PATHS[1]]
+                agreeing = 100.0 * float(same.float().mean())
+                self.record.add("agreeing_tokens_percent", agreeing, note=AGREEMENT, batch=batch, **self.context())
+        return fitted
+
+    def _measure_one(
+        self, name: str, prompts: Any, context: dict[str, Any], tokens: dict[str, Any], stops: Stops
+    ) -> str | None:
+        """Measure one batch on one path and keep its tokens; the reason, if memory ran out."""
+        cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()
+        answers: list[Answer] = []
+        try:
+            path = self._path(name, prompts)
+            path.answer()  # warm-up
+            for _ in range(self.repeats):
+                stops.check()
+                answers.append(path.answer())
+        except Exception as error:
+            # A failed capture raises over the error that made it fail.
+            causes = [error, error.__context__]
+            said = [str(cause) for cause in causes if cause is not None and ends.is_out_of_memory(cause)]
+            if not said:
+                raise
+            return f"out of memory: {' '.join(said[0].split())[:200]}"
+        tokens[name] = answers[-1].tokens
+        self._keep(answers, len(prompts), context)
+        peak = None if cuda is None else cuda.max_memory_allocated()
+        note = "no CUDA device" if cuda is None else "the model and the most that all else held at once"
+        self.record.add("peak_memory_bytes", peak, note=note, **context)
+        return None
+
+    def _path(self, name: str, prompts: Any) -> Path:
+        modules, placement = self.session.modules, self.session.placement
+        if name == DefaultPath.name:
+            return DefaultPath(modules, self.model, placement, prompts, self.new_tokens)
+        return FastPath(modules, self.model, placement, prompts, self.new_tokens, capture=True)
+
+    def _keep(self, answers: list[Answer], batch: int, context: dict[str, Any]) -> None:
+        first = [answer.time_to_first_token_sec for answer in answers]
+        prompt_tokens = batch * self.record.trial.max_seq_len
+        values = {
+            "time_to_first_token_sec": first,
+            "prefill_tokens_per_sec": [prompt_tokens / seconds for seconds in first],
+        }
+        decode = [answer.decode_sec for answer in answers if answer.decode_sec is not None]
+        if decode:
+            later = self.new_tokens - 1  # the first token is the prefill's
+            values["decode_time_per_token_sec"] = [seconds / later for seconds in decode]
+            values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
+        for name, repeated in values.items():
+            interval = summarize(repeated)
+            self.record.add(name, interval.median, interval=interval, **context)
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.session.placement.is_cuda:
+            self.session.modules.torch.cuda.empty_cache()

@@ -1,0 +1,283 @@
+"""The loading trial: how long from files to a model on the device, cold and warm, and where the time goes.
+
+A first load takes what every process pays once: the CUDA context, kernels, imports that wait for their first use. After
+it the loads differ in the page cache alone: `cold` once it was emptied of the model's files, and looked at to be sure,
+`warm` with the files in memory. Between loads all memory is given back, and what was not is reported.
+
+Phases are measured by doing them alone, not by subtracting: reading every byte of the files, copying the same tensors
+to the device, quantizing the layers' weights there. A load overlaps and interleaves them, so they bound it and need
+not add up to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import INDEX, WEIGHTS, Inputs
+from bench.harness.ends import Stops
+from bench.harness.record import Record, peak_rss_bytes
+from bench.machine import pagecache
+from bench.qlora import step as qlora
+from bench.qlora.session import Session, open_session
+from bench.records.result import summarize
+
+WARM_REPEATS = 3
+# Readahead of the check itself, and of others who look at the folder, leaves a few pages.
+DROPPED_SHARE = 0.02
+# bitsandbytes keeps its code tables and cuBLAS its workspace for the life of the process.
+LEFTOVER_BYTES = 64 << 20
+CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+NO_GPU = "no CUDA device"
+# What bitsandbytes quantizes: the linear layers within the decoder, not the output head.
+QUANTIZED = re.compile(r"_proj\.weight$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One load. The device's bytes are None without a GPU; so is the host's peak where the system does not count it."""
+
+    seconds: float
+    device_bytes: int | None
+    device_peak_bytes: int | None
+    host_peak_bytes: int | None
+    leftover_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """What became of a request to empty the page cache of the files; `resident_share` None where it cannot be seen."""
+
+    resident_share: float | None
+
+    @property
+    def refused(self) -> bool:
+        return self.resident_share is not None and self.resident_share > DROPPED_SHARE
+
+    @property
+    def note(self) -> str | None:
+        if self.resident_share is None:
+            return "the page cache was asked to drop the files; whether it did cannot be seen here"
+        if self.refused:
+            return f"the page cache would not drop the files: {100 * self.resident_share:.0f} % of their pages stayed"
+        return None
+
+    def context(self) -> dict[str, Any]:
+        verified = self.resident_share is not None and not self.refused
+        return {"cache": "cold", "drop_verified": verified, "resident_percent": percent(self.resident_share)}
+
+
+def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
+    """One load as the process finds things, one cold, three warm; then each phase by itself."""
+    session = open_session(record, stops)
+    files = weight_files(Path(record.trial.model))
+    record.steps_planned = 12 if record.trial.base_precision == "nf4" else 11
+    bench = Loading(record=record, session=session, files=files, stops=stops)
+    record.log(f"{len(files)} weight files, {sum(path.stat().st_size for path in files):,} bytes")
+    with record.timed("warmup"):
+        found = pagecache.resident_share(files)
+        first = bench.load()
+        bench.add("first_load_time_sec", first.seconds, cache="as found", resident_percent=percent(found))
+    with record.timed("measure"):
+        loads = [first, *bench.measure_cold(), *bench.measure_warm()]
+        bench.add_memory(loads)
+        bench.measure_phases()
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that make up the model: what its index names, or the one file there is."""
+    if (folder / WEIGHTS).is_file():
+        return (folder / WEIGHTS,)
+    placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return tuple(folder / name for name in sorted(set(placed.values())))
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else round(100.0 * share, 1)
+
+
+def watch_host_peak() -> bool:
+    """Start the count of peak memory anew (Linux, VmHWM); False where that is not allowed."""
+    try:
+        CLEAR_REFS.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def host_peak_bytes() -> int | None:
+    """The peak since `watch_host_peak`. Pages of mapped files count while they are mapped and in memory."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """What is loaded, and where its measurements go."""
+
+    record: Record
+    session: Session
+    files: tuple[Path, ...]
+    stops: Stops
+
+    def add(self, name: str, value: float | None, **more: Any) -> None:
+        self.record.add(name, value, precision=self.record.trial.base_precision, **more)
+
+    def add_repeated(self, name: str, values: list[float], **more: Any) -> None:
+        interval = summarize(values)
+        self.add(name, interval.median, interval=interval, **more)
+
+    # Loads -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """Load the model as training does, and give everything back."""
+        self.stops.check()
+        cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
+        self._free()
+        before = self._reserved()
+        counted = watch_host_peak()
+        if cuda is not None:
+            allocated = cuda.memory_allocated()
+            cuda.reset_peak_memory_stats()
+            cuda.synchronize()
+        start = time.perf_counter()
+        model = qlora.load_base(self.session.modules, self.record.trial, self.session.placement)
+        self._wait()
+        seconds = time.perf_counter() - start
+        host_peak = host_peak_bytes() if counted else None
+        held = peak = left = None
+        if cuda is not None:
+            held, peak = cuda.memory_allocated() - allocated, cuda.max_memory_allocated() - allocated
+            self.record.peak_vram_bytes = max(self.record.peak_vram_bytes or 0, cuda.max_memory_allocated())
+        del model
+        self._free()
+        if before is not None:
+            left = (self._reserved() or 0) - before
+        return Load(
+            seconds=seconds, device_bytes=held, device_peak_bytes=peak, host_peak_bytes=host_peak, leftover_bytes=left
+        )
+
+    def measure_cold(self) -> list[Load]:
+        """One load with the files out of memory; none, and a note, where they would not go."""
+        drop = self._drop()
+        load = None if drop.refused else self.load()
+        self.add("load_time_sec", None if load is None else load.seconds, note=drop.note, **drop.context())
+        return [] if load is None else [load]
+
+    def measure_warm(self) -> list[Load]:
+        pagecache.read_all(self.files)
+        resident = pagecache.resident_share(self.files)
+        loads = [self.load() for _ in range(WARM_REPEATS)]
+        seconds = [load.seconds for load in loads]
+        self.add_repeated("load_time_sec", seconds, cache="warm", resident_percent=percent(resident))
+        return loads
+
+    def add_memory(self, loads: list[Load]) -> None:
+        """What the last load held and the most that any took. Memory not given back is flagged."""
+        last = loads[-1]
+        total = self.record.fingerprint["gpu_memory_bytes"]
+        note = NO_GPU if last.device_bytes is None else None
+        share = 100.0 * last.device_bytes / total if last.device_bytes is not None and total else None
+        self.add("device_memory_bytes", last.device_bytes, note=note)
+        self.add("device_memory_share_percent", share, note=note)
+        self.add("device_memory_peak_bytes", last.device_peak_bytes, note=note)
+        left = max((load.leftover_bytes for load in loads if load.leftover_bytes is not None), default=None)
+        self.add("device_memory_leftover_bytes", left, note=note, loads=len(loads))
+        if left is not None and left > LEFTOVER_BYTES:
+            self.record.flags.append(f"{left:,} bytes of the GPU's memory were not given back after a load")
+        peaks = [load.host_peak_bytes for load in loads if load.host_peak_bytes is not None]
+        if peaks:
+            self.add("host_memory_peak_bytes", max(peaks), note="pages of mapped files included", loads=len(peaks))
+        else:
+            note = "of the whole process, its imports included: the system does not count anew"
+            self.add("host_memory_peak_bytes", peak_rss_bytes(), note=note, loads=len(loads))
+
+    # Phases ------------------------------------------------------------------------------------------------------
+
+    def measure_phases(self) -> None:
+        """Reading, moving, quantizing: each alone."""
+        drop = self._drop()
+        self.add("read_time_sec", None if drop.refused else self._read(), note=drop.note, **drop.context())
+        pagecache.read_all(self.files)
+        resident = pagecache.resident_share(self.files)
+        warm = [self._read() for _ in range(WARM_REPEATS)]
+        self.add_repeated("read_time_sec", warm, cache="warm", resident_percent=percent(resident))
+        self._pass(self.files[:1])  # warm-up
+        passes = [self._pass(self.files) for _ in range(WARM_REPEATS)]
+        self._free()
+        if self.session.placement.is_cuda:
+            self.add_repeated("move_time_sec", [move for move, _ in passes], source="pageable host memory")
+        else:
+            self.add("move_time_sec", None, note=NO_GPU)
+        if self.record.trial.base_precision == "nf4":
+            self.add_repeated("quantize_time_sec", [quantize for _, quantize in passes], device=str(self._device.type))
+
+    @property
+    def _device(self) -> Any:
+        return self.session.placement.device
+
+    def _read(self) -> float:
+        self.stops.check()
+        start = time.perf_counter()
+        pagecache.read_all(self.files)
+        return time.perf_counter() - start
+
+    def _pass(self, files: tuple[Path, ...]) -> tuple[float, float]:
+        """Seconds of copying every tensor of the files to the device, and of quantizing those that are quantized.
+
+        File by file: the host and the device hold one file's tensors at a time.
+        """
+        moving = quantizing = 0.0
+        for path in files:
+            self.stops.check()
+            tensors = self._tensors(path)
+            self._wait()
+            start = time.perf_counter()
+            moved = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            self._wait()
+            moving += time.perf_counter() - start
+            if self.record.trial.base_precision == "nf4":
+                start = time.perf_counter()
+                for name in filter(QUANTIZED.search, moved):
+                    moved[name] = self._quantize(moved[name])
+                self._wait()
+                quantizing += time.perf_counter() - start
+        return moving, quantizing
+
+    def _tensors(self, path: Path) -> dict[str, Any]:
+        """The file's tensors in memory of their own: what safetensors returns is the mapped file, not yet read."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
+
+    @property
+    def _quantize(self) -> Any:
+        """As `qlora.load_base` has it done: NF4 in blocks of 64, the blocks' scales quantized again."""
+        functional = self.session.modules.bitsandbytes.functional
+        return partial(functional.quantize_4bit, blocksize=64, compress_statistics=True, quant_type="nf4")
+
+    # Between -----------------------------------------------------------------------------------------------------
+
+    def _drop(self) -> Drop:
+        pagecache.drop(self.files)
+        return Drop(resident_share=pagecache.resident_share(self.files))
+
+    def _wait(self) -> None:
+        if self.session.placement.is_cuda:
+            self.session.modules.torch.cuda.synchronize()
+
+    def _reserved(self) -> int | None:
+        """Bytes that this process's allocator has from the device, in use or not."""
+        return self.session.modules.torch.cuda.memory_reserved() if self.session.placement.is_cuda else None
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.session.placement.is_cuda:
+            self.session.modules.torch.cuda.empty_cache()

@@ -1,0 +1,72 @@
+"""What part of the device's own matrix-product rate a training reached, measured right after it on the same device.
+
+The product is measured hot, at the clocks and temperature that the training left, which is what the training had. It
+comes after the last measured step, so it costs none of them anything.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench.harness.ends import is_out_of_memory
+from bench.harness.record import Record
+from bench.kinds import hardware
+from bench.machine import chips
+from bench.predict import flops
+from bench.qlora.session import Session
+from bench.records.result import Interval, summarize
+
+FORMULA = "4 (blocks + head) + 6 adapters + 3 attention: bench/predict/flops.py; recomputation not counted"
+CPU_SIZE, CPU_SEC = 512, 0.1
+
+
+def add_ceilings(record: Record, session: Session) -> None:
+    """Add matmul_tflops and mfu_percent for the steps in the record; without a value where no product can be had."""
+    dtype = "bf16" if session.placement.compute_dtype == session.modules.torch.bfloat16 else "fp32"
+    size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
+    try:
+        ceiling = _ceiling(session, dtype)
+    except hardware.Lacking as lacking:
+        return _add_none(record, dtype, size, str(lacking))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return _add_none(record, dtype, size, "no memory left for it beside the training")
+    chip = chips.lookup(record.fingerprint["gpu_name"])
+    share = chips.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
+    record.add("matmul_tflops", ceiling.median, interval=ceiling, share_percent=share, dtype=dtype, size=size)
+    trial, steps = record.trial, record.steps
+    config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
+    cost = flops.per_token(
+        config,
+        # Samples that are kept apart attend to less than a row: nothing is claimed for it.
+        sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
+        rank=trial.lora_rank,
+        targets=trial.lora_targets,
+        checkpointing=trial.gradient_checkpointing,
+    )
+    rates = [tokens / seconds for tokens, seconds in zip(steps.tokens, steps.step_time_sec, strict=True)]
+    found = summarize([flops.mfu_percent(cost.model, rate, ceiling.median) for rate in rates])
+    record.add(
+        "mfu_percent",
+        found.median,
+        interval=found,
+        flop_per_token=cost.model,
+        recomputed_flop_per_token=cost.recompute // trial.checkpoint_every,
+        matmul_dtype=dtype,
+        formula=FORMULA,
+    )
+    return None
+
+
+def _ceiling(session: Session, dtype: str) -> Interval:
+    if session.placement.is_cuda:
+        session.modules.torch.cuda.empty_cache()  # the training's blocks may be all that is left of the memory
+        return hardware.bf16_matmul_tflops(session)
+    return hardware.matmul_tflops(session, dtype, CPU_SIZE, budget_sec=CPU_SEC, operand_bytes=0)
+
+
+def _add_none(record: Record, dtype: str, size: int, note: str) -> None:
+    record.add("matmul_tflops", None, note=note, dtype=dtype, size=size)
+    record.add("mfu_percent", None, note="there is no measured matrix product to compare with", formula=FORMULA)

@@ -1,0 +1,140 @@
+"""The training trial: QLoRA steps, one by one, warm-up first, each timed on its own and by phase."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from bench import stack
+from bench.data import batches as data
+from bench.data.inputs import Inputs
+from bench.harness.ends import Stops
+from bench.harness.phases import PHASES
+from bench.harness.record import Record
+from bench.kinds import mfu
+from bench.predict import footprint
+from bench.qlora import recipes
+from bench.qlora import step as qlora
+from bench.qlora.session import open_session
+from bench.records.result import Steps, summarize
+
+LOG_EVERY_STEPS = 5
+
+
+class NotFinite(ArithmeticError):
+    """The loss is no longer a number, and every later step would be worthless."""
+
+
+def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
+    """Load, train, and leave every step in the record. Raises NotFinite, and whatever the stack raises."""
+    trial, log = record.trial, record.log
+    _, data_facts, conversations = inputs
+    session = open_session(record, stops)
+    modules, placement = session.modules, session.placement
+    phases: list[dict[str, float]] = []
+    try:
+        with record.timed("data"):
+            tokenizer = data.load_tokenizer(modules, trial.model)
+            if tokenizer.pad_token_id is None:
+                log("the tokenizer has no padding token: its end token pads, with no loss and no attention there")
+            rows = data.make_rows(trial, conversations, tokenizer)
+        left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
+        log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
+        with record.timed("load"):
+            step = _load(record, modules, placement, stops)
+        batches = data.make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+        with contextlib.closing(batches):
+            with record.timed("warmup"):
+                for _ in range(trial.warmup_steps):
+                    _one_step(record, step, batches, record.warmup, stops)
+            with record.timed("measure"):
+                for _ in range(trial.measured_steps):
+                    _one_step(record, step, batches, record.steps, stops)
+                    phases.append(step.clock.read())
+    finally:
+        _add_phases(record, phases)
+        if placement.is_cuda:
+            record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
+            record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
+            _add_prediction(record)
+    with record.timed("ceilings"):
+        mfu.add_ceilings(record, session)
+
+
+def _add_prediction(record: Record) -> None:
+    """What `bench.predict.footprint` says of this trial, beside what it took; of the recipe that was built, if it fell
+    back."""
+    trial = record.trial
+    built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
+    if built != trial.recipe:
+        trial = dataclasses.replace(trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0)
+    config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
+    record.add("predicted_peak_vram_bytes", footprint.peak_bytes(config, trial), recipe=built)
+
+
+def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stops: Stops) -> qlora.TrainingStep:
+    trial, start = record.trial, time.monotonic()
+    base = qlora.load_base(modules, trial, placement)
+    if placement.is_cuda:
+        modules.torch.cuda.synchronize()
+    record.load_time_sec = time.monotonic() - start
+    stops.check()
+    step = recipes.build(trial.recipe, modules, trial, placement, base)
+    record.fingerprint["recipe"] = step.recipe
+    record.fingerprint["recipe_notes"] = ", ".join(step.notes) or None
+    record.fingerprint["optimizer"] = step.optimizer_name
+    trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
+    record.fingerprint["trained_parameters"] = trained
+    record.log(
+        f"loaded {record.fingerprint['model_parameters']:,} parameters as {trial.base_precision} in "
+        f"{record.load_time_sec:.2f} s; recipe {step.recipe}; training {trained:,} with {step.optimizer_name}"
+    )
+    return step
+
+
+def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
+    """One measurement a phase, over the steps measured so far; nothing where none was."""
+    clock = "device" if record.fingerprint.get("device") == "cuda" else "host"
+    for phase in PHASES if phases else ():
+        interval = summarize([step[phase] for step in phases])
+        record.add(f"step_{phase}_sec", interval.median, interval=interval, clock=clock)
+
+
+def _one_step(
+    record: Record, step: qlora.TrainingStep, batches: Iterator[data.Batch], steps: Steps, stops: Stops
+) -> None:
+    accumulation = record.trial.gradient_accumulation_steps
+    used: list[data.Batch] = []
+
+    def drawn() -> Iterator[data.Batch]:
+        for batch in islice(batches, accumulation):
+            used.append(batch)
+            yield batch
+
+    step.wait()
+    start = time.perf_counter()
+    total = step(drawn(), accumulation)
+    step.wait()
+    seconds = time.perf_counter() - start
+    # Everything below is outside the timed region.
+    stops.check()
+    loss = float(total)
+    steps.step_time_sec.append(seconds)
+    steps.loss.append(loss if math.isfinite(loss) else None)
+    steps.samples.append(round(sum(batch.samples for batch in used), 6))
+    steps.tokens.append(sum(batch.tokens for batch in used))
+    steps.useful_tokens.append(sum(batch.useful_tokens for batch in used))
+    record.show()
+    done = len(steps.step_time_sec)
+    planned = record.trial.measured_steps if steps is record.steps else record.trial.warmup_steps
+    if done % LOG_EVERY_STEPS == 0 or done == planned:
+        group = steps.step_time_sec[-LOG_EVERY_STEPS:]
+        record.log(f"{record.phase} {done}/{planned}: {sum(group) / len(group):.3f} s/step, loss {loss:.4f}")
+    if not math.isfinite(loss):
+        raise NotFinite(f"the loss is {loss} at {record.phase} step {done}; try a lower learning_rate")

@@ -1,0 +1,246 @@
+"""The fingerprint: what a result was measured with, from an allow-list. No environment dump, no host name, no user.
+
+Keys are flat and carry units. A fact that cannot be had is None, never guessed. The result carries what reports need;
+environment.json beside it has the fingerprint in full: GPUs, packages, digests, the variables that change speed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import DataFacts, ModelFacts
+from bench.records import Trial
+from bench.records.result import write_atomic
+
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
+CODE = Path(__file__).resolve().parents[1]
+GIT_SHA_VARIABLE = "QLORA_FLEET_GIT_SHA"  # set by an image's build, where there is no git folder to ask
+COMMAND_SEC = 10.0
+ENVIRONMENT_FILE = "environment.json"
+# Set by an image's build; a container cannot ask for its own digest.
+DIGEST_VARIABLES = {"image_digest": "QLORA_FLEET_IMAGE_DIGEST", "lock_digest": "QLORA_FLEET_LOCK_DIGEST"}
+# What changes how fast or how exactly things are computed, and holds no secret.
+VARIABLES = (
+    "BNB_CUDA_VERSION",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_IB_DISABLE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SHM_DISABLE",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+# nvidia-smi's names of the columns, and ours. All are older than the oldest driver that torch 2.1 takes: a name that
+# nvidia-smi does not know makes it answer nothing at all.
+GPU_COLUMNS = {
+    "index": "index",
+    "name": "name",
+    "uuid": "uuid",
+    "driver_version": "driver",
+    "vbios_version": "vbios",
+    "memory.total": "memory_total_mib",
+    "clocks.max.sm": "clock_max_sm_mhz",
+    "clocks.max.mem": "clock_max_memory_mhz",
+    "clocks.sm": "clock_sm_at_start_mhz",
+    "clocks.mem": "clock_memory_at_start_mhz",
+    "power.limit": "power_cap_watts",
+    "power.default_limit": "power_cap_default_watts",
+    "ecc.mode.current": "ecc",
+    "persistence_mode": "persistence_mode",
+    "pcie.link.gen.max": "pcie_generation_max",
+    "pcie.link.width.max": "pcie_lanes_max",
+}
+
+
+def host_facts() -> dict[str, Any]:
+    """What is known without importing torch: versions, code, processor, memory, load."""
+    sha, dirty = code_version()
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "git_sha": sha,
+        "git_dirty": dirty,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu_model": _cpu_line("model name") or platform.processor() or None,
+        "cpu_logical_cores": os.cpu_count(),
+        "cpu_allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_total_bytes": _memory_bytes(),
+        "load_average_1min_at_start": round(os.getloadavg()[0], 2),
+    }
+
+
+def input_facts(trial: Trial, model: ModelFacts, data: DataFacts) -> dict[str, Any]:
+    """What was measured on."""
+    return {
+        "trial_digest": trial.digest(),
+        "model_sha256": model.sha256,
+        "model_parameters": model.parameters,
+        "model_bytes": model.bytes,
+        "data_sha256": data.sha256,
+        "data_samples": data.samples,
+        "seed": trial.seed,
+    }
+
+
+def device_facts(torch: Any) -> dict[str, Any]:
+    """The device that steps run on, as torch sees it; the GPU's fields are None where there is none."""
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,  # says +cpu or +cu130, which the installed version may leave out
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cuda": torch.version.cuda,
+        "gpu_name": None,
+        "gpu_compute_capability": None,
+        "gpu_memory_bytes": None,
+        "gpu_driver": None,
+    }
+    if facts["device"] == "cuda":
+        gpu = torch.cuda.get_device_properties(0)
+        facts["gpu_name"] = gpu.name
+        facts["gpu_compute_capability"] = f"{gpu.major}.{gpu.minor}"
+        facts["gpu_memory_bytes"] = gpu.total_memory
+        facts["gpu_driver"] = _driver()
+    return facts
+
+
+def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
+    """Write environment.json into `folder`, atomically: `fingerprint` and all that `full_facts` finds. Raises OSError.
+
+    0.2 s, before anything is measured, so that a trial that dies leaves it too.
+    """
+    path = folder / ENVIRONMENT_FILE
+    document = {"kind": "environment", "schema_version": 1, **fingerprint, **full_facts()}
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def full_facts() -> dict[str, Any]:
+    """Digests of image and lock, every GPU that the driver shows, every package's version, the variables allowed."""
+    return {
+        **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
+        "cuda": _cuda_of_torch(),
+        "gpus": gpus(),
+        "packages": dict(sorted(_packages().items())),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """One entry for each GPU that nvidia-smi shows, the columns it cannot tell None; empty where it cannot be asked."""
+    query = f"--query-gpu={','.join(GPU_COLUMNS)}"
+    return read_gpus(_output("nvidia-smi", query, "--format=csv,noheader,nounits") or "")
+
+
+def read_gpus(said: str) -> list[dict[str, Any]]:
+    """nvidia-smi's CSV as records: numbers where a column ends in a unit, None for `[N/A]` and the like."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines() if line.strip()]
+    names = GPU_COLUMNS.values()
+    return [
+        {name: _cell(name, cell) for name, cell in zip(names, row, strict=True)}
+        for row in rows
+        if len(row) == len(names)
+    ]
+
+
+def _cell(name: str, cell: str) -> str | float | None:
+    if cell.startswith("[") or cell in ("", "N/A"):
+        return None
+    if not name.endswith(("_mhz", "_watts", "_mib", "_max", "index")):
+        return cell
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _packages() -> dict[str, str]:
+    # A package whose metadata is damaged has no name, and then nothing to say.
+    return {
+        name: package.version for package in metadata.distributions() if (name := package.metadata["Name"]) is not None
+    }
+
+
+def _cuda_of_torch() -> str | None:
+    """The CUDA that torch was built for, read from its version file: importing torch takes seconds."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def code_version() -> tuple[str | None, bool | None]:
+    """The git commit of this folder and whether it was changed since; (None, None) where neither can be known."""
+    if _output("git", "-C", str(CODE), "ls-files", "--error-unmatch", "__init__.py") is not None:
+        sha = _output("git", "-C", str(CODE), "rev-parse", "HEAD")
+        changed = _output("git", "-C", str(CODE), "status", "--porcelain", "--", ".")
+        return sha, None if changed is None else changed != ""
+    return os.environ.get(GIT_SHA_VARIABLE), None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_flags() -> frozenset[str]:
+    """The processor's instruction set extensions as Linux names them; empty where it does not say."""
+    return frozenset((_cpu_line("flags") or "").split())
+
+
+def _cpu_line(name: str) -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
+
+
+def _driver() -> str | None:
+    said = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    return said.splitlines()[0].strip() if said else None
+
+
+def _output(*argv: str) -> str | None:
+    """A command's output without the last newline; None if it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_SEC, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.rstrip("\n") if done.returncode == 0 else None

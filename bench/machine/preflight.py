@@ -1,0 +1,95 @@
+"""Can this machine's CUDA and bitsandbytes do what the trial asks? Asked right after the stack is imported.
+
+A GPU that is there and cannot be used must not become a quiet hour on the CPU; each refusal is one line with the cure.
+
+Not covered: whether a GPU is there at all where the trial's profile wants one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.machine import nvml
+from bench.records import Trial
+from bench.stack import Stack
+
+GPU_DEVICE_FILE = Path("/dev/nvidiactl")
+BF16_SINCE = (8, 0)
+
+
+def check(stack: Stack, trial: Trial) -> None:
+    """Raises InputError."""
+    if stack.torch.cuda.is_available():
+        _check_bf16(stack.torch, trial)
+        _check_bitsandbytes(stack, trial)
+    elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDING_ALL:
+        said = _why_not(stack.torch)
+        raise InputError(
+            f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {said}; "
+            f"{cure(said, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+        )
+    elif _needs_bitsandbytes(trial) and not stack.bitsandbytes_runs_on_cpu:
+        raise InputError(
+            f"bitsandbytes {stack.bitsandbytes.__version__} computes on CUDA alone, and here is none; "
+            "install 0.46 or newer, or set base_precision=bf16 and optimizer=adamw_torch"
+        )
+
+
+def cure(said: str, cuda: str | None) -> str:
+    """What to do about CUDA's own words. `cuda` is the version that torch was built for, None for a CPU build."""
+    if cuda is None or "not compiled with CUDA" in said:
+        return "install torch's CUDA build, as the image's lock has it"
+    if "driver" in said and "too old" in said:
+        return f"install a driver made for CUDA {cuda}, or an image whose torch is built for an older CUDA"
+    if "no NVIDIA driver" in said:
+        return "the driver's libraries are missing here: run the container with the NVIDIA runtime"
+    if "No CUDA GPUs" in said:
+        return "no GPU was handed to this process: ask for one (nvidia.com/gpu: 1), or see CUDA_VISIBLE_DEVICES"
+    return "nvidia-smi on the same machine says what the driver sees; a driver updated while loaded needs a reboot"
+
+
+def _why_not(torch: Any) -> str:
+    """CUDA's reason, in one line: is_available() itself says no more than False."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+    except Exception as error:  # noqa: BLE001 - RuntimeError, AssertionError or the driver's own; its words are wanted
+        return " ".join(str(error).split())[:240] or type(error).__name__
+    return "CUDA reports no device"
+
+
+def _needs_bitsandbytes(trial: Trial) -> bool:
+    steps = trial.kind in ("training", "distributed")
+    return trial.kind != "hardware" and (
+        trial.base_precision == "nf4" or (steps and trial.optimizer == "paged_adamw_8bit")
+    )
+
+
+def _check_bf16(torch: Any, trial: Trial) -> None:
+    # torch computes bf16 on older chips, too, by way of float32: no error, and numbers that say nothing.
+    found = torch.cuda.get_device_capability()
+    if found < BF16_SINCE and trial.kind != "hardware":
+        raise InputError(
+            f"{torch.cuda.get_device_name()}: compute capability {found[0]}.{found[1]} has no bf16, in which trials "
+            f"compute; take a GPU of {BF16_SINCE[0]}.{BF16_SINCE[1]} or newer (A10, A100); kind hardware runs here"
+        )
+
+
+def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
+    library = stack.bitsandbytes.cextension.lib
+    if not _needs_bitsandbytes(trial) or getattr(type(library), "compiled_with_cuda", False):
+        return
+    folder = Path(str(stack.bitsandbytes.__file__)).parent
+    builds = sorted(match[1] for path in folder.iterdir() if (match := re.search(r"_cuda(\d+)\.so$", path.name)))
+    have = f"it holds builds for CUDA {', '.join(builds)}" if builds else "it holds no CUDA build"
+    raise InputError(
+        f"bitsandbytes {stack.bitsandbytes.__version__} has no GPU support for CUDA {stack.torch.version.cuda} here: "
+        f"{have}; install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
+        "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more"
+    )

@@ -1,0 +1,263 @@
+"""The process beside a trial that looks at GPU and host five times a second and writes telemetry.csv.
+
+A process and not a thread: a thread takes the interpreter's lock from the training loop at every call, and is stopped
+by it in turn; a process costs the loop nothing but its share of a core. What it is told comes on standard input, one
+phase's name a line. It ends when that closes, which also happens when the trial is killed, and no signal ends it
+before: the trial's partial result is worth its telemetry.
+
+Rows are flushed once a second and at each phase's end, so that a killed trial leaves what there was. A full disk ends
+the sampling with one line, never the trial.
+
+Times are seconds of the monotonic clock, which all processes of a machine share and which nobody can set back.
+
+Not covered: processor time of children that came and went between two looks at the process tree (2 s apart). Resident
+memory counts pages that processes share once for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine import nvml
+
+EVERY_SEC = 0.2
+FLUSH_SEC = 1.0
+PROCESSES_SEC = 1.0  # asking for processes costs the driver more than all other readings together
+TREE_SEC = 2.0
+SHORTEST_SEC = 0.05  # below this the kernel's ticks (10 ms) say nothing about a share of a core
+COLUMNS = (
+    "elapsed_sec",
+    "phase",
+    "gpu",
+    "gpu_utilization_percent",
+    "gpu_memory_utilization_percent",
+    "gpu_memory_used_bytes",
+    "gpu_power_watts",
+    "gpu_sm_clock_mhz",
+    "gpu_memory_clock_mhz",
+    "gpu_temperature_celsius",
+    "gpu_clock_limits",  # names separated by spaces; "none"; empty where unknown
+    "gpu_other_processes",  # pid:bytes separated by spaces; "none"; "unknown" where pids cannot be told apart
+    "process_cpu_percent",  # of one core, over the whole process tree but this sampler
+    "process_rss_bytes",
+    "load_average_1min",
+    "sampler_cpu_sec",
+)
+UNKNOWN, NONE = "unknown", "none"
+# The number of the first process namespace's file, the same on every Linux: the library's pids are of that namespace.
+FIRST_NAMESPACE = 0xEFFFFFFC
+
+
+class HostSampler:
+    """Processor and memory of a process tree, from /proc; None where there is no /proc."""
+
+    def __init__(self, root: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._ticks_per_sec, self._page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        self._tree_at = float("-inf")
+        self._before: tuple[float, dict[int, int]] | None = None
+        self.tree: tuple[int, ...] = (root,)
+
+    def read(self) -> tuple[float | None, int | None]:
+        """Percent of one core since the last call (None the first time), and resident bytes."""
+        now = self._clock()
+        if now - self._tree_at >= TREE_SEC:
+            self.tree, self._tree_at = tree_of(self._root, leave_out=os.getpid()), now
+        ticks: dict[int, int] = {}
+        pages = 0
+        for pid in self.tree:
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_bytes()
+                resident = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+            except OSError:  # it ended meanwhile
+                continue
+            user, system = stat[stat.rindex(b")") :].split()[12:14]  # a name may hold anything but ends at the last )
+            ticks[pid] = int(user) + int(system)
+            pages += resident
+        if not ticks:
+            return None, None
+        percent = None
+        if self._before is not None and now - self._before[0] >= SHORTEST_SEC:
+            spent = sum(count - self._before[1].get(pid, count) for pid, count in ticks.items())
+            percent = 100.0 * spent / self._ticks_per_sec / (now - self._before[0])
+        if self._before is None or percent is not None:
+            self._before = (now, ticks)
+        return percent, pages * self._page
+
+
+class GpuSampler:
+    """Readings of the trial's GPUs, and who else is on them."""
+
+    def __init__(self, gpus: Sequence[nvml.Gpu], clock: Callable[[], float] = time.monotonic) -> None:
+        self._gpus, self._clock = gpus, clock
+        self._asked_at = float("-inf")
+        self._others: dict[int, str] = {}
+        self._there_before: dict[int, frozenset[int]] = {}
+        self._sees_host_pids = sees_host_pids()
+
+    def read(self, tree: Sequence[int]) -> list[dict[str, Any]]:
+        """A row for each GPU. First called before the trial is on the GPU: whoever is there then is not ours."""
+        if self._clock() - self._asked_at >= PROCESSES_SEC:
+            self._asked_at = self._clock()
+            self._others = {gpu.index: self._others_on(gpu, frozenset(tree)) for gpu in self._gpus}
+        return [self._row(gpu, gpu.read()) for gpu in self._gpus]
+
+    def _row(self, gpu: nvml.Gpu, reading: nvml.Reading) -> dict[str, Any]:
+        limits = reading.clock_limits
+        return {
+            "gpu": gpu.index,
+            "gpu_utilization_percent": reading.utilization_percent,
+            "gpu_memory_utilization_percent": reading.memory_utilization_percent,
+            "gpu_memory_used_bytes": reading.memory_used_bytes,
+            "gpu_power_watts": reading.power_watts,
+            "gpu_sm_clock_mhz": reading.sm_clock_mhz,
+            "gpu_memory_clock_mhz": reading.memory_clock_mhz,
+            "gpu_temperature_celsius": reading.temperature_celsius,
+            "gpu_clock_limits": None if limits is None else " ".join(limits) or NONE,
+            "gpu_other_processes": self._others[gpu.index],
+        }
+
+    def _others_on(self, gpu: nvml.Gpu, ours: frozenset[int]) -> str:
+        on_it = gpu.processes()
+        if on_it is None:
+            return UNKNOWN
+        before = self._there_before.setdefault(gpu.index, frozenset(on_it) - ours)
+        # In a container the library may count processes as the host does: then ours cannot be found among them, and
+        # only those that were there before ours are certainly not ours.
+        if self._sees_host_pids or not ours.isdisjoint(on_it):
+            others = {pid: held for pid, held in on_it.items() if pid not in ours}
+        else:
+            others = {pid: held for pid, held in on_it.items() if pid in before}
+            if not others:
+                return UNKNOWN
+        return " ".join(f"{pid}:{held or 0}" for pid, held in sorted(others.items())) or NONE
+
+
+def sees_host_pids() -> bool:
+    """True where this process's pid is the one the host, and so the library, knows it by."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def tree_of(root: int, *, leave_out: int) -> tuple[int, ...]:
+    """`root` and everything it started, without `leave_out`; from /proc."""
+    found, todo = [root], [root]
+    while todo:
+        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            try:
+                pids = [int(word) for word in children.read_bytes().split()]
+            except OSError:  # the thread, or the process, ended meanwhile
+                continue
+            fresh = [pid for pid in pids if pid != leave_out and pid not in found]
+            found += fresh
+            todo += fresh
+    return tuple(found)
+
+
+class Table:
+    """telemetry.csv, in pieces. Raises OSError when a piece cannot be written."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._file = path.open("wb", buffering=0)
+        self._waiting = io.StringIO()
+        self._writer = csv.DictWriter(self._waiting, COLUMNS, lineterminator="\n")
+        self._writer.writeheader()
+        self.flush()
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        self._writer.writerows(rows)
+        if self._clock() - self._flushed >= FLUSH_SEC:
+            self.flush()
+
+    def flush(self) -> None:
+        self._file.write(self._waiting.getvalue().encode())
+        self._waiting.seek(0)
+        self._waiting.truncate()
+        self._flushed = self._clock()
+
+
+class Sampler:
+    """Puts GPU, host and phase together into rows. `started` is the trial's zero on the monotonic clock."""
+
+    def __init__(
+        self,
+        *,
+        root: int,
+        gpus: Sequence[nvml.Gpu],
+        started: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._started = clock, started
+        self._host, self._gpu = HostSampler(root, clock), GpuSampler(gpus, clock)
+        self.phase = ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each GPU, or one without a GPU."""
+        percent, resident = self._host.read()
+        common: Mapping[str, Any] = {
+            "elapsed_sec": round(self._clock() - self._started, 3),
+            "phase": self.phase,
+            "process_cpu_percent": None if percent is None else round(percent, 1),
+            "process_rss_bytes": resident,
+            "load_average_1min": round(os.getloadavg()[0], 2),
+            "sampler_cpu_sec": round(time.process_time(), 4),
+        }
+        return [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
+
+
+def follow(sampler: Sampler, table: Table, told: int) -> None:
+    """Sample until `told`, a file descriptor with a phase's name a line, is closed. Raises OSError from the table."""
+    next_at, last_at = time.monotonic(), float("-inf")
+    rest = b""
+    while True:
+        is_told = select.select([told], [], [], max(0.0, next_at - time.monotonic()))[0]
+        now = time.monotonic()
+        if not is_told or now - last_at >= SHORTEST_SEC:  # a phase's last moment is its own
+            table.add(sampler.rows())
+            last_at = now
+            next_at = max(next_at + EVERY_SEC, now) if now >= next_at else next_at
+        if is_told:
+            piece = os.read(told, 4096)
+            *lines, rest = (rest + piece).split(b"\n")
+            if lines:
+                sampler.phase = lines[-1].decode(errors="replace")
+            table.flush()
+            if not piece:
+                return
+
+
+def main() -> int:
+    """`python -m bench.machine.sampler`: started by `bench.machine.telemetry` alone."""
+    parser = argparse.ArgumentParser(prog="python -m bench.machine.sampler")
+    parser.add_argument("--root", type=int, required=True)
+    parser.add_argument("--started", type=float, required=True)
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        table = Table(arguments.out)
+        gpus = nvml.gpus_here()[: arguments.gpus]
+        follow(Sampler(root=arguments.root, gpus=gpus, started=arguments.started), table, sys.stdin.fileno())
+    except OSError as error:
+        print(f"{arguments.out}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

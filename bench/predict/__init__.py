@@ -1,0 +1,1 @@
+"""Predictions: FLOP, memory, the rate of many trials."""

@@ -1,0 +1,126 @@
+"""How much arithmetic a token costs, from a model's config.json and a trial: pure arithmetic, nothing measured.
+
+One multiply-add is two FLOP. A linear layer of N weights costs 2N a token forward, 2N backward for the gradient of its
+input and 2N for the gradient of its weights (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section
+2.1, table 1: C_forward = 2N, backward twice that: the well-known 6N). QLoRA freezes the base, so its layers cost 4N:
+the gradient must pass through them to reach the adapters below, but their weights get none. The adapters cost 6N.
+
+Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
+usual: their sum is far below a percent at these sizes. Embeddings are looked up, which costs no FLOP.
+
+Covered: the Llama and Mistral architectures, which is what `bench.data.inputs` accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFlops:
+    """FLOP per token position of one training step. `recompute` is what gradient checkpointing adds, else 0."""
+
+    forward: int
+    backward: int
+    recompute: int
+
+    @property
+    def model(self) -> int:
+        """What the step is for: forward and backward. This, not what the hardware does in all, is MFU's numerator."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> int:
+        """What the device computes: recomputation included."""
+        return self.model + self.recompute
+
+
+def linear_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """The linear layers of one decoder block by name: (features in, features out)."""
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], _head_dim(config)
+    query = config["num_attention_heads"] * head
+    key = (config.get("num_key_value_heads") or config["num_attention_heads"]) * head
+    return {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, key),
+        "v_proj": (hidden, key),
+        "o_proj": (query, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
+
+
+def block_weights(config: Mapping[str, Any]) -> int:
+    """Weights in the linear layers of all blocks together: what NF4 quantizes."""
+    per_block = sum(wide * high for wide, high in linear_layers(config).values())
+    return int(config["num_hidden_layers"] * per_block)
+
+
+def head_weights(config: Mapping[str, Any]) -> int:
+    """Weights of lm_head, counted whether tied to the embeddings or not: it is computed either way."""
+    return int(config["hidden_size"] * config["vocab_size"])
+
+
+def parameters(config: Mapping[str, Any]) -> int:
+    """All parameters: blocks, two norms a block and one at the end, embeddings, and lm_head unless it is tied."""
+    norms = (2 * config["num_hidden_layers"] + 1) * config["hidden_size"]
+    tables = 1 if config.get("tie_word_embeddings", False) else 2
+    return int(block_weights(config) + norms + tables * head_weights(config))
+
+
+def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]) -> int:
+    """Weights of LoRA's A (in x rank) and B (rank x out) on every target layer (Hu et al. 2021, section 4.1)."""
+    layers = linear_layers(config)
+    per_block = sum(rank * sum(layers[name]) for name in set(targets) if name in layers)
+    on_head = rank * (config["hidden_size"] + config["vocab_size"]) if "lm_head" in targets else 0
+    return int(config["num_hidden_layers"] * per_block + on_head)
+
+
+def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
+    """Q K^T and the weighted sum of V, forward, a token: 2 products x 2 FLOP x `sequence` x heads x width x blocks.
+
+    Every query is counted against all positions, the half above the diagonal included: the convention of PaLM's
+    12 L H Q T for forward and backward (Chowdhery et al. 2022, appendix B), and what a padding mask makes a kernel do.
+    """
+    window = config.get("sliding_window")
+    attended = min(sequence, window) if window else sequence
+    return int(4 * config["num_hidden_layers"] * config["num_attention_heads"] * _head_dim(config) * attended)
+
+
+def per_token(
+    config: Mapping[str, Any], *, sequence: int, rank: int, targets: Iterable[str], checkpointing: bool
+) -> TokenFlops:
+    """A training step's FLOP per token position, in rows of `sequence` tokens.
+
+    forward   = 2 (blocks + head + adapters) + attention
+    backward  = 2 (blocks + head) + 4 adapters + 2 attention
+    recompute = 2 (blocks + adapters) + attention, with gradient checkpointing: every block runs forward once more; the
+                head lies behind the last checkpoint and does not (Chen et al. 2016, "Training Deep Nets with Sublinear
+                Memory Cost": one more forward pass)
+
+    Attention's backward is twice its forward: four products of the same size. What a fused attention kernel computes
+    again for itself counts as no one's work. Slightly too much is counted for the first block, where nothing below
+    asks for a gradient unless checkpointing is on: 1 in 32 of the q, k and v layers' 2N.
+    """
+    base, head = block_weights(config), head_weights(config)
+    adapters, attention = adapter_weights(config, rank, list(targets)), attention_forward(config, sequence)
+    return TokenFlops(
+        forward=2 * (base + head + adapters) + attention,
+        backward=2 * (base + head) + 4 * adapters + 2 * attention,
+        recompute=2 * (base + adapters) + attention if checkpointing else 0,
+    )
+
+
+def mfu_percent(flop_per_token: float, tokens_per_sec: float, matmul_tflops: float) -> float:
+    """Model FLOP utilization (Chowdhery et al. 2022, section 4.1): useful FLOP/s over what the device can do.
+
+    The divisor here is the matrix product measured on the same device in the same run, not the data sheet's.
+    """
+    return 100.0 * flop_per_token * tokens_per_sec / (matmul_tflops * 1e12)
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])

@@ -1,0 +1,127 @@
+"""What a search must know before its first trial: the GPU, how long the samples are, and what would fit.
+
+Seconds instead of minutes: the samples are tokenized, no weight is read. One JSON document answers for a whole list of
+trials.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import stack
+from bench.data import batches as text
+from bench.data.inputs import Conversation, check_model, read_data
+from bench.data.packing import Row, apart, bucketed
+from bench.machine import nvml
+from bench.predict import flops, footprint
+from bench.records import Trial
+
+MOST_SAMPLES = 4096  # enough for a share of padding to within a percent
+PERCENTILES = (50, *range(90, 101))
+# The part of a matrix product's rate that each recipe reaches, measured (docs/performance.md). They order what is tried
+# first and decide nothing.
+EFFICIENCY = {"reference": 0.29, "stock": 0.62, "fast": 0.74}
+SATURATING_TOKENS = 1024.0  # at this many positions a step reaches half of its best rate
+
+
+def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Facts of this machine, model and data, and for each trial what is predicted. Raises InputError."""
+    facts = check_model(Path(model))
+    data_facts, conversations = read_data(Path(data))
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    lengths = sample_lengths(model, data, conversations, facts.max_position_embeddings)
+    return {
+        "gpu": _gpu(),
+        "model": {"sha256": facts.sha256, "layers": facts.layers, "positions": facts.max_position_embeddings},
+        "data": {
+            "sha256": data_facts.sha256,
+            "samples": data_facts.samples,
+            "mean_tokens": sum(lengths) / len(lengths),
+            "percentiles": {str(share): percentile(lengths, share) for share in PERCENTILES},
+        },
+        "trials": [predicted(config, trial, lengths) for trial in trials],
+    }
+
+
+def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
+    """Of one trial: `peak_bytes` on a GPU, `useful_share` of its positions, and `score`, by which candidates are
+    ordered: `rate` times that share."""
+    share = useful_share(trial, lengths)
+    return {
+        "peak_bytes": footprint.peak_bytes(config, trial),
+        "useful_share": share,
+        "score": rate(config, trial) * share,
+    }
+
+
+def rate(config: Mapping[str, Any], trial: Trial) -> float:
+    """Token positions a second of a GPU with 1 TFLOP/s: good enough to order candidates, not to promise anything."""
+    positions = float(trial.micro_batch_size * trial.max_seq_len)
+    # Samples that share a row are kept apart by a mask, and then every position is multiplied with the whole row; the
+    # kernels of `fast` skip what the mask would hide. Seen at 20,480 positions: 3 times the padded step's time.
+    is_masked = trial.layout == "varlen" and trial.recipe != "fast"
+    cost = flops.per_token(
+        config,
+        sequence=int(positions) if is_masked else trial.max_seq_len,
+        rank=trial.lora_rank,
+        targets=trial.lora_targets,
+        checkpointing=trial.gradient_checkpointing,
+    )
+    again = cost.recompute / max(1, trial.checkpoint_every)
+    filled = positions / (positions + SATURATING_TOKENS)
+    return EFFICIENCY[trial.recipe] * filled * 1e12 / (cost.model + again)
+
+
+def useful_share(trial: Trial, lengths: list[int]) -> float:
+    """Real tokens per position computed, for samples of these lengths, each cut at the trial's length."""
+    longest, batch = trial.max_seq_len, trial.micro_batch_size
+    cut = [min(length, longest) for length in lengths if length > 0]
+    if trial.layout == "pack":
+        return 1.0
+    if trial.layout == "varlen":
+        rows = apart(([0] * length for length in cut), longest, batch * longest, len(cut))
+        return sum(len(row.ids) for row in rows) / (len(rows) * batch * longest)
+    rows = [Row(ids=[0] * length, samples=1) for length in cut]
+    if trial.layout == "pad" or len(rows) < batch:
+        return sum(cut) / (len(cut) * longest)
+    rows = bucketed(rows, batch, 0)
+    positions = 0
+    for first in range(0, len(rows), batch):
+        part = rows[first : first + batch]
+        longest_here = max(len(row.ids) for row in part)
+        positions += len(part) * min(longest, -(-longest_here // text.BUCKET_TOKENS) * text.BUCKET_TOKENS)
+    return sum(cut) / positions
+
+
+def percentile(lengths: list[int], share: int) -> int:
+    """The smallest length that `share` % of the samples do not exceed."""
+    ordered = sorted(lengths)
+    return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
+
+
+def sample_lengths(model: str, data: str, conversations: list[Conversation], positions: int) -> list[int]:
+    """Tokens of up to MOST_SAMPLES samples, drawn and cut as a trial would. Raises InputError."""
+    whole = Trial(
+        name="survey",
+        reason="how long the samples are",
+        suite="survey",
+        profile="tiny",
+        model=model,
+        data=data,
+        max_seq_len=positions,
+        micro_batch_size=1,
+        warmup_steps=0,
+        measured_steps=min(MOST_SAMPLES, len(conversations)),
+    )
+    rows = text.make_rows(whole, conversations, text.load_tokenizer(stack.load(), model))
+    return [len(row.ids) for row in rows]
+
+
+def _gpu() -> dict[str, Any] | None:
+    """Name and memory of the GPU that a trial would use; None where there is none."""
+    nvml.order_like_the_library()
+    gpus = nvml.gpus_here()
+    return {"name": gpus[0].name, "memory_bytes": gpus[0].read().memory_total_bytes} if gpus else None

@@ -1,0 +1,40 @@
+"""Recipes: the ways from a loaded base to a step that trains. All train the same adapters of the same model.
+
+`reference` is the published loop, `stock` the best of the usual libraries, `fast` ours. A recipe is a function
+`build(stack, trial, placement, base) -> TrainingStep`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bench.qlora.step import Placement, TrainingStep
+from bench.records import Trial
+from bench.stack import Stack
+
+
+def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    """The training step of this recipe over `base`, a model as `bench.qlora.step.load_base` returns it.
+
+    Where `fast` is not for this model or device, `stock` is built, and the step's `recipe` says so and why.
+    """
+    fallen = ""
+    if recipe == "fast":
+        why = importlib.import_module("bench.qlora.recipes.fast").why_not(stack, trial, placement, base)
+        if why is not None:
+            recipe, fallen = "stock", f" (fast is not for this: {why}{_left_out(trial)})"
+    step: TrainingStep = importlib.import_module(f"bench.qlora.recipes.{recipe}").build(stack, trial, placement, base)
+    step.recipe = recipe + fallen
+    return step
+
+
+def _left_out(trial: Trial) -> str:
+    """What the trial asks for that stock has no choice of, to end a sentence with."""
+    asked = {
+        "checkpoint_every": trial.checkpoint_every > 1,
+        "offload_checkpoints": trial.offload_checkpoints,
+        "held_layers": trial.held_layers > 0,
+    }
+    names = [name for name, wanted in asked.items() if wanted]
+    return f"; without {', '.join(names)}" if names else ""

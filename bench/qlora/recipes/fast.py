@@ -1,0 +1,289 @@
+"""`fast`: the reference's arithmetic with nothing done twice, widened or written out that need not be.
+
+What it leaves out of the published loop, and what it does instead:
+
+- No float32 residual stream: norms, embeddings and head stay in bf16 as they are in the model's files; sums inside a
+  kernel are float32.
+- NF4 to bf16 in one pass (`bench.kernels.nf4`), q, k, v and gate, up as one product each with the adapters' product
+  inside (`bench.qlora.recipes.products`).
+- Forward and backward written out (`bench.qlora.recipes.layer`): what is kept and what is made again is chosen, not
+  found.
+- Cross entropy in chunks over the frozen head, its gradient made on the way (`bench.kernels.loss`).
+- Samples packed end to end attend to themselves alone (`bench.kernels.attention`).
+
+The model stays a peft model with peft's parameters: what trains is what `save_pretrained` writes, and plain peft loads
+it. What this recipe cannot do it says before it starts: `why_not` names the first reason, and `stock` takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from bench.kernels import nf4
+from bench.kernels.attention import Samples
+from bench.kernels.launch import HAS_TRITON
+from bench.kernels.loss import IGNORED, head_loss
+from bench.kernels.norm import rms_norm, rms_norm_backward
+from bench.kernels.rope import Heads
+from bench.qlora.recipes import adapters
+from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
+from bench.qlora.recipes.offload import Shelf
+from bench.qlora.recipes.products import Adapter, Product, dequantized
+from bench.qlora.step import Placement, TrainingStep, make_optimizer
+from bench.records import Trial
+from bench.stack import Stack
+
+ARCHITECTURES = ("llama", "mistral")
+LEAST_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
+LEAST_TORCH = (2, 10)
+WIDEST_HEAD = 256  # of FlashAttention 2
+DEPENDS_ON_LENGTH = ("dynamic", "longrope")  # kinds of rotation whose angles are others in a longer text
+JOINED = {
+    "joined": ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    "out": ("self_attn", ("o_proj",)),
+    "gate_up": ("mlp", ("gate_proj", "up_proj")),
+    "down": ("mlp", ("down_proj",)),
+}
+
+
+def why_not(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
+    """The first reason why this model on this device is not for this recipe; None where it is."""
+    return _not_this_model(base) or _not_this_device(stack, placement) or _not_this_base(trial, base)
+
+
+def _not_this_model(base: Any) -> str | None:
+    config = base.config
+    if config.model_type not in ARCHITECTURES:
+        return f"architecture {config.model_type}, not {' or '.join(ARCHITECTURES)}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}, not silu"
+    if getattr(config, "attention_dropout", 0.0):
+        return f"dropout of {config.attention_dropout} inside attention"
+    for name, module in base.named_modules():
+        if name.endswith("_proj") and getattr(module, "bias", None) is not None:
+            return f"a bias on {name}"
+    heads = _heads(config)
+    if heads.query % heads.key:
+        return f"{heads.query} query heads, which are no multiple of {heads.key} key heads"
+    if heads.width % 8 or heads.width > WIDEST_HEAD:
+        return f"heads {heads.width} wide, not a multiple of 8 up to {WIDEST_HEAD}"
+    return None
+
+
+def _not_this_device(stack: Stack, placement: Placement) -> str | None:
+    if not placement.is_cuda:
+        return None
+    found = stack.torch.cuda.get_device_capability(placement.device)
+    if found < LEAST_CAPABILITY:
+        return f"a GPU of compute capability {found[0]}.{found[1]}; the kernels need 8.0 (A100, A10) or newer"
+    version = tuple(int(part) for part in stack.torch.__version__.split("+")[0].split(".")[:2])
+    if version < LEAST_TORCH:
+        return f"torch {stack.torch.__version__}; its operators are used as 2.10 has them"
+    return None if HAS_TRITON else "triton is not installed"
+
+
+def _not_this_base(trial: Trial, base: Any) -> str | None:
+    if trial.base_precision != "nf4":
+        return f"a base in {trial.base_precision}, not NF4"
+    try:
+        for name, linear in _linears(base.model.layers[0]):
+            width = nf4.from_bitsandbytes(linear.weight).shape[1]
+            if width % nf4.BLOCK:  # at some of which bitsandbytes 0.50.2 is wrong itself, on CPUs
+                return f"{name} takes {width} numbers, not a multiple of {nf4.BLOCK}"
+    except nf4.NotDoubleNf4 as error:
+        return str(error)
+    return None
+
+
+def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    """The step over `base`, for which `why_not` found no reason."""
+    peft_model = adapters.add(stack, trial, base)
+    model = FastModel(peft_model, base, trial)
+    optimizer, name = make_optimizer(stack, trial, model, placement)
+    return TrainingStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
+
+
+class FastModel(torch.nn.Module):
+    """A peft model whose training step is computed here. `peft_model` is what to save.
+
+    Calling it gives an object with the `loss`: the mean over the micro-batch's targets, as the model's own.
+    """
+
+    INPUTS = ("input_ids", "labels", "position_ids", "edges")
+
+    def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
+        super().__init__()
+        self.peft_model = peft_model
+        self._base = (base,)  # in a tuple, so that its parameters are not counted a second time
+        self._longest = trial.max_seq_len
+        self._window = getattr(base.config, "sliding_window", None)
+        self._layers = tuple(_layers(base, trial))
+        self._adapters = [_copied(layer) for layer in self._layers]
+        self._angles = Angles(base.model.rotary_emb)
+
+    def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
+        """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), B is 1 and holds n samples end to end, whose
+        positions are `position_ids`; without, each row is one sample from position 0, and what pads it comes last."""
+        (base,) = self._base
+        decoder, (batch, length) = base.model, input_ids.shape
+        if edges is None:
+            cos, sin, edges = self._angles.of_rows(batch, length, input_ids.device)
+            longest, rows = length, batch
+        else:
+            longest, rows = min(length, self._longest), 0
+            cos, sin = self._angles.of_positions(position_ids, longest)
+        tokens = Tokens(
+            cos=cos,
+            sin=sin,
+            samples=Samples(edges=edges, longest=longest, window=self._window, rows=rows),
+            seed=self._next_seed() if self.training else None,
+        )
+        with torch.no_grad():
+            x = decoder.embed_tokens(input_ids.view(-1))
+        for layer, (copies, trained) in zip(self._layers, self._adapters, strict=True):
+            # What an optimizer's step changed, layer by layer: as a step begins the device waits for the host.
+            with torch.no_grad():
+                torch._foreach_copy_(copies, trained)
+            x = run_layer(x, layer, tokens, *trained)
+        targets = torch.full_like(labels, IGNORED)
+        targets[:, :-1] = labels[:, 1:]
+        loss = _Loss.apply(x, decoder.norm.weight, _eps(decoder.norm), base.lm_head.weight, targets.view(-1))
+        return SimpleNamespace(loss=loss)
+
+    def _next_seed(self) -> int:
+        """Of one micro-batch's dropout; a fresh one each, drawn on the host so that nobody waits for the device."""
+        return int(torch.randint(0, 2**31 - 1 - len(self._layers) * PRODUCTS, ()))
+
+
+class Angles:
+    """cos and sin of every token's angles, (T, D/2) float32 each, from the model's own module, computed once."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._table: tuple[Any, Any] | None = None
+        self._shape: tuple[Any, ...] = ()
+        self._rows: tuple[Any, Any, Any] = (None, None, None)
+
+    def of_rows(self, batch: int, length: int, device: Any) -> tuple[Any, Any, Any]:
+        """(cos, sin, edges) of `batch` rows from position 0 on; the last ones are kept, as most steps look the same."""
+        if self._shape != (batch, length, device):
+            edges = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+            cos, sin = self.of_positions(torch.arange(length, device=device).repeat(batch), length)
+            self._shape, self._rows = (batch, length, device), (cos, sin, edges)
+        return self._rows
+
+    def of_positions(self, positions: Any, longest: int) -> tuple[Any, Any]:
+        """At `positions`, int64 of T in all, each below `longest`."""
+        positions = positions.view(-1)
+        if getattr(self._module, "rope_type", "default") in DEPENDS_ON_LENGTH:
+            return self._computed(positions)
+        if self._table is None or len(self._table[0]) < longest or self._table[0].device != positions.device:
+            self._table = self._computed(torch.arange(longest, device=positions.device))
+        cos, sin = self._table
+        return cos[positions], sin[positions]
+
+    def _computed(self, positions: Any) -> tuple[Any, Any]:
+        like = torch.empty(0, dtype=torch.float32, device=positions.device)
+        with torch.no_grad():
+            cos, sin = (each[0] for each in self._module(like, positions.view(1, -1)))
+        half = cos.shape[-1] // 2
+        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+
+class _Loss(torch.autograd.Function):
+    """The last norm, the head and the loss; its backward has been computed by the time forward returns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
+        normed, rstd, _ = rms_norm(x, norm, eps)
+        loss, d_normed = head_loss(normed, head, targets)
+        ctx.d_x = rms_norm_backward(d_normed, x, rstd, norm)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Any) -> Any:
+        d_x, ctx.d_x = ctx.d_x, None
+        return d_x.mul_(d_loss), None, None, None, None
+
+
+def _heads(config: Any) -> Heads:
+    query = int(config.num_attention_heads)
+    key = int(getattr(config, "num_key_value_heads", None) or query)
+    return Heads(query=query, key=key, width=int(getattr(config, "head_dim", None) or config.hidden_size // query))
+
+
+def _eps(norm: Any) -> float:
+    return float(norm.variance_epsilon)
+
+
+def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
+    heads, shelf = _heads(base.config), Shelf() if trial.offload_checkpoints else None
+    for index, layer in enumerate(base.model.layers):
+        hold = index < trial.held_layers
+        yield Layer(
+            index=index,
+            heads=heads,
+            eps=_eps(layer.input_layernorm),
+            norm_in=layer.input_layernorm.weight,
+            norm_mid=layer.post_attention_layernorm.weight,
+            recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
+            shelf=shelf,
+            **{name: _product(layer, place, base.dtype, hold=hold) for name, place in JOINED.items()},
+        )
+
+
+def _copied(layer: Layer) -> tuple[list[Any], list[Any]]:
+    """The working copies of its adapters, and the parameters that they are copies of."""
+    copies = [copy for product in layer.products for copy in product.working_copies]
+    return copies, list(layer.parameters)
+
+
+def _linears(layer: Any) -> Iterator[tuple[str, Any]]:
+    """The seven linear layers by name, without the adapters around them."""
+    for part, names in JOINED.values():
+        for name in names:
+            linear = getattr(getattr(layer, part), name)
+            yield name, getattr(linear, "base_layer", linear)
+
+
+def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool) -> Product:
+    """One product of these linear layers, plain or with LoRA adapters around them."""
+    part, names = place
+    linears = [getattr(getattr(layer, part), name) for name in names]
+    bases = [getattr(linear, "base_layer", linear) for linear in linears]
+    weights = tuple(nf4.from_bitsandbytes(base.weight) for base in bases)
+    edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
+    held = dequantized(weights, dtype, weights[0].packed.device) if hold else None
+    adapters = [
+        _adapter(linear, slice(first, last))
+        for linear, (first, last) in zip(linears, pairwise(edges), strict=True)
+        if hasattr(linear, "lora_A")
+    ]
+    if not adapters:
+        return Product(weights=weights, held=held)
+    (adapted,) = {_settings(linear) for linear in linears if hasattr(linear, "lora_A")}
+    return Product(
+        weights=weights,
+        adapters=tuple(adapters),
+        scaling=adapted[0],
+        dropout=adapted[1],
+        work_a=torch.cat([adapter.a.detach() for adapter in adapters]).to(dtype),
+        work_b=torch.zeros((edges[-1], adapters[0].b.shape[1]), dtype=dtype, device=adapters[0].b.device),
+        held=held,
+    )
+
+
+def _adapter(linear: Any, columns: slice) -> Adapter:
+    (name,) = linear.active_adapters
+    return Adapter(a=linear.lora_A[name].weight, b=linear.lora_B[name].weight, columns=columns)
+
+
+def _settings(linear: Any) -> tuple[float, float]:
+    """The adapter's scaling and its dropout's probability."""
+    (name,) = linear.active_adapters
+    return float(linear.scaling[name]), float(getattr(linear.lora_dropout[name], "p", 0.0))

@@ -1,0 +1,176 @@
+"""A decoder layer of the Llama and Mistral kind with its forward and its backward written out.
+
+    normed = rms_norm(x);  q, k, v = rotate(product(normed));  h = x + product(attend(q, k, v))
+    normed = rms_norm(h);  gate, up = product(normed);         y = h + product(silu(gate) * up)
+
+Written out, because then it is decided here and not by a framework what is kept for backward and what is made again.
+Kept: x, h, the joined q k v, the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token,
+94 KB in bf16 at 7B. Made again in backward: the normed inputs (for the adapters' gradients alone) and silu(gate) * up,
+all by reading what is kept anyway. With `recompute` only x is kept, and the layer runs forward once more, its last
+product left out: no gradient asks for its value.
+
+The base is frozen, so backward computes no weight gradient but the adapters'; for the first layer, below which nothing
+is trained, not even the one of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.kernels.attention import Samples, attend, attend_backward
+from bench.kernels.lora import Normed
+from bench.kernels.norm import rms_norm, rms_norm_backward
+from bench.kernels.rope import Heads, rotate_
+from bench.kernels.swiglu import swiglu, swiglu_backward_
+from bench.qlora.recipes.offload import Shelf
+from bench.qlora.recipes.products import Product
+
+PRODUCTS = 4  # of a layer; each has a seed of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """What a micro-batch's layers share: the angles of each token's position, its samples, and the dropout's seed.
+
+    cos, sin: (T, D/2) float32. Without a seed nothing is dropped: this is no training.
+    """
+
+    cos: Any
+    sin: Any
+    samples: Samples
+    seed: int | None
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """What a forward leaves for its backward."""
+
+    x: Any
+    rstd_in: Any
+    joined: Any
+    out: Any
+    attention: tuple[Any, ...]
+    h: Any
+    rstd_mid: Any
+    gate_up: Any
+    u_joined: Any
+    u_out: Any
+    u_gate_up: Any
+    u_down: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer's frozen weights, its adapters, and how it is trained."""
+
+    index: int
+    heads: Heads
+    eps: float
+    norm_in: Any
+    norm_mid: Any
+    joined: Product
+    out: Product
+    gate_up: Product
+    down: Product
+    recompute: bool
+    shelf: Shelf | None = None
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.joined, self.out, self.gate_up, self.down
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        return tuple(parameter for product in self.products for parameter in product.parameters)
+
+    def seeds(self, tokens: Tokens) -> tuple[int | None, ...]:
+        """A seed for each product's dropout."""
+        if tokens.seed is None:
+            return (None,) * PRODUCTS
+        first = tokens.seed + self.index * PRODUCTS
+        return tuple(first + place for place in range(PRODUCTS))
+
+    def forward(self, x: Any, tokens: Tokens, *, whole: bool = True) -> tuple[Any, Kept]:
+        """(y, what backward needs); y is None unless `whole`."""
+        seeds = self.seeds(tokens)
+        normed, rstd_in, _ = rms_norm(x, self.norm_in, self.eps)
+        joined, u_joined = self.joined.forward(normed, seeds[0])
+        rotate_(joined, tokens.cos, tokens.sin, self.heads)
+        out, attention = attend(joined, self.heads, tokens.samples)
+        added, u_out = self.out.forward(out.view(len(x), -1), seeds[1])
+        normed, rstd_mid, h = rms_norm(x, self.norm_mid, self.eps, added)
+        del added
+        gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2])
+        del normed
+        kept = Kept(
+            x=x, rstd_in=rstd_in, joined=joined, out=out, attention=attention, h=h, rstd_mid=rstd_mid,
+            gate_up=gate_up, u_joined=u_joined, u_out=u_out, u_gate_up=u_gate_up,
+        )  # fmt: skip
+        if not whole and not self.down.adapters:
+            return None, kept
+        act = swiglu(gate_up)
+        if self.down.adapters:
+            y, kept.u_down = self.down.forward(act, seeds[3])
+            return y.add_(h), kept
+        return torch.addmm(h, act, self.down.weight(act).T), kept
+
+    def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
+        """(d_x or None, the gradients of `parameters`). `kept` is used up: its gate_up is overwritten."""
+        seeds = self.seeds(tokens)
+        d_act, d_u = self.down.input_gradient(d_y, seeds[3])
+        # From here on gate_up is its own gradient, and d_act the activation itself where an adapter asks for it.
+        swiglu_backward_(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
+        d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
+        del d_act
+        normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
+        d_normed, d_gate_up = self.gate_up.backward(kept.gate_up, normed, kept.u_gate_up, seeds[2])
+        kept.gate_up = None
+        d_h = rms_norm_backward(d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y)
+        d_out, d_o = self.out.backward(d_h, kept.out.view(len(d_h), -1), kept.u_out, seeds[1])
+        d_joined = attend_backward(
+            d_out.view_as(kept.out), kept.joined, self.heads, kept.out, kept.attention, tokens.samples, tokens.cos,
+            tokens.sin,
+        )  # fmt: skip
+        del d_out
+        normed = Normed(total=kept.x, rstd=kept.rstd_in, weight=self.norm_in)
+        if needs_x:
+            d_normed, d_in = self.joined.backward(d_joined, normed, kept.u_joined, seeds[0])
+            d_x = rms_norm_backward(d_normed, kept.x, kept.rstd_in, self.norm_in, d_h)
+        else:
+            d_u = self.joined.small_gradient(d_joined)
+            d_x, d_in = None, self.joined.parameter_gradients(d_joined, d_u, normed, kept.u_joined, seeds[0])
+        return d_x, (*d_in, *d_o, *d_gate_up, *d_down)
+
+
+class _Function(torch.autograd.Function):
+    """A layer as autograd sees it: of x and of its adapters' parameters, so that DDP hears of each gradient at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:
+        y, kept = layer.forward(x, tokens)
+        ctx.layer, ctx.tokens, ctx.count = layer, tokens, len(parameters)
+        if not layer.recompute:
+            ctx.kept = kept
+        elif layer.shelf is not None:
+            layer.shelf.put(layer.index, x)
+        else:
+            ctx.x = x
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Any) -> Any:
+        layer: Layer = ctx.layer
+        if not layer.recompute:
+            kept, ctx.kept = ctx.kept, None
+        else:
+            x = ctx.x if layer.shelf is None else layer.shelf.take(layer.index)
+            _, kept = layer.forward(x, ctx.tokens, whole=False)
+        d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[0])
+        return d_x, None, None, *gradients
+
+
+run_layer: Callable[..., Any] = _Function.apply

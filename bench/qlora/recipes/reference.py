@@ -1,0 +1,37 @@
+"""`reference`: the published loop, exactly, as what every other recipe is compared with.
+
+1. the base in NF4 with double quantization, bf16 compute (`bench.qlora.step.load_base`);
+2. `prepare_model_for_kbit_training`: norms, embeddings and the output layer raised to float32, gradient checkpointing;
+3. LoRA of rank 16, alpha 32, on the attention projections; only the adapters are trained;
+4. every sample padded to max_seq_len, whatever the batch's longest is (`bench.data.batches`, layout `pad`);
+5. forward under bf16 autocast with the model's own loss, backward, gradients clipped at norm 1;
+6. bitsandbytes' `paged_adamw_8bit` at a constant 2e-4, no weight decay.
+
+A 16-bit base leaves step 2's casts out: they would raise the whole base to float32, which is not what is compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.qlora.recipes import adapters
+from bench.qlora.step import Placement, TrainingStep, make_optimizer
+from bench.records import Trial
+from bench.stack import Stack
+
+
+def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    # Non-reentrant is what PyTorch recommends, and the default differs between versions.
+    checkpointing = {"use_reentrant": False}
+    if trial.base_precision == "nf4":
+        base = stack.peft.prepare_model_for_kbit_training(
+            base,
+            use_gradient_checkpointing=trial.gradient_checkpointing,
+            gradient_checkpointing_kwargs=checkpointing,
+        )
+    elif trial.gradient_checkpointing:
+        base.enable_input_require_grads()
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    model = adapters.add(stack, trial, base)
+    optimizer, name = make_optimizer(stack, trial, model, placement)
+    return TrainingStep(stack, model, optimizer, placement, name)

@@ -1,0 +1,44 @@
+"""`stock`: well-kept libraries put together with care: transformers, peft, bitsandbytes, Liger, torch.compile.
+
+Against the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the residual
+stream in bf16; Liger's fused kernels where they are installed; decoder layers compiled on a GPU. Everything else is
+the same, and so are the parameters that are trained.
+
+On a CPU neither applies: Liger's kernels are Triton's, and compiling a small model takes longer than training it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from bench.qlora.recipes import adapters
+from bench.qlora.step import Placement, TrainingStep, make_optimizer
+from bench.records import Trial
+from bench.stack import Stack
+
+LIGER = {"llama": "apply_liger_kernel_to_llama", "mistral": "apply_liger_kernel_to_mistral"}
+
+
+def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
+    used = []
+    if placement.is_cuda and base.config.model_type in LIGER and importlib.util.find_spec("liger_kernel"):
+        liger = importlib.import_module("liger_kernel.transformers")
+        getattr(liger, LIGER[base.config.model_type])(model=base)
+        used.append("liger-kernel")
+    if trial.gradient_checkpointing:
+        base.enable_input_require_grads()
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = base.model.layers
+    model = adapters.add(stack, trial, base)
+    if placement.is_cuda:
+        # A second shape would otherwise be compiled for every shape, which is slower and takes as long again.
+        stack.torch._dynamo.config.automatic_dynamic_shapes = False
+        for layer in layers:
+            layer.compile(dynamic=False)
+        used.append("compiled layers")
+    optimizer, name = make_optimizer(stack, trial, model, placement)
+    step = TrainingStep(stack, model, optimizer, placement, name)
+    step.notes = tuple(used)
+    return step

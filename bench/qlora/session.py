@@ -1,0 +1,34 @@
+"""The stack, imported once for a trial that computes in this process, and the device it computes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench import stack
+from bench.harness.ends import Stops
+from bench.harness.record import Record
+from bench.machine import fingerprint as environment
+from bench.machine import preflight
+from bench.qlora import step as qlora
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a trial computes with."""
+
+    modules: stack.Stack
+    placement: qlora.Placement
+
+
+def open_session(record: Record, stops: Stops) -> Session:
+    """Import the stack, choose the device, and put both into the record's fingerprint."""
+    with record.timed("import"):
+        modules = stack.load()
+        preflight.check(modules, record.trial)
+        placement = qlora.place(modules)
+    stops.check()
+    record.fingerprint.update(environment.device_facts(modules.torch))
+    record.fingerprint["compute_dtype"] = str(placement.compute_dtype).removeprefix("torch.")
+    processor = record.fingerprint["gpu_name"] or record.fingerprint["cpu_model"]
+    record.log(f"device {placement.device} in {record.fingerprint['compute_dtype']}: {processor}")
+    return Session(modules=modules, placement=placement)

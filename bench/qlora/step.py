@@ -1,0 +1,150 @@
+"""QLoRA itself: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
+
+A trial's `recipe` names how these are put together; `bench.qlora.recipes` does it. The same step trains for real.
+Weights are read from safetensors alone and no code is taken from a model folder.
+
+Not covered: more than one device, evaluation, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.data.batches import Batch
+from bench.harness.phases import PhaseClock
+from bench.machine.fingerprint import cpu_flags
+from bench.records import Trial
+from bench.stack import Stack
+
+# What a model of transformers takes. Where positions restart and no mask is given, it keeps samples apart by itself.
+MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
+MAX_GRADIENT_NORM = 1.0  # the default of the Trainer that the published numbers were measured with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where steps run and in which arithmetic: a torch.device, and the torch.dtype that matrices are multiplied in.
+
+    `compute_dtype` bfloat16 means autocast, as in the published loop; float32 means none.
+    """
+
+    device: Any
+    compute_dtype: Any
+
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+
+def place(stack: Stack) -> Placement:
+    """The first GPU with bf16, or the CPU, with bf16 where its instructions have it and float32 elsewhere.
+
+    Measured with the small model at 8 x 64, one core, seconds a step in bf16 and in float32: a CPU with avx512_bf16
+    0.15 and 0.17; held to plain AVX-512 0.36 and 0.19; held to AVX2 1.82 and 0.18.
+    """
+    torch = stack.torch
+    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, as in the published runs
+    if torch.cuda.is_available():
+        return Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
+    has_bf16 = not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
+    return Placement(device=torch.device("cpu"), compute_dtype=torch.bfloat16 if has_bf16 else torch.float32)
+
+
+def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
+    """The model of `trial.model` on the device: NF4 with double quantization, or plain bf16."""
+    torch, transformers = stack.torch, stack.transformers
+    quantization = None
+    if trial.base_precision == "nf4":
+        quantization = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=placement.compute_dtype,
+        )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        trial.model,
+        quantization_config=quantization,
+        device_map={"": placement.device},
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        **stack.dtype_argument(placement.compute_dtype if quantization else torch.bfloat16),
+    )
+    model.config.use_cache = False  # keys and values are kept for generation; a training step only pays for them
+    return model
+
+
+def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
+    """The optimizer over the adapters, and what it truly is: paging needs CUDA's unified memory."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if trial.optimizer == "adamw_torch":
+        optimizer = stack.torch.optim.AdamW(
+            parameters, lr=trial.learning_rate, weight_decay=0.0, fused=placement.is_cuda
+        )
+        return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
+    if placement.is_cuda:
+        optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
+        return optimizer, "bitsandbytes AdamW, 8 bit, paged"
+    # On the CPU bitsandbytes's paged optimizer keeps its state in plain memory; asking for that says so.
+    optimizer = stack.bitsandbytes.optim.AdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
+    return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
+
+
+class TrainingStep:
+    """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
+
+    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is, `recipe` what
+    was built, `notes` what else was used. `inputs` are the fields of a batch that the model takes, where a batch has
+    them.
+    """
+
+    recipe = ""
+    notes: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        stack: Stack,
+        model: Any,
+        optimizer: Any,
+        placement: Placement,
+        optimizer_name: str = "",
+        *,
+        autocast: bool = True,
+        inputs: tuple[str, ...] = MODEL_INPUTS,
+    ) -> None:
+        self.model, self.optimizer, self.optimizer_name = model, optimizer, optimizer_name
+        self.clock = PhaseClock(stack.torch, is_cuda=placement.is_cuda)
+        self._torch, self._placement = stack.torch, placement
+        self._in_bf16 = autocast and placement.compute_dtype == stack.torch.bfloat16
+        self._inputs = inputs
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
+        """The mean loss of `accumulation` micro-batches, a tensor on the device: reading it waits for the step."""
+        placement, clock, total = self._placement, self.clock, 0.0
+        clock.begin()
+        for batch in batches:
+            inputs = {
+                name: tensor.to(placement.device, non_blocking=True)
+                for name in self._inputs
+                if (tensor := getattr(batch, name)) is not None
+            }
+            clock.end("data")
+            with self._torch.autocast(placement.device.type, self._torch.bfloat16, enabled=self._in_bf16):
+                loss = self.model(**inputs).loss / accumulation
+            clock.end("forward")
+            loss.backward()
+            clock.end("backward")
+            total = total + loss.detach()
+        self._torch.nn.utils.clip_grad_norm_(self._trained, MAX_GRADIENT_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        clock.end("optimizer")
+        return total
+
+    def wait(self) -> None:
+        """Until the device has done everything asked of it; on the CPU it has."""
+        if self._placement.is_cuda:
+            self._torch.cuda.synchronize()

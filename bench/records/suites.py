@@ -1,0 +1,189 @@
+"""A suite is a named, commented list of trials, at the scale of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.records.trial import ALL_LINEAR, Trial, among
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large the trials of a suite are. A profile is named in every result so that sizes cannot be confused."""
+
+    profile: str
+    note: str
+    seq_divisor: int
+    warmup_steps: int
+    measured_steps: int
+    learning_rate: float
+    deadline_sec: float
+
+
+SCALES: dict[str, Scale] = {
+    "gpu": Scale(
+        profile="gpu",
+        note="the published sizes, for one GPU",
+        seq_divisor=1,
+        warmup_steps=5,
+        measured_steps=30,
+        learning_rate=2e-4,
+        deadline_sec=1800.0,
+    ),
+    # An eighth of each length keeps the two quick trials at 512 tokens a step, as their originals are both at 4096.
+    "tiny": Scale(
+        profile="tiny",
+        note="scaled down for a machine without a GPU: an eighth of each sequence length, few steps; "
+        "these numbers say nothing about an A10",
+        seq_divisor=8,
+        warmup_steps=3,
+        measured_steps=15,
+        learning_rate=4e-3,  # the small random model learns visibly within 18 steps at this rate
+        deadline_sec=300.0,
+    ),
+}
+
+
+def quick(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """The published baseline and the published optimum: is the 2.11x there on this hardware?"""
+    make = _maker("quick", scale, model, data)
+    return (
+        make("baseline", 1024, 4, reason="the published starting point: long sequences, small batch"),
+        make("optimized", 512, 8, reason="the published optimum: same tokens a step, half the length, twice the batch"),
+    )
+
+
+def full(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """One factor at a time around the published optimum (seq 512, batch 8): 12 trials."""
+    make = _maker("full", scale, model, data)
+    return (
+        make("optimized", 512, 8, reason="the centre every other trial differs from in one factor"),
+        make("seq-256", 256, 8, reason="sequence length: half the centre's"),
+        make("seq-1024", 1024, 8, reason="sequence length: twice the centre's"),
+        make("seq-2048", 2048, 8, reason="sequence length: four times the centre's, where memory may end"),
+        make("batch-4", 512, 4, reason="micro batch: half the centre's"),
+        make("batch-16", 512, 16, reason="micro batch: twice the centre's, where memory may end"),
+        make("rank-8", 512, 8, reason="LoRA rank: does a smaller adapter save time?", lora_rank=8, lora_alpha=16),
+        make("adamw", 512, 8, reason="optimizer: plain 32-bit AdamW instead of paged 8-bit", optimizer="adamw_torch"),
+        make("base-bf16", 512, 8, reason="base weights in 16 bit: what does NF4 cost in time?", base_precision="bf16"),
+        make(
+            "no-checkpointing",
+            512,
+            8,
+            reason="activations kept instead of recomputed: faster if it fits",
+            gradient_checkpointing=False,
+        ),
+        make("data-workers-2", 512, 8, reason="data loading: two loader processes instead of none", data_workers=2),
+        make("packed", 512, 8, reason="samples packed end to end: no token position spent on padding", layout="pack"),
+    )
+
+
+def hardware(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """What the chip itself reaches: the ceilings that every other number is read against."""
+    make = _maker("hardware", scale, model, data)
+    return (make("hardware", 512, 8, reason="matrix products, copies and disk: the ceilings", kind="hardware"),)
+
+
+def loading(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """How long a pod takes from an empty GPU to a model, and what it then holds."""
+    make = _maker("loading", scale, model, data)
+    return (
+        make("load-nf4", 512, 8, reason="4-bit, cold and warm: what QLoRA starts from", kind="loading"),
+        make("load-bf16", 512, 8, reason="16-bit, cold and warm", kind="loading", base_precision="bf16"),
+    )
+
+
+def inference(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """Batches 1 to 32, prefill and decode apart, the default path beside the fast one."""
+    make = _maker("inference", scale, model, data)
+    return (
+        make("generate-nf4", 512, 32, reason="4-bit generation, batches 1 to 32", kind="inference"),
+        make("generate-bf16", 512, 32, reason="16-bit, batches 1 to 32", kind="inference", base_precision="bf16"),
+    )
+
+
+def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """The optimum on 1, 2 and 4 ranks, the same work on each: does it scale, and what does talking cost?"""
+    make = _maker("distributed", scale, model, data)
+    return (
+        make("ddp-1", 512, 8, reason="one rank: what efficiency is measured against", kind="distributed"),
+        make("ddp-2", 512, 8, reason="two ranks, the same work on each", kind="distributed", world_size=2),
+        make("ddp-4", 512, 8, reason="four ranks, the same work on each", kind="distributed", world_size=4),
+    )
+
+
+def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """What the reference, the usual libraries and our own kernels make of one configuration, padded and packed."""
+    make = _maker("recipes", scale, model, data)
+    kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    everywhere = {"lora_targets": ALL_LINEAR}
+    fast = kept | {"recipe": "fast"}
+    lean = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
+    return (
+        make("reference", 512, 8, reason="the published loop: what the others are compared with"),
+        make(
+            "stock", 512, 8, reason="the usual libraries at their best: Liger, compiled layers", recipe="stock", **kept
+        ),
+        make("fast", 512, 8, reason="our kernels, activations kept", **fast),
+        make("fast-lean", 512, 8, reason="our kernels, every layer recomputed from the host's memory", **lean),
+        make("fast-1024", 1024, 4, reason="our kernels at the baseline's length", **fast),
+        make("reference-varlen", 512, 8, reason="packed, each sample by itself: what padding costs", layout="varlen"),
+        make("fast-bucket", 512, 8, reason="batches of about one length instead of packing", layout="bucket", **fast),
+        make("fast-varlen", 512, 8, reason="our kernels on packed samples, each by itself", layout="varlen", **fast),
+        make("reference-all-linear", 512, 8, reason="adapters on every linear layer", **everywhere),
+        make("fast-all-linear", 512, 8, reason="adapters on every linear layer, our kernels", **fast, **everywhere),
+    )
+
+
+def everything(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+    """Every suite but recipes, ceilings first; the quick two are the full suite's first and the baseline."""
+    return (
+        *hardware(scale, model, data),
+        *loading(scale, model, data),
+        quick(scale, model, data)[0],
+        *full(scale, model, data),
+        *inference(scale, model, data),
+        *distributed(scale, model, data),
+    )
+
+
+SUITES: dict[str, Callable[[Scale, str, str], tuple[Trial, ...]]] = {
+    "quick": quick,
+    "full": full,
+    "hardware": hardware,
+    "loading": loading,
+    "inference": inference,
+    "distributed": distributed,
+    "recipes": recipes,
+    "all": everything,
+}
+
+
+def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
+    """The trials of a suite at a profile's scale. Raises TrialError for an unknown suite or profile."""
+    among(name, tuple(SUITES), "suite")
+    among(profile, tuple(SCALES), "profile")
+    return SUITES[name](SCALES[profile], model, data)
+
+
+def _maker(suite_name: str, scale: Scale, model: str, data: str) -> Callable[..., Trial]:
+    def make(name: str, max_seq_len: int, micro_batch_size: int, *, reason: str, **changed: Any) -> Trial:
+        return Trial(
+            name=name,
+            reason=reason,
+            suite=suite_name,
+            profile=scale.profile,
+            model=model,
+            data=data,
+            max_seq_len=max_seq_len // scale.seq_divisor,
+            micro_batch_size=micro_batch_size,
+            warmup_steps=scale.warmup_steps,
+            measured_steps=scale.measured_steps,
+            learning_rate=scale.learning_rate,
+            deadline_sec=scale.deadline_sec,
+            **changed,
+        )
+
+    return make

@@ -1,0 +1,212 @@
+"""One configuration to measure, as a value.
+
+What the operator plans, what travels to a host as `trial.json`, and what the result carries back are the same
+dataclass. Ranges are checked at construction, so an impossible trial cannot be planned.
+
+Not covered: whether a trial fits a given GPU, or whether its model and data exist; `bench.data.inputs` looks at those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from bench.records import schema
+
+OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
+BASE_PRECISIONS = ("nf4", "bf16")
+LAYOUTS = ("pad", "bucket", "pack", "varlen")
+RECIPES = ("reference", "stock", "fast")
+PROFILES = ("gpu", "tiny")
+KINDS = ("training", "hardware", "loading", "inference", "distributed")
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
+
+
+class TrialError(ValueError):
+    """A trial, a trial file or a choice of trials that cannot be used; the message names the key and what is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One configuration. Paths are read on the host that runs it; lengths are in tokens, times in seconds.
+
+    `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
+    distributed trial. `layout` says how samples become rows: see `bench.data.batches`. With `gradient_checkpointing`,
+    one layer in `checkpoint_every` is computed again in backward, from an input that `offload_checkpoints` keeps in the
+    host's memory meanwhile; the first `held_layers` keep their weights in 16 bit beside NF4. These three are the recipe
+    fast's alone. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
+    `micro_batch_size` is the largest batch it goes up to.
+    """
+
+    name: str
+    reason: str
+    suite: str
+    profile: str
+    model: str
+    data: str
+    kind: str = "training"
+    recipe: str = "reference"
+    max_seq_len: int = 512
+    micro_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    layout: str = "pad"
+    base_precision: str = "nf4"
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    lora_targets: tuple[str, ...] = ATTENTION_PROJECTIONS
+    optimizer: str = "paged_adamw_8bit"
+    learning_rate: float = 2e-4
+    gradient_checkpointing: bool = True
+    checkpoint_every: int = 1
+    offload_checkpoints: bool = False
+    held_layers: int = 0
+    data_workers: int = 0
+    world_size: int = 1
+    new_tokens: int = 64
+    warmup_steps: int = 5
+    measured_steps: int = 20
+    seed: int = 42
+    deadline_sec: float = 1800.0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _expect(0 < len(self.name) <= 80 and self.name.isprintable(), "name", "1 to 80 printable characters")
+        _expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
+        _expect(self.model != "", "model", "the model's folder")
+        _expect(self.data != "", "data", "the data file")
+        among(self.profile, PROFILES, "profile")
+        among(self.kind, KINDS, "kind")
+        among(self.recipe, RECIPES, "recipe")
+        among(self.layout, LAYOUTS, "layout")
+        among(self.base_precision, BASE_PRECISIONS, "base_precision")
+        among(self.optimizer, OPTIMIZERS, "optimizer")
+        _within(self.max_seq_len, 8, 1_048_576, "max_seq_len")
+        _within(self.micro_batch_size, 1, 4096, "micro_batch_size")
+        _within(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
+        _within(self.lora_rank, 1, 1024, "lora_rank")
+        _within(self.lora_alpha, 1, 4096, "lora_alpha")
+        _within(self.data_workers, 0, 64, "data_workers")
+        _within(self.checkpoint_every, 1, 1024, "checkpoint_every")
+        _within(self.held_layers, 0, 1024, "held_layers")
+        _check_choices_of_fast(self)
+        _within(self.world_size, 1, 1024, "world_size")
+        _expect(self.world_size == 1 or self.kind == "distributed", "world_size", "1 unless kind is distributed")
+        _within(self.new_tokens, 1, 65_536, "new_tokens")
+        _within(self.warmup_steps, 0, 10_000, "warmup_steps")
+        _within(self.measured_steps, 1, 100_000, "measured_steps")
+        _within(self.seed, 0, 2**31 - 1, "seed")
+        _expect(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "a number from 0 to below 1")
+        _expect(0.0 < self.learning_rate <= 1.0, "learning_rate", "a number above 0, at most 1")
+        _expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
+        _expect(
+            bool(self.lora_targets) and all(self.lora_targets), "lora_targets", "at least one name of a linear layer"
+        )
+
+    @property
+    def trial_id(self) -> str:
+        """The name as a folder name: letters, digits, dot, dash and underscore only."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "trial"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Token positions in one optimizer step on one device, padding included."""
+        return self.max_seq_len * self.micro_batch_size * self.gradient_accumulation_steps
+
+    def digest(self) -> str:
+        """sha256 of the configuration without its name, reason and suite: equal digests measure the same thing."""
+        document = self.to_json()
+        for label in ("name", "reason", "suite"):
+            del document[label]
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+    def to_text(self) -> str:
+        """The content of a trial file."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", schema.to_json(self))
+
+    @classmethod
+    def from_json(cls, document: object, where: str = "trial") -> Trial:
+        """Build a trial from parsed JSON. `where` names the file for the message. Raises TrialError."""
+        try:
+            return schema.from_json(cls, document, where)
+        except schema.SchemaError as error:
+            raise TrialError(str(error)) from None
+        except TrialError as error:
+            raise TrialError(f"{where}: {error}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Trial:
+        """Read one trial from a JSON file. Raises TrialError with the file and the place in it."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise TrialError(f"{path}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise TrialError(f"{path}: not UTF-8 text; a trial file is JSON") from None
+        return cls.from_json(parsed(text, str(path)), str(path))
+
+
+def parsed(text: str, where: str) -> object:
+    """The JSON value of a trial file's text. Raises TrialError with the line, where the parser names one."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested as deep
+        raise TrialError(f"{where}: not usable JSON: {error}") from None
+
+
+def _check_types(trial: Trial) -> None:
+    # Annotations are strings under `from __future__`, which is all that is needed to check plain scalars exactly.
+    for field in dataclasses.fields(trial):
+        value = getattr(trial, field.name)
+        kind, words = _SCALARS.get(str(field.type), (tuple, "a list of texts"))
+        fits = type(value) is kind if kind is not tuple else isinstance(value, tuple)
+        if fits and kind is float:
+            fits = math.isfinite(value)
+        if fits and kind is tuple:
+            fits = all(type(item) is str for item in value)
+        if not fits:  # the message is made only now: every result read carries a trial
+            found = str(value) if type(value) is float and not math.isfinite(value) else schema.kind(value)
+            raise TrialError(f"{field.name}: expected {words}, found {found}")
+
+
+_SCALARS: dict[str, tuple[type, str]] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a finite number"),
+    "bool": (bool, "true or false"),
+}
+
+
+def _check_choices_of_fast(trial: Trial) -> None:
+    """What the recipe fast alone can do."""
+    plain = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
+    _expect(trial.recipe == "fast" or trial.checkpoint_every == 1, "checkpoint_every", plain)
+    _expect(trial.recipe == "fast" or not trial.offload_checkpoints, "offload_checkpoints", plain)
+    _expect(trial.recipe == "fast" or trial.held_layers == 0, "held_layers", plain)
+
+
+def _expect(holds: bool, key: str, expected: str) -> None:
+    if not holds:
+        raise TrialError(f"{key}: expected {expected}")
+
+
+def among(value: str, allowed: tuple[str, ...], key: str) -> None:
+    if value not in allowed:
+        raise TrialError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
+
+
+def _within(value: int, low: int, high: int, key: str) -> None:
+    if not low <= value <= high:
+        raise TrialError(f"{key}: expected {low} to {high}, found {value}")

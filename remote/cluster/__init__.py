@@ -1,0 +1,1 @@
+"""Kubernetes: read, render, plan, change."""

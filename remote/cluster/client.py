@@ -1,0 +1,371 @@
+"""One namespace of one cluster: the kubernetes client reads it, kubectl changes it.
+
+Read objects are the API's own JSON, so that whatever decides about them (`remote.cluster.diagnosis.pods`,
+`remote.cluster.diagnosis.nodes`, `remote.cluster.plan`) is a pure function tested on recorded answers. kubectl acts,
+because server-side apply, diff and delete with their waits are its trade, and because its argv is what an operator can
+repeat by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from remote.cluster.kubeconfig import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Misconfigured,
+    NotThere,
+    Target,
+    Unreachable,
+    connect,
+)
+from remote.cluster.yamltext import documents
+from remote.hosts.command import Command, Secret, mask
+from remote.hosts.host import CommandTimedOut, Completed
+from remote.hosts.process import CannotStart, run_program
+from remote.pods.listing import Kubectl
+
+Object = Mapping[str, Any]
+
+FIELD_MANAGER = "qlora-fleet"
+PART_OF = "app.kubernetes.io/part-of=qlora-fleet"
+_CONNECT_SEC, _READ_SEC = 5.0, 20.0
+# A Secret's content is never brought here: only a server that does not know how to leave it out would send it.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Where objects of a kind live in the API."""
+
+    api: str
+    plural: str
+    is_namespaced: bool = True
+    is_optional: bool = False  # a controller's, which may not be installed
+
+    @property
+    def group(self) -> str:
+        return self.api.split("/")[2] if self.api.startswith("/apis/") else ""
+
+
+KINDS: dict[str, Kind] = {
+    "Namespace": Kind(api="/api/v1", plural="namespaces", is_namespaced=False),
+    "PersistentVolume": Kind(api="/api/v1", plural="persistentvolumes", is_namespaced=False),
+    "PersistentVolumeClaim": Kind(api="/api/v1", plural="persistentvolumeclaims"),
+    "ServiceAccount": Kind(api="/api/v1", plural="serviceaccounts"),
+    "ConfigMap": Kind(api="/api/v1", plural="configmaps"),
+    "Secret": Kind(api="/api/v1", plural="secrets"),
+    "Service": Kind(api="/api/v1", plural="services"),
+    "Role": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="roles"),
+    "RoleBinding": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="rolebindings"),
+    "NetworkPolicy": Kind(api="/apis/networking.k8s.io/v1", plural="networkpolicies"),
+    "Job": Kind(api="/apis/batch/v1", plural="jobs"),
+    "JobSet": Kind(api="/apis/jobset.x-k8s.io/v1alpha2", plural="jobsets", is_optional=True),
+}
+
+
+POD = Kind(api="/api/v1", plural="pods")
+
+
+class Cluster:
+    """Reads and changes the target. Its methods raise the errors of `remote.cluster.kubeconfig`."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
+        self._pods_version = ""
+        self._client = connect(target)
+
+    def close(self) -> None:
+        self._client.close()  # type: ignore[no-untyped-call]
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The JSON at a path of the API. Raises NotThere, Forbidden, Misconfigured, Unreachable."""
+        return self._request("GET", path, query)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        accept: str = "application/json",
+    ) -> dict[str, Any]:
+        with self._ask(method, path, query, body, accept=accept) as answer:
+            text = b"".join(answer)
+        try:
+            document: dict[str, Any] = json.loads(text)
+        except ValueError:
+            raise Unreachable(f"{self.target.server}: the answer to {path} was cut short; the same again") from None
+        return document
+
+    @contextlib.contextmanager
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        read_sec: float = _READ_SEC,
+        accept: str = "application/json",
+    ) -> Iterator[Iterator[bytes]]:
+        """The answer's body in pieces as they come. Raises as `get`, in the reading too."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        headers = {"Accept": accept, **({"Content-Type": "application/json"} if body else {})}
+        try:
+            parts = self._client.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, read_sec)).response
+            try:
+                if not 200 <= response.status < 300:
+                    raise self._refusal(response.status, response.read(), path)
+                yield response.stream()
+            finally:
+                response.close()  # one that was read to its end has given its connection back already
+        except ApiException as error:
+            raise self._refusal(error.status or 0, error.body or error.reason, path) from None
+        except (HTTPError, OSError) as error:
+            said = " ".join(str(getattr(error, "reason", None) or error).split())
+            raise Unreachable(
+                f"{self.target.server} does not answer: {said}; see that the VPN or bastion is up, then the same again"
+            ) from None
+
+    def _refusal(self, status: int, body: object, path: str) -> ClusterError:
+        text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+        try:
+            said = json.loads(text).get("message") or text
+        except ValueError:
+            said = text
+        said = " ".join(said.split())[:300]
+        if status == 401:
+            return Misconfigured(
+                f"context {self.target.context}: the cluster does not accept the credentials of {self.target.user} "
+                "(expired?); log in again or renew the kubeconfig, then the same again"
+            )
+        if status == 403:
+            return Forbidden(f"{said}; ask the cluster's administrator for that right")
+        if status == 404:
+            return NotThere(f"{path}: {said}")
+        return Unreachable(f"{self.target.server}: {status} at {path}: {said}")
+
+    def list_of(self, kind: str, selector: str = PART_OF) -> list[dict[str, Any]]:
+        """The objects of a kind in the target's namespace (or in the cluster, for kinds that have none).
+
+        A kind that the cluster does not know has none. Nor has one that may not be installed and may not be read: of a
+        kind that nobody has heard of, RBAC says 403 and not 404 (seen with 1.34). Raises as `get`.
+        """
+        place = KINDS[kind]
+        where = f"/namespaces/{self.target.namespace}" if place.is_namespaced else ""
+        try:
+            found = self.get(f"{place.api}{where}/{place.plural}", {"labelSelector": selector})
+        except NotThere:
+            return []
+        except Forbidden:
+            if place.is_optional:
+                return []
+            raise
+        # A list's items come without their kind.
+        version = place.api.removeprefix("/apis/").removeprefix("/api/")
+        return [{**item, "apiVersion": version, "kind": kind} for item in found.get("items") or []]
+
+    def knows_group(self, name: str) -> bool:
+        """Whether the API has any version of a group, such as a controller's that may not be installed."""
+        return self._one(f"/apis/{name}") is not None
+
+    def namespace(self) -> dict[str, Any] | None:
+        """The target's Namespace; None where it is not there. Raises as `get`."""
+        return self._one(f"/api/v1/namespaces/{self.target.namespace}")
+
+    def has_secret(self, name: str) -> bool:
+        """Whether the namespace has a Secret of this name; what is in it is not asked for."""
+        path = f"/api/v1/namespaces/{self.target.namespace}/secrets/{name}"
+        try:
+            self._request("GET", path, accept=_METADATA)
+        except NotThere:
+            return False
+        return True
+
+    def secrets(self) -> list[dict[str, Any]]:
+        """The fleet's Secrets by name and label; what is in them is not asked for. Raises as `get`."""
+        path = f"/api/v1/namespaces/{self.target.namespace}/secrets"
+        found = self._request("GET", path, {"labelSelector": PART_OF}, accept=_METADATA_LIST)
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": one["metadata"]} for one in found.get("items") or []]
+
+    def _one(self, path: str) -> dict[str, Any] | None:
+        try:
+            return self.get(path)
+        except NotThere:
+            return None
+
+    def live(self) -> list[dict[str, Any]]:
+        """Every object in the cluster that is part of this fleet, pods and secrets left out."""
+        kinds = [kind for kind in KINDS if kind not in ("Secret", "Namespace", "PersistentVolume")]
+        with ThreadPoolExecutor(max_workers=6) as pool:
+            lists = list(pool.map(self.list_of, kinds))
+        volumes = [
+            volume
+            for volume in self._volumes()
+            if volume["spec"].get("claimRef", {}).get("namespace") == self.target.namespace
+        ]
+        namespace = self.namespace()
+        own = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
+        return [*own, *(one for several in lists for one in several), *volumes]
+
+    def _volumes(self) -> list[dict[str, Any]]:
+        try:
+            return self.list_of("PersistentVolume")
+        except Forbidden:
+            return []  # an operator of one namespace; without FSS there is nothing to see
+
+    def pods(self, selector: str = PART_OF) -> list[dict[str, Any]]:
+        """The fleet's pods. Raises as `get`."""
+        path = f"/api/v1/namespaces/{self.target.namespace}/pods"
+        found = self.get(path, {"labelSelector": selector})
+        self._pods_version = str(found.get("metadata", {}).get("resourceVersion", ""))
+        return list(found.get("items") or [])
+
+    def await_change(self, within_sec: float) -> None:
+        """Return when one of the fleet's pods changes, at the latest after `within_sec`. Raises as `get`.
+
+        A watch, so that a pod's news is here at once and nothing is asked meanwhile.
+        """
+        path = f"/api/v1/namespaces/{self.target.namespace}/pods"
+        limit = max(1, round(within_sec))
+        query = {"labelSelector": PART_OF, "watch": "true", "timeoutSeconds": str(limit)}
+        query["resourceVersion"] = self._pods_version
+        with self._ask("GET", path, query, read_sec=limit + _READ_SEC) as answer:
+            next(iter(answer), None)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The namespace's events. Raises as `get`."""
+        return list(self.get(f"/api/v1/namespaces/{self.target.namespace}/events").get("items") or [])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """All nodes. Raises as `get`."""
+        return list(self.get("/api/v1/nodes").get("items") or [])
+
+    def pods_everywhere(self) -> list[dict[str, Any]]:
+        """The pods of all namespaces that hold something on a node. Raises as `get`."""
+        running = "status.phase!=Succeeded,status.phase!=Failed"
+        return list(self.get("/api/v1/pods", {"fieldSelector": running}).get("items") or [])
+
+    def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
+        """Whether our account may do this in the namespace (SelfSubjectAccessReview). Raises as `get`."""
+        attributes = {"verb": verb, "resource": kind.plural, "group": kind.group}
+        if kind.is_namespaced:
+            attributes["namespace"] = self.target.namespace
+        if subresource:
+            attributes["subresource"] = subresource
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = self._request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+        return bool(answer.get("status", {}).get("allowed"))
+
+    def apply(self, objects: Sequence[Object], *, take_over: bool = False, secrets: tuple[Secret, ...] = ()) -> None:
+        """Server-side apply, through standard input. Raises ClusterError of every kind."""
+        force = ("--force-conflicts",) if take_over else ()
+        arguments = ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
+        self._act(arguments, objects, timeout_sec=120.0, secrets=secrets)
+
+    def diff(self, objects: Sequence[Object], *, take_over: bool = False) -> str:
+        """What a server-side apply would change, as kubectl shows it; raises as `apply`."""
+        force = ("--force-conflicts",) if take_over else ()
+        arguments = ("diff", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
+        completed = self._act(arguments, objects, timeout_sec=120.0, fine=(0, 1))
+        return completed.stdout.decode(errors="replace")
+
+    def delete(self, objects: Sequence[Object], *, wait_sec: float) -> None:
+        """Delete these and wait until they are gone. Raises as `apply`, also when they do not go."""
+        arguments = ("delete", "--ignore-not-found", "--cascade=foreground", f"--timeout={wait_sec:.0f}s", "-f", "-")
+        bare = [{key: one[key] for key in ("apiVersion", "kind")} | {"metadata": _name_of(one)} for one in objects]
+        self._act(arguments, bare, timeout_sec=wait_sec + 30.0)
+
+    def _act(
+        self,
+        arguments: tuple[str, ...],
+        objects: Sequence[Object],
+        *,
+        timeout_sec: float,
+        fine: tuple[int, ...] = (0,),
+        secrets: tuple[Secret, ...] = (),
+    ) -> Completed:
+        # The secrets are not named to the command: a short password may well be a part of a word in its argv.
+        command = Command(argv=self.kubectl.argv(*arguments))
+        # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
+        stdin = documents(dict(one) for one in objects).encode()
+        try:
+            completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
+        except CannotStart as error:
+            raise Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer") from None
+        except CommandTimedOut as error:
+            raise Unreachable(f"{error}; the same again") from None
+        if completed.exit_code not in fine:
+            raise complaint(mask(completed.stderr.decode(errors="replace"), secrets), arguments[0])
+        return completed
+
+
+def complaint(stderr: str, verb: str) -> ClusterError:
+    """What kubectl's standard error means, as one line with what to do."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip() and "memcache.go" not in line]
+    said = " ".join(lines) or stderr.strip() or "kubectl said nothing"
+    short = said[:400]
+    rules: tuple[tuple[str, type[ClusterError], str], ...] = (
+        (
+            "being terminated",
+            Unreachable,
+            "wait until the namespace is gone, then the same again; where its pods do not go, delete its Jobs "
+            "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be made",
+        ),
+        (
+            "Apply failed with",
+            Conflict,
+            "somebody else manages that field: `inv deploy --take-over` takes it, or leave it to them",
+        ),
+        (
+            "timed out waiting for the condition",
+            ClusterError,
+            "a pod on a dead node never ends by itself: `kubectl delete pod --force` it",
+        ),
+        ("exceeded quota", ClusterError, "free what uses the quota, or ask for more"),
+        ("(Forbidden)", Forbidden, "ask the cluster's administrator for that right"),
+        ("Unauthorized", Misconfigured, "log in again or renew the kubeconfig, then the same again"),
+        ("provide credentials", Misconfigured, "log in again or renew the kubeconfig, then the same again"),
+        ("getting credentials", Misconfigured, "the kubeconfig's credential program fails: log in again"),
+        (
+            "no matches for kind",
+            Misconfigured,
+            "that controller is not installed in this cluster: choose another cluster.overlay",
+        ),
+        ("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
+        ("connection refused", Unreachable, "see that the cluster is up, then the same again"),
+        ("no such host", Unreachable, "see that name and network, then the same again"),
+        ("i/o timeout", Unreachable, "see that the VPN or bastion is up, then the same again"),
+        ("deadline exceeded", Unreachable, "see that the VPN or bastion is up, then the same again"),
+        ("EOF", Unreachable, "the same again"),
+    )
+    for sign, kind, remedy in rules:
+        if sign in said:
+            return kind(f"kubectl {verb}: {short}; {remedy}")
+    return ClusterError(f"kubectl {verb}: {short}")
+
+
+def _name_of(one: Object) -> dict[str, str]:
+    return {key: one["metadata"][key] for key in ("name", "namespace") if one["metadata"].get(key)}

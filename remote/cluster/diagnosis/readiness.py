@@ -1,0 +1,120 @@
+"""Are the pods that a Job promises there? One row per index, from pods and events as the API shows them. Pure.
+
+Not covered: JobSets, whose pods are counted by the Jobs that they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remote.cluster.diagnosis.pods import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready
+from remote.cluster.plan import COMPONENT_LABEL, ended
+from remote.pods.listing import INDEX_LABEL
+
+Object = Mapping[str, Any]
+
+JOB_LABEL = "batch.kubernetes.io/job-name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodRow:
+    """One place of a Job: the pod that holds it now (the newest live one), if any, and how it is."""
+
+    job: str
+    index: int
+    pod: str | None = None
+    node: str = ""
+    state: str = "no pod yet"
+    is_up: bool = False
+    restarts: int = 0
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """What is deployed and how far it is up."""
+
+    rows: tuple[PodRow, ...] = ()
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Those of Jobs and claims first: they explain why a pod is not even there."""
+        return (*self.findings, *(finding for row in self.rows for finding in row.findings))
+
+    @property
+    def up(self) -> int:
+        return sum(row.is_up for row in self.rows)
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self.rows) and self.up == len(self.rows)
+
+
+def fleet(jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Object], events: Sequence[Object]) -> Fleet:
+    """The state of the given Jobs. Pods that none of them made are left out."""
+    rows: list[PodRow] = []
+    findings: list[Finding] = []
+    for job in sorted(jobs, key=lambda one: str(one["metadata"]["name"])):
+        findings += diagnose_job(job, events)
+        rows += _rows(job, pods, events)
+    if not all(row.is_up for row in rows):
+        for claim in claims:
+            findings += diagnose_claim(claim, events)
+    return Fleet(rows=tuple(rows), findings=tuple(findings))
+
+
+def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> list[PodRow]:
+    name = job["metadata"]["name"]
+    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) == name]
+    done = _indexes(job.get("status", {}).get("completedIndexes", ""))
+    rows = []
+    for index in range(int(job.get("spec", {}).get("completions") or 1)):
+        of_index = [pod for pod in own if (pod["metadata"]["labels"]).get(INDEX_LABEL) == str(index)]
+        of_index.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
+        live = [pod for pod in of_index if not pod["metadata"].get("deletionTimestamp")]
+        pod = next((one for one in [*live, *of_index] if is_ready(one)), None) or next(iter([*live, *of_index]), None)
+        if pod is None:
+            is_done = index in done or ended(job) == "completed"
+            state = "completed, its pod is gone" if is_done else "no pod yet"
+            rows.append(PodRow(job=name, index=index, state=state, is_up=is_done))
+            continue
+        rows.append(_row(name, index, pod, events))
+    return rows
+
+
+def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
+    status = pod.get("status", {})
+    found = tuple(diagnose_pod(pod, events))
+    phase = str(status.get("phase", "?"))
+    containers = status.get("containerStatuses") or []
+    waiting = [one["state"]["waiting"].get("reason", "") for one in containers if one.get("state", {}).get("waiting")]
+    ready = is_ready(pod)
+    is_work = (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == "train"
+    if pod["metadata"].get("deletionTimestamp"):
+        state = "Terminating"
+    elif ready:
+        state = "Ready"
+    else:
+        state = waiting[0] if waiting else str(status.get("reason") or phase)
+    return PodRow(
+        job=job,
+        index=index,
+        pod=pod["metadata"]["name"],
+        node=pod.get("spec", {}).get("nodeName", ""),
+        state=state,
+        is_up=ready or (is_work and phase == "Succeeded"),
+        restarts=sum(one.get("restartCount", 0) for one in containers),
+        findings=found,
+    )
+
+
+def _indexes(text: str) -> set[int]:
+    """completedIndexes ("0,2-4") as numbers."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,34 @@
+"""What a fleet says while it works: one event per change, for a view to show. Events decide nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bench.records.result import End, Progress
+
+
+class Happening(Enum):
+    """What happened."""
+
+    STARTED = "started"
+    ATTACHED = "attached"  # a resumed run found the trial still running, or already ended, on its worker
+    PROGRESS = "progress"
+    RETRYING = "retrying"  # this attempt did not get to a result; the trial is back in the queue
+    ENDED = "ended"
+    WORKER_LOST = "worker lost"
+    WORKER_BUSY = "worker busy"  # with another run's trial: it is waited for
+    WORKER_BACK = "worker back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetEvent:
+    """One change. `trial_id` is None for a worker's own events; `end` is set with ENDED; `progress` with PROGRESS."""
+
+    happening: Happening
+    worker: str
+    trial_id: str | None = None
+    attempt: int = 1
+    progress: Progress | None = None
+    end: End | None = None
+    reason: str | None = None

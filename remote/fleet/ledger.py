@@ -1,0 +1,212 @@
+"""The ledger of a run: every planned trial reaches exactly one end, and nothing forgets it.
+
+`ledger.jsonl` is append-only; each line is written whole and fsynced before the fleet acts on it. A crash can tear the
+last line at most; such a tail is ignored, and dropped by the next append. Everything else that does not fit (a second
+end, a trial nobody planned, a damaged line) is an error, never repaired by guessing.
+
+    planned   trial_id                                     once each, before anything starts
+    started   trial_id attempt worker folder               written before the job is, so that a resume finds it
+    retried   trial_id attempt reason                      this attempt came to nothing; another will be made
+    ended     trial_id attempt end reason                  the end; attempt is null where none ran
+    reopened  trial_id                                     a resumed run tries again what was LOST, PREEMPTED, CANCELLED
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.records.result import End
+from remote.jobs.onhost.basics import sync_folder
+
+LEDGER_FILE = "ledger.jsonl"
+
+
+class LedgerError(Exception):
+    """The ledger cannot be read, cannot be written, or was asked to say two things about one trial."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a trial: the job's folder on a worker. `reason` is set once it came to nothing."""
+
+    number: int
+    worker: str
+    folder: str
+    reason: str | None = None
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """All the ledger knows of one planned trial. `winner` is the attempt whose outcome became the end, if any ran.
+
+    `spent` counts the attempts made before the trial was last reopened.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    end: End | None = None
+    reason: str | None = None
+    winner: Attempt | None = None
+    spent: int = 0
+
+    def attempt(self, number: int) -> Attempt | None:
+        return next((attempt for attempt in self.attempts if attempt.number == number), None)
+
+
+class Ledger:
+    """The append-only record of one run. Safe to use from several threads; one process at a time holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+        self._torn_at: int | None = None
+        self._load()
+
+    @classmethod
+    def create(cls, path: Path, trial_ids: Iterable[str]) -> Ledger:
+        """Start the ledger of a new run, or take up one that a crash left with part of its plan written."""
+        ledger = cls(path)
+        for trial_id in trial_ids:
+            if trial_id not in ledger.entries:
+                ledger._append({"event": "planned", "trial_id": trial_id})
+        return ledger
+
+    def started(self, trial_id: str, attempt: int, worker: str, folder: str) -> None:
+        self._append({"event": "started", "trial_id": trial_id, "attempt": attempt, "worker": worker, "folder": folder})
+
+    def retried(self, trial_id: str, attempt: int, reason: str) -> None:
+        self._append({"event": "retried", "trial_id": trial_id, "attempt": attempt, "reason": reason})
+
+    def ended(self, trial_id: str, end: End, reason: str | None, attempt: int | None = None) -> bool:
+        """Write the trial's end; False (and nothing written) when it has one already: the first end stands.
+
+        `attempt` is the one whose outcome this is; None where none ran.
+        """
+        with self._lock:
+            if self._entry(trial_id).end is not None:
+                return False
+            self._append_locked(
+                {"event": "ended", "trial_id": trial_id, "attempt": attempt, "end": end.value, "reason": reason}
+            )
+            return True
+
+    def reopened(self, trial_id: str) -> None:
+        self._append({"event": "reopened", "trial_id": trial_id})
+
+    def open_trials(self) -> list[str]:
+        """The planned trials without an end, in plan order."""
+        with self._lock:
+            return [trial_id for trial_id, entry in self.entries.items() if entry.end is None]
+
+    def is_open(self, trial_id: str) -> bool:
+        with self._lock:
+            return self._entry(trial_id).end is None
+
+    def needs_work(self, trial_id: str) -> bool:
+        """True where a resumed run has something to do: no end yet, not even planned, or an end worth another try."""
+        with self._lock:
+            entry = self.entries.get(trial_id)
+            return entry is None or entry.end is None or entry.end.is_resumable
+
+    def _load(self) -> None:
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be read: {error.strerror}") from None
+        whole = content.rfind(b"\n") + 1
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                self._apply(json.loads(line))
+            except (ValueError, KeyError, TypeError, LedgerError) as error:
+                raise LedgerError(f"{self.path}: line {number}: {error}; the ledger is damaged") from None
+        # The tail of a write that a crash cut short was never acted on. It goes with the next append, not now: to look
+        # at the ledger of a run that is under way must not touch it.
+        self._torn_at = whole if whole < len(content) else None
+
+    def _append(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            self._append_locked(event)
+
+    def _append_locked(self, event: dict[str, Any]) -> None:
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+        line = (json.dumps({"time": now, **event}, ensure_ascii=False) + "\n").encode()
+        # Checked before it is written: what does not fit the record never reaches it.
+        self._apply(event, rehearse=True)
+        try:
+            # A ledger that was moved or deleted under a run is not begun anew with its next line.
+            create = 0 if self.entries else os.O_CREAT
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | create, 0o644)
+            try:
+                if self._torn_at is not None:
+                    os.ftruncate(handle, self._torn_at)
+                    self._torn_at = None
+                size = os.fstat(handle).st_size
+                try:
+                    if os.write(handle, line) != len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(handle)  # where a network file system says that it is full
+                    if create:
+                        sync_folder(self.path.parent)
+                except OSError:
+                    os.ftruncate(handle, size)
+                    raise
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be written: {error.strerror}") from None
+        self._apply(event)
+
+    def _entry(self, trial_id: str) -> Entry:
+        if trial_id not in self.entries:
+            raise LedgerError(f"trial {trial_id!r} was never planned")
+        return self.entries[trial_id]
+
+    def _apply(self, event: dict[str, Any], *, rehearse: bool = False) -> None:
+        """Check that `event` fits what is known and, unless rehearsing, take it in."""
+        kind, trial_id, number = event["event"], event["trial_id"], event.get("attempt")
+        if kind == "planned":
+            if trial_id in self.entries:
+                raise LedgerError(f"trial {trial_id!r} is planned twice")
+        else:
+            _check(kind, trial_id, self._entry(trial_id), number)
+        if rehearse:
+            return
+        entry = self.entries.setdefault(trial_id, Entry())
+        if kind == "started":
+            entry.attempts.append(Attempt(number=event["attempt"], worker=event["worker"], folder=event["folder"]))
+        elif kind == "retried":
+            entry.attempts = [
+                replace(attempt, reason=event["reason"]) if attempt.number == number else attempt
+                for attempt in entry.attempts
+            ]
+        elif kind == "ended":
+            entry.end, entry.reason = End(event["end"]), event["reason"]
+            entry.winner = None if number is None else entry.attempt(number)
+        elif kind == "reopened":
+            entry.end = entry.reason = entry.winner = None
+            entry.spent = len(entry.attempts)
+
+
+def _check(kind: str, trial_id: str, entry: Entry, number: int | None) -> None:
+    if kind not in ("started", "retried", "ended", "reopened"):
+        raise LedgerError(f"unknown event {kind!r}")
+    if kind == "reopened":
+        if entry.end is None or not entry.end.is_resumable:
+            raise LedgerError(f"trial {trial_id!r} cannot be reopened: its end is {entry.end}")
+    elif entry.end is not None:
+        raise LedgerError(f"trial {trial_id!r} has ended as {entry.end.value}; {kind} comes too late")
+    known = number is not None and entry.attempt(number) is not None
+    if kind == "started" and known:
+        raise LedgerError(f"trial {trial_id!r}: attempt {number} is started twice")
+    if kind in ("retried", "ended") and number is not None and not known:
+        raise LedgerError(f"trial {trial_id!r}: attempt {number} was never started")

@@ -1,0 +1,125 @@
+"""A fleet's patience with its hosts: asking again while one is out of reach or busy, and knowing when to stop asking.
+
+A host that stops answering for `lost_after_sec` is lost, and is asked after until it answers or `give_up_after_sec` has
+passed. One that answers, but works for another run, is not lost: it is waited for as long as that run's trial may take.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused, one_line
+from remote.jobs.agent import Agent
+from remote.jobs.job import HostBusy, slot_holder, slot_of
+
+T = TypeVar("T")
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.2, 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The fleet's patience, in seconds, and how often one trial may be started.
+
+    `max_attempts` 2 means that a trial cut short from outside goes back into the queue once; a resumed run allows as
+    many again. `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside.
+    """
+
+    lost_after_sec: float = 60.0
+    give_up_after_sec: float = 600.0
+    max_attempts: int = 2
+    deadline_margin_sec: float = 30.0
+    grace_sec: float = 25.0
+    every_sec: float = 1.0
+
+
+class WorkerLost(Exception):
+    """A host has not answered for too long, or cannot do what every host can."""
+
+
+class WorkerBusy(WorkerLost):
+    """A host has been at another job's for too long; it answers, and nothing is wrong with it."""
+
+
+class ShutOut(WorkerLost):
+    """The operator is let in nowhere (credentials have expired): to hand a trial to another host would be in vain."""
+
+
+class Stopped(Exception):
+    """The operator asked to stop while a host was being asked."""
+
+
+class Reach:
+    """One fleet's patience with all its hosts, each of which is asked from a thread of its own.
+
+    `stopping` is set when the operator wants to end; `abandoning` when this process must leave, and jobs go on.
+    `busy_for_sec` is how long one and the same job of another run may keep a host.
+    """
+
+    def __init__(self, limits: Limits, *, busy_for_sec: float) -> None:
+        self.limits, self._busy_for_sec = limits, busy_for_sec
+        self.stopping, self.abandoning = threading.Event(), threading.Event()
+        self._last_heard: dict[str, float] = {}
+        self._lost_since: dict[str, float] = {}
+
+    @property
+    def is_halted(self) -> bool:
+        return self.stopping.is_set() or self.abandoning.is_set()
+
+    def heard(self, name: str) -> None:
+        """A job on this host has given a sign of life: whatever was wrong with the host is over."""
+        self._last_heard[name] = time.monotonic()
+        self._lost_since.pop(name, None)
+
+    def ask(self, name: str, ask: Callable[[], T]) -> T:
+        """`ask` the host, again and again while it is out of reach, for at most `lost_after_sec` of silence.
+
+        A host that answers but cannot do what every host can (its disk is full, its Python gone) is lost at once:
+        were it left in service, it would take trial after trial from the queue and fail them all.
+        """
+        self._last_heard[name] = time.monotonic()
+        pause_sec = _FIRST_PAUSE_SEC
+        while True:
+            try:
+                return ask()
+            except (HostUnreachable, CommandTimedOut, HostBusy) as error:
+                silent_sec = time.monotonic() - self._last_heard[name]
+                if silent_sec >= self.limits.lost_after_sec:
+                    kind = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
+                    raise kind(f"{one_line(error)} (for {silent_sec:.0f} s)") from error
+            except OperatorRefused as error:
+                raise ShutOut(one_line(error)) from error
+            except HostError as error:
+                raise WorkerLost(one_line(error)) from error
+            if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.abandoning.is_set():
+                raise Stopped
+            pause_sec = min(pause_sec * 2, _LONGEST_PAUSE_SEC)
+
+    def await_return(self, agent: Agent, lost: WorkerLost, is_worth_it: Callable[[], bool]) -> str | None:
+        """Ask after a lost host now and then; None when it is back, or this fleet is halted; why it is given up.
+
+        Returns early, with a reason, once `is_worth_it()` no longer holds.
+        """
+        name, slot = agent.host.name, slot_of(agent.host)
+        since = self._lost_since.setdefault(name, time.monotonic())
+        within_sec, holder = self.limits.give_up_after_sec, None
+        pause_sec = min(_LONGEST_PAUSE_SEC, self.limits.lost_after_sec / 4)
+        while time.monotonic() < since + within_sec and is_worth_it():
+            if self.stopping.wait(pause_sec) or self.abandoning.is_set():
+                return None  # to be stopped properly, what it runs has to be cancelled
+            try:
+                now_holds = slot_holder(agent, slot)
+            except HostError:
+                continue
+            if not isinstance(lost, WorkerBusy):
+                return None
+            if now_holds is None:
+                self._lost_since.pop(name, None)
+                return None
+            if now_holds != holder:  # the other run goes on, and each of its trials has its own time
+                since, within_sec, holder = time.monotonic(), self._busy_for_sec, now_holds
+        word = "was not free" if isinstance(lost, WorkerBusy) else "did not come back"
+        return f"{name} {word} within {within_sec:g} s: {lost}"

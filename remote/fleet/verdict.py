@@ -1,0 +1,85 @@
+"""From what a job left behind to the trial's end: one pure function, so that every case can be read and tested.
+
+An exit code alone proves nothing either way. What counts is a verified result; without one, how the job ended says
+whether the trial failed by itself (it would again) or was cut short from outside (it deserves another try).
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from bench.records.result import EXIT_NOT_WRITTEN, End, PlannedTrial, TrialResult
+from remote.jobs.job import JobState, JobStatus
+
+_CANNOT_START = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A trial's end with its reason in one line (None for SUCCEEDED)."""
+
+    end: End
+    reason: str | None
+
+    @property
+    def is_transient(self) -> bool:
+        """True where the same trial, tried again, may well succeed: what stopped it was not its own doing."""
+        return self.end in (End.LOST, End.PREEMPTED)
+
+
+def judge(
+    planned: PlannedTrial,
+    attempt: int,
+    status: JobStatus,
+    result: TrialResult | None,
+    log_tail: list[str],
+    damage: str | None = None,
+) -> Verdict:
+    """The end of an attempt whose job is over (`status` is ENDED, LOST or ABSENT).
+
+    `damage` says why a result that is there could not be trusted; `result` is None then.
+    """
+    if status.why == "cancelled" and (result is None or result.status.is_resumable):
+        return Verdict(end=End.CANCELLED, reason="cancelled by the operator")
+    if result is not None:
+        if not belongs(result, planned, attempt):
+            return Verdict(end=End.FAILED, reason=f"its result is of another trial ({result.trial_id!r})")
+        return Verdict(end=result.status, reason=result.reason)
+    if damage is not None:
+        return Verdict(end=End.LOST, reason=damage)
+    if status.state is not JobState.ENDED:
+        return Verdict(end=End.LOST, reason=f"its job died with its worker{_where(status)}; nothing of it is left")
+    if status.why == "deadline":
+        return Verdict(end=End.TIMED_OUT, reason=f"stopped from outside at its deadline{_where(status)}")
+    if status.why == "terminated":
+        return Verdict(end=End.PREEMPTED, reason=f"its worker was told to stop{_where(status)}")
+    if status.signal is not None:
+        return Verdict(end=End.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}")
+    if status.exit_code == 0:
+        return Verdict(end=End.LOST, reason="it said it was done but left no result")
+    last = next((line.strip() for line in reversed(log_tail) if line.strip()), "it said nothing")
+    # The worker's doing, not the trial's: nothing to start it with, or no disk for the result of work that was done.
+    end = End.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else End.FAILED
+    return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")
+
+
+def belongs(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:
+    """True where the result is of this very attempt at this very trial."""
+    return (result.trial_id, result.attempt, result.trial) == (planned.trial_id, attempt, planned.trial)
+
+
+def _where(status: JobStatus) -> str:
+    progress = status.progress or {}
+    if "phase" not in progress:
+        return ""
+    step = f", step {progress['step']} of {progress['steps']}" if progress.get("step") else ""
+    return f" in phase {progress['phase']}{step}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    return f"{name} (out of memory on its worker?)" if number == signal.SIGKILL else name

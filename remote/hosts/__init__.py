@@ -1,0 +1,1 @@
+"""The protocol Host, and this machine as a host."""

@@ -1,0 +1,45 @@
+"""This machine as a host: several workers on one laptop, each with a work folder of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, Readable
+from remote.hosts.process import CannotStart, run_program
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalHost:
+    """A worker on this machine. `workdir` is an absolute folder; it is made when first needed."""
+
+    name: str
+    workdir: str
+    python: tuple[str, ...] = (sys.executable,)
+
+    def run(
+        self,
+        command: Command,
+        *,
+        stdin: bytes | Readable | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        timeout_sec: float,
+        idle_timeout_sec: float | None = None,
+    ) -> Completed:
+        """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as a shell would say it."""
+        try:
+            return run_program(
+                command.argv,
+                label=f"{self.name}: {command.brief()}",
+                environment={**os.environ, **command.environment},
+                folder=command.folder,
+                stdin=stdin,
+                on_stdout=on_stdout,
+                timeout_sec=timeout_sec,
+                idle_timeout_sec=idle_timeout_sec,
+            )
+        except CannotStart as error:
+            return Completed(exit_code=127, stderr=str(error).encode())

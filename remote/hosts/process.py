@@ -1,0 +1,218 @@
+"""Run one local program and pump its streams: the part that every kind of host shares.
+
+LocalHost runs the command itself this way; hosts behind a client program (kubectl, ssh) run that client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Protocol, cast
+
+from remote.hosts.host import CommandTimedOut, Completed, Readable
+
+_PIECE = 1 << 16
+_READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
+_KILL_AFTER_SEC = 2.0
+_LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
+
+
+class HeldOpen(Protocol):
+    """Input that may outlast its content: None from `read` means that no more will come, and no end either."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+class CannotStart(Exception):
+    """The program could not even be started; the message says what is wrong with it or with its folder."""
+
+
+def run_program(
+    argv: Sequence[str],
+    *,
+    label: str,
+    environment: Mapping[str, str] | None = None,
+    folder: str | None = None,
+    stdin: bytes | Readable | HeldOpen | None = None,
+    on_stdout: Callable[[bytes], None] | None = None,
+    is_complete: Callable[[], bool] | None = None,
+    timeout_sec: float,
+    idle_timeout_sec: float | None = None,
+) -> Completed:
+    """Run `argv` to its end in a process group of its own; `label` names it in messages, secrets already masked.
+
+    `environment` is the whole environment (None: ours). A `stdin` whose `read` gives None has no more to say, but stays
+    open for as long as the program runs. Once `is_complete()` holds, nothing more is expected of the program: it is
+    ended if it does not leave by itself. Raises CommandTimedOut when the program outlives `timeout_sec` or says nothing
+    on standard output for `idle_timeout_sec`; CannotStart. Whatever ends this call early, an exception from `on_stdout`
+    included, ends the program too.
+    """
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if environment is None else dict(environment),
+            cwd=folder,
+            # A Ctrl-C at the terminal is for the operator's own process to act on, not for everything it has started.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
+    if sys.platform == "linux" and process.stdout is not None:
+        with contextlib.suppress(OSError):  # more than this user may have: slower, and well
+            fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    limits = Limits(label, timeout_sec, idle_timeout_sec)
+    said = _Said()
+    try:
+        _pump(process, stdin, on_stdout, limits, is_complete, said)
+        code = process.wait(limits.left_sec())
+    except (CommandTimedOut, subprocess.TimeoutExpired):
+        _end(process)
+        if not limits.is_leaving:
+            raise limits.passed() from None
+        code = 0  # as it would have said, had it left
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=bytes(said.out), stderr=bytes(said.err))
+
+
+@dataclass(kw_only=True)
+class _Said:
+    out: bytearray = field(default_factory=bytearray)
+    err: bytearray = field(default_factory=bytearray)
+
+
+class Limits:
+    """The whole call's deadline and the longest silence."""
+
+    def __init__(self, label: str, timeout_sec: float, idle_timeout_sec: float | None) -> None:
+        self.label, self.timeout_sec, self.idle_timeout_sec = label, timeout_sec, idle_timeout_sec
+        self.deadline = time.monotonic() + timeout_sec
+        self.heard = time.monotonic()
+        self.is_leaving = False
+
+    def leave_soon(self) -> None:
+        """All that matters was heard: from now on only a moment is left, whatever the limits were."""
+        if not self.is_leaving:
+            self.is_leaving, self.idle_timeout_sec = True, None
+            self.deadline = min(self.deadline, time.monotonic() + _LEAVE_SEC)
+
+    def left_sec(self) -> float:
+        """Seconds until the nearer limit. Raises CommandTimedOut when it has passed."""
+        now = time.monotonic()
+        left = self.deadline - now
+        if self.idle_timeout_sec is not None:
+            left = min(left, self.heard + self.idle_timeout_sec - now)
+        if left <= 0:
+            raise self.passed()
+        return left
+
+    def passed(self) -> CommandTimedOut:
+        if time.monotonic() >= self.deadline or self.idle_timeout_sec is None:
+            return CommandTimedOut(f"{self.label}: not done after {self.timeout_sec:g} s")
+        return CommandTimedOut(f"{self.label}: silent for {self.idle_timeout_sec:g} s")
+
+
+def _pump(
+    process: subprocess.Popen[bytes],
+    stdin: bytes | Readable | HeldOpen | None,
+    on_stdout: Callable[[bytes], None] | None,
+    limits: Limits,
+    is_complete: Callable[[], bool] | None,
+    said: _Said,
+) -> None:
+    def hear(piece: bytes) -> None:
+        (said.out.extend if on_stdout is None else on_stdout)(piece)
+        limits.heard = time.monotonic()  # afterwards: what the sink takes its time for is not the program's silence
+        if is_complete is not None and is_complete():
+            limits.leave_soon()
+
+    sinks = {process.stdout: hear, process.stderr: said.err.extend}
+    feed = _Feed(stdin)
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_WRITE if stream is process.stdin else selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(min(limits.left_sec(), 1.0)):
+                stream = cast("IO[bytes]", key.fileobj)
+                if stream is process.stdin:
+                    more = feed.write_some(key.fd)
+                else:
+                    piece = os.read(key.fd, _READ_BYTES)
+                    more = bool(piece)
+                    if more:
+                        sinks[stream](piece)
+                if not more:
+                    selector.unregister(stream)
+                    if stream is not process.stdin or not feed.stays_open:
+                        stream.close()
+
+
+class _Feed:
+    """What is still to be written to a program's standard input."""
+
+    def __init__(self, source: bytes | Readable | HeldOpen | None) -> None:
+        self._file = None if source is None or isinstance(source, bytes) else source
+        self._left = memoryview(source if isinstance(source, bytes) else b"")
+        self.stays_open = False
+
+    def write_some(self, handle: int) -> bool:
+        """Write what fits now; False when nothing is left or nobody reads."""
+        if not self._left and self._file is not None:
+            piece = self._file.read(_PIECE)
+            self.stays_open = piece is None
+            self._left = memoryview(piece or b"")
+        if not self._left:
+            return False
+        try:
+            self._left = self._left[os.write(handle, self._left[:_PIECE]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return bool(self._left) or self._file is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """TERM, a moment to act on it, then KILL for all that is left of the group.
+
+    The leader is reaped last: until then its number, the group's name, cannot become somebody else's.
+    """
+    if process.returncode is not None:
+        return
+    _signal_group(process.pid, signal.SIGTERM)
+    until = time.monotonic() + _KILL_AFTER_SEC
+    while not _is_over(process.pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    _signal_group(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # what the kernel holds on to is not ours to wait for
+        process.wait(_KILL_AFTER_SEC)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(PermissionError):  # what macOS says of a group whose processes have all ended
+        os.killpg(group, number)
+
+
+def _is_over(pid: int) -> bool:
+    """Whether a child has ended, without reaping it; False where that cannot be seen (macOS before Python 3.13)."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, flags) is not None

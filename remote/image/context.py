@@ -1,0 +1,129 @@
+"""What goes into an image's build context, decided here and assembled on the build VM.
+
+Our own files travel from the laptop into a folder named by their digest; weights are on the VM already and are packed
+into numbered slots: one shard a slot, one slot a layer (see image/Dockerfile). Pure but for reading the project's
+folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from remote.jobs.onhost.files import digest_of
+
+SLOTS = 16  # as many as the Dockerfile's stage `models` copies
+SHARD_BYTES = 64 << 20  # weights, and any file from here on, have a slot of their own; a model's other files share one
+LARGEST_LAYER_BYTES = 8_000_000_000  # what registries were seen to take
+DOCKERFILE = "image/Dockerfile"
+_IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py")
+
+
+class ContextError(ValueError):
+    """The project's folder or the models do not make a build context; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFile:
+    """One of our files: where it is on the laptop, its place in the context, its size in bytes and sha256."""
+
+    source: Path
+    place: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A file of a model on the VM: its path below the model's folder, its size in bytes and sha256."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFolder:
+    """A model on the VM: `name` in the image, `folder` there, what it holds, and the sha256 of its manifest."""
+
+    name: str
+    folder: str
+    files: tuple[ModelFile, ...]
+    manifest_sha256: str
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A file of a model in its slot: `source` on the VM, `place` in the image."""
+
+    slot: int
+    source: str
+    place: str
+    size: int
+    sha256: str
+
+
+def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[CodeFile, ...]:
+    """The project's files that a build of `profile` reads, and the wheels if it shall reach no index."""
+    places = {place: root / place for place in _IMAGE_FILES}
+    places |= {f"image/locks/{profile}{end}": root / f"image/locks/{profile}{end}" for end in (".in", ".txt")}
+    places |= {str(path.relative_to(root)): path for path in sorted((root / "bench").rglob("*.py"))}
+    if wheels is not None:
+        found = sorted(wheels.glob("*.whl"))
+        if not found:
+            raise ContextError(f"image.wheels: {wheels}: no wheel in it; `pip download --dest {wheels} ...` fills it")
+        places |= {f"wheels/{path.name}": path for path in found}
+    for place, path in places.items():
+        if not path.is_file():
+            raise ContextError(f"{place}: not found; the image cannot be built without it")
+    return tuple(_code_file(path, place) for place, path in places.items())
+
+
+def _code_file(path: Path, place: str) -> CodeFile:
+    size, sha256 = digest_of(path)
+    return CodeFile(source=path, place=place, size=size, sha256=sha256)
+
+
+def digest_of_code(files: Iterable[CodeFile]) -> str:
+    """One sha256 over places and contents."""
+    lines = sorted(f"{file.sha256}  {file.place}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def slots(models: Sequence[ModelFolder]) -> tuple[Packed, ...]:
+    """Every file of every model in its slot, in the order of the models, so that another model at the end moves none.
+
+    Raises ContextError for a file no layer may hold, and for more shards than there are slots.
+    """
+    packed: list[Packed] = []
+    slot = 0
+    for model in models:
+        shards = [file for file in model.files if file.path.endswith(".safetensors") or file.size >= SHARD_BYTES]
+        small = [file for file in model.files if file not in shards]
+        groups = [*([shard] for shard in sorted(shards, key=lambda file: file.path)), *([small] if small else [])]
+        for group in groups:
+            packed += [_packed(slot, model, file) for file in sorted(group, key=lambda file: file.path)]
+            slot += 1
+    if slot > SLOTS:
+        names = ", ".join(model.name for model in models)
+        raise ContextError(
+            f"image.models: {names} are {slot} layers, the Dockerfile has {SLOTS}; leave one out, or add lines "
+            f"to its stage `models` and raise SLOTS in remote/image/context.py"
+        )
+    return tuple(packed)
+
+
+def _packed(slot: int, model: ModelFolder, file: ModelFile) -> Packed:
+    if file.size > LARGEST_LAYER_BYTES:
+        raise ContextError(
+            f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file is more than a layer may have "
+            f"({LARGEST_LAYER_BYTES / 1e9:.0f} GB); save the model in smaller shards"
+        )
+    place = f"models/{model.name}/{file.path}"
+    return Packed(slot=slot, source=f"{model.folder}/{file.path}", place=place, size=file.size, sha256=file.sha256)

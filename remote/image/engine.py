@@ -1,0 +1,230 @@
+"""The container engine on the build VM, as it is: reachable, with BuildKit, where its bytes go and what room they have.
+
+The client's TMPDIR decides nothing about a build: BuildKit keeps context, layers and cache below the engine's
+data-root, and DOCKER_TMPDIR in the engine's own environment holds what save, load and pull unpack. So both are looked
+up, with the file systems they are on, and the plan says what it found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, Host, HostError, HostUnreachable, check
+
+_LOOK_SEC = 60.0
+_BUILDKIT_SINCE = (18, 9)
+# One look at all that a plan needs, with the host's own Python: places (the nearest folder that exists answers for one
+# that does not), models with their manifests, and the engine's DOCKER_TMPDIR as far as this user may know it.
+_LOOK = r"""
+import hashlib, json, os, subprocess, sys
+asked = json.loads(sys.argv[1])
+mounts = []
+for line in open("/proc/self/mountinfo"):
+    left, right = line.rstrip("\n").split(" - ", 1)
+    mounts.append((left.split()[4].encode().decode("unicode_escape"), right.split()[0]))
+def place(path):
+    there = path
+    while not os.path.lexists(there) and there != "/":
+        there = os.path.dirname(there)
+    real = os.path.realpath(there)
+    inside = [m for m in mounts if real == m[0] or real.startswith(m[0].rstrip("/") + "/")]
+    kind = max(inside, key=lambda m: len(m[0]))[1] if inside else "unknown"
+    room = os.statvfs(real)
+    return {"path": path, "exists": there == path, "is_folder": os.path.isdir(real), "kind": kind,
+            "device": os.stat(real).st_dev, "free_bytes": room.f_bavail * room.f_frsize,
+            "size_bytes": room.f_blocks * room.f_frsize,
+            "writable": os.access(real, os.W_OK | os.X_OK)}
+def model(name, folder):
+    manifest = os.path.join(folder, "manifest.json")
+    try:
+        content = open(manifest, "rb").read()
+        listed = [(entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(content)["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"name": name, "folder": folder, "found": os.path.isdir(folder), "sha256": None, "files": []}
+    digest = hashlib.sha256(content).hexdigest()
+    files = [["manifest.json", len(content), len(content), digest]]
+    for path, size, sha256 in listed:
+        full = os.path.join(folder, path)
+        files.append([path, os.path.getsize(full) if os.path.isfile(full) else None, size, sha256])
+    sums = os.path.join(folder, "SHA256SUMS")  # the bench reads it instead of 14 GB
+    if os.path.isfile(sums):
+        size = os.path.getsize(sums)
+        files.append(["SHA256SUMS", size, size, hashlib.sha256(open(sums, "rb").read()).hexdigest()])
+    return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
+def docker_tmpdir():
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and open("/proc/%s/comm" % entry).read().strip() == "dockerd":
+                for pair in open("/proc/%s/environ" % entry, "rb").read().split(b"\0"):
+                    if pair.startswith(b"DOCKER_TMPDIR="):
+                        return pair.split(b"=", 1)[1].decode()
+        except OSError:
+            pass
+    try:
+        said = subprocess.run(["systemctl", "show", "docker", "-p", "Environment"], capture_output=True, text=True)
+    except OSError:
+        return None
+    for pair in said.stdout.replace("Environment=", "").split():
+        if pair.startswith("DOCKER_TMPDIR="):
+            return pair.split("=", 1)[1]
+    return None
+print(json.dumps({"places": [place(p) for p in asked["places"]], "models": [model(*m) for m in asked["models"]],
+                  "docker_tmpdir": docker_tmpdir(), "cores": os.cpu_count()}))
+"""
+
+
+class EngineError(HostError):
+    """The engine cannot build as it is; the message ends with what to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """How the engine's client is called on the VM: the program, and the engine's address if not the default."""
+
+    program: str = "docker"
+    address: str | None = None
+
+    def command(self, *words: str, folder: str | None = None) -> Command:
+        return Command(argv=(self.program, *words), environment=self.environment, folder=folder)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # 18.09 to 22.06 build the old way unless told so; newer ones would add an attestation to every build.
+        both = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+        return {**both, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A folder on the VM and the file system below it; where it does not exist, its nearest parent speaks for it."""
+
+    path: str
+    exists: bool
+    is_folder: bool
+    kind: str
+    device: int
+    free_bytes: int
+    size_bytes: int
+    writable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """What the engine says of itself."""
+
+    client_version: str
+    server_version: str
+    api_version: str
+    data_root: str
+    storage_driver: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One look at the VM's disks and models. `docker_tmpdir`: where it is set and may be seen."""
+
+    places: tuple[Place, ...]
+    models: tuple[Mapping[str, Any], ...]
+    docker_tmpdir: str | None
+    cores: int
+
+    def place(self, path: str) -> Place:
+        return next(place for place in self.places if place.path == path)
+
+
+def observe(host: Host, client: Client) -> EngineFacts:
+    """Ask the engine. Raises EngineError for one that is missing, down, shut to this user, or without BuildKit."""
+    version = _ask(host, client, "version", "--format", "{{json .}}")
+    found, server = version["Client"], version["Server"]
+    if _numbers(server["Version"]) < _BUILDKIT_SINCE:
+        raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
+    if _numbers(found["Version"]) >= (23,):
+        # From 23.0 on the client builds through a plugin that distributions package apart from it.
+        plugin = client.command("buildx", "version")
+        if host.run(plugin, timeout_sec=_LOOK_SEC).exit_code != 0:
+            raise EngineError(
+                f"{host.name}: {client.program} {found['Version']} has no BuildKit: its plugin buildx is missing; "
+                "apt-get install docker-buildx (or docker-buildx-plugin), or name another client in image.client"
+            )
+    info = _ask(host, client, "info", "--format", "{{json .}}")
+    return EngineFacts(
+        client_version=found["Version"],
+        server_version=server["Version"],
+        api_version=server["ApiVersion"],
+        data_root=info["DockerRootDir"],
+        storage_driver=info["Driver"],
+    )
+
+
+def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | None:
+    """What the engine knows of an image, or None where it has no such image."""
+    command = client.command("image", "inspect", reference)
+    completed = host.run(command, timeout_sec=_LOOK_SEC)
+    if completed.exit_code != 0 and b"No such image" in completed.stderr:
+        return None
+    if completed.exit_code != 0:
+        raise explained(host, client, command, completed)
+    document: list[Mapping[str, Any]] = _parsed(host, command, completed.stdout)
+    return document[0]
+
+
+def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> Look:
+    """The file systems below `places` and the `models` (name, folder), in one round trip. Raises HostError."""
+    asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
+    command = Command(argv=(*host.python, "-c", _LOOK, asked))
+    completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
+    said = _parsed(host, command, completed.stdout)
+    return Look(
+        places=tuple(Place(**place) for place in said["places"]),
+        models=tuple(said["models"]),
+        docker_tmpdir=said["docker_tmpdir"],
+        cores=said["cores"],
+    )
+
+
+def explained(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
+    """Why the client failed, with the remedy where the reason is a known one."""
+    said = completed.stderr.decode(errors="replace").strip()
+    low = said.lower()
+    if completed.exit_code == 127:
+        return EngineError(
+            f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), or name "
+            "its client in image.client"
+        )
+    if "permission denied while trying to connect" in low or ("permission denied" in low and "docker.sock" in low):
+        return EngineError(
+            f"{host.name}: this user may not use the engine; type there: sudo usermod -aG docker $USER, and log in anew"
+        )
+    if "cannot connect to the docker daemon" in low or "is the docker daemon running" in low:
+        where = client.address or "its socket"
+        return EngineError(f"{host.name}: the engine does not answer at {where}; start it: sudo systemctl start docker")
+    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(said, lines=2)}")
+
+
+def _ask(host: Host, client: Client, *words: str) -> Any:
+    command = client.command(*words)
+    completed = host.run(command, timeout_sec=_LOOK_SEC)
+    # `docker version` prints the client's half and fails when the engine does not answer.
+    if completed.exit_code != 0:
+        raise explained(host, client, command, completed)
+    document = _parsed(host, command, completed.stdout)
+    if document.get("ServerErrors"):  # `docker info` says so, and exits 0
+        failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
+        raise explained(host, client, command, failed)
+    return document
+
+
+def _parsed(host: Host, command: Command, said: bytes) -> Any:
+    try:
+        return json.loads(said)
+    except ValueError:
+        raise HostUnreachable(f"{host.name}: the answer to {command.argv[0]} was cut short") from None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split("-")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdigit())

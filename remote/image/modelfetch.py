@@ -1,0 +1,152 @@
+"""Brings models to the build VM and has them verified there, as a job that goes on when the laptop does not.
+
+What the job does, `remote.image.onvm.fetch` says; here it is started or found again, fed its token, and, where the
+model lies in a cache of the laptop, given the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remote.hosts.command import Command, Secret
+from remote.hosts.host import HostError, check
+from remote.image import vmjob
+from remote.image.onvm import sources as onvm_sources
+from remote.image.onvm.fetch import chosen
+from remote.image.onvm.job import Failed
+from remote.image.onvm.sources import BROUGHT, TOKEN_PIPE
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job
+from remote.ssh.bulk import Progress, push_folder
+from remote.ssh.host import SshHost
+
+VERB = "fetch"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
+_FEED_SEC = 90.0
+# Waits for the pipe that the job makes, then hands on all of its own standard input.
+_FEED = """
+import os, stat, sys, time
+path, content, until = sys.argv[1], sys.stdin.buffer.read(), time.monotonic() + 60
+while not os.path.exists(path):
+    if time.monotonic() > until:
+        sys.exit("the job has not asked for its token")
+    time.sleep(0.05)
+if not stat.S_ISFIFO(os.stat(path).st_mode):
+    sys.exit("that is no pipe")
+handle = os.open(path, os.O_WRONLY)
+os.write(handle, content)
+os.close(handle)
+"""
+
+
+class FetchError(HostError):
+    """What was asked for cannot be fetched so; the message says which part of it is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """One model to be brought into `folder` on the VM. `revision` None: the one that is there, or else main's commit.
+
+    `cache` is a Hugging Face cache on the VM, `cache_here` one on this machine; with neither the VM asks the hub.
+    """
+
+    model: str
+    folder: str
+    revision: str | None = None
+    endpoint: str | None = None
+    index_url: str | None = None
+    cache: str | None = None
+    cache_here: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.model) or ".." in self.model:
+            raise FetchError(f"{self.model!r} is no model's name; expected ORGANISATION/NAME")
+        if self.revision is not None and (not _REVISION.match(self.revision) or ".." in self.revision):
+            raise FetchError(f"{self.revision!r} is no revision; expected a commit, tag or branch")
+
+    @property
+    def source(self) -> str:
+        return self.cache or (
+            f"{self.cache_here} here" if self.cache_here else self.endpoint or "https://huggingface.co"
+        )
+
+    def to_job(self, source: dict[str, Any], *, token: bool) -> dict[str, Any]:
+        """The document that the job reads. There is no secret in it: `token` says that one will be fed."""
+        plain = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
+        return {**plain, "revision": self.revision, "source": source, "token": token}
+
+
+def find(agent: Agent, fetch: Fetch) -> Job | None:
+    """The job that is fetching this model now. Raises HostError when the VM is busy with something else."""
+    job = vmjob.running(agent)
+    if job is None:
+        return None
+    if not job.folder.rpartition("/")[2].startswith(f"{VERB}-{_slug(fetch)}-"):
+        raise HostError(f"{agent.host.name}: busy with {job.folder}")
+    return job
+
+
+def start(
+    agent: Agent,
+    fetch: Fetch,
+    *,
+    token: Secret | None = None,
+    deadline_sec: float,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Job:
+    """Start the job; with `cache_here`, after bringing what the cache has. Raises FetchError and as `push_folder`."""
+    source: dict[str, Any] = {"kind": "hub"}
+    if fetch.cache is not None:
+        source = {"kind": "cache", "path": fetch.cache}
+    elif fetch.cache_here is not None:
+        source = _bring(agent, fetch, on_progress, deadline_sec)
+    job = vmjob.new(agent, VERB, _slug(fetch))
+    vmjob.start(job, fetch.to_job(source, token=token is not None), deadline_sec=deadline_sec)
+    if token is not None:
+        argv = (*agent.host.python, "-I", "-S", "-c", _FEED, f"{job.folder}/{TOKEN_PIPE}")
+        command = Command(argv=argv, secrets=(token,))
+        fed = agent.host.run(command, stdin=token.reveal().encode(), timeout_sec=_FEED_SEC)
+        check(agent.host, command, fed)
+    return job
+
+
+def _slug(fetch: Fetch) -> str:
+    return fetch.model.replace("/", "--")
+
+
+def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], timeout_sec: float) -> dict[str, Any]:
+    """Put the laptop's copy beside the model's place on the VM, as the job wants it."""
+    assert fetch.cache_here is not None  # noqa: S101 - for the type checker
+    try:
+        snapshot = onvm_sources.snapshot_in(fetch.cache_here.expanduser(), fetch.model, fetch.revision)
+        files = chosen(onvm_sources.files_of(snapshot))
+    except Failed as failed:
+        raise FetchError(str(failed)) from None
+    if not isinstance(agent.host, SshHost):
+        return {"kind": "cache", "path": str(snapshot.parent.parent)}
+    with _as_files(snapshot, [file["path"] for file in files]) as folder:
+        push_folder(agent.host, folder, f"{fetch.folder}/{BROUGHT}", timeout_sec=timeout_sec, on_progress=on_progress)
+    return {"kind": "brought", "revision": snapshot.name, "files": files}
+
+
+@contextlib.contextmanager
+def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
+    """The snapshot's links as files: hard links where the disk is the same, beside the blobs, and gone afterwards."""
+    home = snapshot.parent.parent
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".qlora-fleet-", dir=home))
+            for name in names:
+                Path(folder, name).hardlink_to((snapshot / name).resolve())
+        except OSError as error:
+            raise FetchError(
+                f"{home}: cannot be linked to: {error.strerror}; copy the cache, and name the copy"
+            ) from None
+        yield Path(folder)

@@ -1,0 +1,1 @@
+"""What runs on the build VM. Standard library alone, Python 3.9 or newer."""

@@ -1,0 +1,147 @@
+"""On the build VM: an image as one compressed file with its checksum beside it, and back.
+
+The engine's client and the compressor are two processes, and both exit codes count: `docker save | gzip` alone ends
+well with a valid archive of nothing when the engine fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO, Any, cast
+
+from remote.image.onvm.job import PIECE, Failed, Watcher, ask, reason, sha256_of
+
+# The first that is installed. zstd and pigz use every core; level 3 of zstd beats gzip in size, too.
+COMPRESSORS = (
+    ("zstd", ("-T0", "-3", "-q", "-c"), ".tar.zst"),
+    ("pigz", ("-c",), ".tar.gz"),
+    ("gzip", ("-c",), ".tar.gz"),
+)
+DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
+NOTE = "# image "  # sha256sum --check passes over lines that start so
+MEGABYTES_BETWEEN_WORDS = 512
+
+
+def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return archive(watcher, job) if job["action"] == "archive" else load(watcher, job)
+    except OSError as error:
+        kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+        raise Failed(kind, f"{error.filename or job['path']}: {error.strerror}") from None
+
+
+def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+    """Save the image into the folder `path`; a file that is there with its checksum and of this image stays."""
+    docker, environment = job["docker"], job["environment"]
+    found = ask(docker, environment, "image", "inspect", job["image"])
+    if found is None:
+        raise Failed("failed", f"the engine has no image {job['image']}; `inv build` makes it")
+    name, options, ending = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
+    path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + ending)
+    checksum = path.with_name(f"{path.name}.sha256")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and checksum.is_file() and read_checksum(checksum)[1] == found[0]["Id"]:
+        watcher.say(f"{path}: is this very image already", "archive")
+        return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": found[0]["Id"], "compressor": None}
+    checksum.unlink(missing_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    watcher.say(f"docker save {job['image']} | {name} > {path}", "archive")
+    try:
+        digest = pipe(watcher, [*docker, "save", job["image"]], [name, *options], environment, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    checksum.write_text(f"{digest}  {path.name}\n{NOTE}{found[0]['Id']}\n", encoding="utf-8")
+    watcher.say(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
+    return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": found[0]["Id"], "compressor": name}
+
+
+def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+    """Load the archive `path` after its checksum has been found right."""
+    docker, environment = job["docker"], job["environment"]
+    path = Path(job["path"])
+    checksum = path.with_name(f"{path.name}.sha256")
+    if not path.is_file() or not checksum.is_file():
+        absent = checksum if path.is_file() else path
+        raise Failed("refused", f"{absent}: not found; an archive without its checksum may be half of one")
+    watcher.say(f"sha256 of {path}", "checksum")
+    digest, image_id = read_checksum(checksum)
+    if sha256_of(path) != digest:
+        raise Failed(
+            "refused", f"{path}: its sha256 is not the one in {checksum.name}: cut short or changed; bring it anew"
+        )
+    program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
+    if program is None:
+        raise Failed("failed", f"{path}: nothing here can unpack {path.suffix or 'it'}; install zstd")
+    watcher.say(f"{program} -dc {path} | docker load", "load")
+    with subprocess.Popen([program, "-dc", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as unpack:
+        said = subprocess.run(
+            [*docker, "load"], stdin=unpack.stdout, env={**os.environ, **environment}, capture_output=True, check=False
+        )
+        cast("IO[bytes]", unpack.stdout).close()
+        complaint = cast("IO[bytes]", unpack.stderr).read().decode(errors="replace")
+    lines = (said.stdout + said.stderr).decode(errors="replace").splitlines()
+    for line in lines:
+        watcher.say(line)
+    if said.returncode != 0:  # first: an unpacker whose reader has gone fails too
+        raise reason(lines, said.returncode)
+    if unpack.returncode != 0:
+        raise Failed("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
+    if image_id is not None and ask(docker, environment, "image", "inspect", image_id) is None:
+        raise Failed("failed", f"{path} was loaded, but the engine has no image {image_id}")
+    return {"path": str(path), "image_id": image_id}
+
+
+def read_checksum(path: Path) -> tuple[str | None, str | None]:
+    """The archive's sha256 and the image it holds; None for what the file does not say."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{NOTE}(\S+)$", text, re.MULTILINE)
+    return (digest[1] if digest else None, image[1] if image else None)
+
+
+def pipe(watcher: Watcher, source: list[str], filter_: list[str], environment: dict[str, str], into: Path) -> str:
+    """Run `source | filter_ > into` and return the sha256 of what was written. Raises Failed if either fails."""
+    digest, size, complaint = hashlib.sha256(), 0, bytearray()
+    save = subprocess.Popen(
+        source,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    squeeze = subprocess.Popen(filter_, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    cast("IO[bytes]", save.stdout).close()  # ours; with it open, the engine's client would never hear of a dead filter
+    errors = cast("IO[bytes]", save.stderr)
+    listener = threading.Thread(target=lambda: complaint.extend(errors.read()))
+    listener.start()
+    try:
+        with into.open("wb") as file:
+            while piece := cast("IO[bytes]", squeeze.stdout).read(PIECE):
+                file.write(piece)
+                digest.update(piece)
+                size += len(piece)
+                if size % (MEGABYTES_BETWEEN_WORDS * PIECE) < len(piece):
+                    watcher.say(f"{size / 1e9:.2f} GB written")
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        for process in (squeeze, save):
+            process.kill()
+        raise
+    finally:
+        cast("IO[bytes]", squeeze.stdout).close()
+        codes = (save.wait(), squeeze.wait())
+        listener.join()
+        errors.close()
+    if codes[0] != 0:
+        raise reason(complaint.decode(errors="replace").splitlines(), codes[0])
+    if codes[1] != 0:
+        raise Failed("failed", f"{filter_[0]} ended with exit code {codes[1]}")
+    return digest.hexdigest()

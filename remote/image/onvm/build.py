@@ -1,0 +1,170 @@
+"""On the build VM: assemble the context the plan describes, and have the engine build it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from remote.image.onvm.job import Failed, Watcher, ask, follow, reason, sha256_of, write_atomic
+
+FULL_BYTES = 64 << 20  # with less left, the engine's disk is what failed
+RECORD_FILE = "packed.json"  # beside the context: which archive was packed of which files
+
+
+def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+    docker, environment = job["docker"], job["environment"]
+    there = ask(docker, environment, "image", "inspect", job["image"])
+    if there is not None and (there[0]["Config"].get("Labels") or {}).get(job["label"]) == job["digest"]:
+        watcher.say(f"{job['image']}: another job has just built this very image", "built")
+        return {"image_id": there[0]["Id"], "size_bytes": there[0]["Size"], "base_digests": []}
+    watcher.disk = job["data_root"]
+    try:
+        assemble(watcher, job)
+    except OSError as error:
+        kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+        # tarfile has only words for a file that has become shorter than its manifest says.
+        raise Failed(kind, f"context: {error.filename or job['context']}: {error.strerror or error}") from None
+    # A base that is here already is used as it is; asking its registry at every build would need that registry.
+    if ask(docker, environment, "image", "inspect", job["base"]) is None:
+        watcher.say(f"pulling {job['base']}", "base image")
+        code, lines = follow(watcher, [*docker, "pull", job["base"]], environment)
+        if code != 0:
+            raise reason(lines, code)
+    code, lines = follow(watcher, job["argv"], environment)
+    if code != 0:
+        watcher.look_at_disk()
+        failure = reason(lines, code)
+        if failure.kind == "failed" and watcher.least_free_bytes < FULL_BYTES:
+            left = watcher.least_free_bytes / 1e6
+            raise Failed("full", f"no space left on device: {job['data_root']} was down to {left:.0f} MB: {failure}")
+        raise failure
+    made = ask(docker, environment, "image", "inspect", job["image"])
+    base = ask(docker, environment, "image", "inspect", job["base"])
+    if made is None:
+        raise Failed("failed", f"the build ended well, but the engine has no image {job['image']}")
+    return {
+        "image_id": made[0]["Id"],
+        "size_bytes": made[0]["Size"],
+        "base_digests": (base[0].get("RepoDigests") or []) if base else [],
+    }
+
+
+def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
+    """Make the context folder hold exactly the plan's files: ours, linked, and a tar archive for each slot."""
+    context = Path(job["context"])
+    ours = {context / place: source for place, source in _sources(job).items()}
+    slots: dict[str, list[dict[str, Any]]] = {}
+    for entry in job["packed"]:
+        slots.setdefault(f"{entry['slot']:02d}.tar", []).append(entry)
+    archives = {context / "models" / name: entries for name, entries in slots.items()}
+    folders = {context, context / "wheels", *(path.parent for path in archives)}
+    folders |= {parent for path in ours for parent in path.parents if context in parent.parents}
+    _clear(context, ours, archives, folders)
+    for folder in sorted(folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+    watcher.say(f"context: {len(ours)} files and {len(archives)} slots in {context}", "context")
+    for path, source in ours.items():
+        source.chmod(0o644)  # the image's user has to read them, whatever umask they were written under
+        os.utime(source, (0, 0))
+        if not path.exists():
+            _link(source, path)
+    record_file = context.parent / RECORD_FILE
+    record = json.loads(record_file.read_text()) if record_file.exists() else {}
+    for path, entries in archives.items():
+        stamps = [[entry["place"], entry["sha256"], *_stamp(Path(entry["source"]))] for entry in entries]
+        if path.exists() and record.get(path.name) == [path.stat().st_size, stamps]:
+            continue
+        watcher.say(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
+        record.pop(path.name, None)
+        write_atomic(record_file, record)
+        _pack(path, entries)
+        record[path.name] = [path.stat().st_size, stamps]
+        write_atomic(record_file, record)
+    code_folder = Path(job["code_folder"])
+    for old in code_folder.parent.iterdir():
+        if old != code_folder:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _sources(job: dict[str, Any]) -> dict[str, Path]:
+    """Place in the context to file on this machine, each of our files still what was sent."""
+    sources = {}
+    for place, sha256 in job["code"]:
+        sources[place] = source = Path(job["code_folder"], place)
+        if not source.is_file() or sha256_of(source) != sha256:
+            raise Failed("changed", f"{source}: is not what was sent; `inv build` again sends it anew")
+    return sources
+
+
+def _clear(context: Path, ours: dict[Path, Path], archives: dict[Path, Any], folders: set[Path]) -> None:
+    """Take away what an earlier build left and this one does not want."""
+    for path in sorted(context.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if path not in folders:
+                path.rmdir()
+        elif path not in archives and not (path in ours and os.path.samestat(path.lstat(), ours[path].stat())):
+            path.unlink()
+
+
+def _stamp(source: Path) -> list[int]:
+    """What tells that a file is still the one that was packed, without reading its gigabytes again."""
+    try:
+        now = source.stat()
+    except FileNotFoundError:
+        raise Failed("changed", f"{source}: is gone; `inv model.fetch` brings it again") from None
+    return [now.st_ino, now.st_size, now.st_mtime_ns]
+
+
+def _link(source: Path, path: Path) -> None:
+    try:
+        os.link(source, path)
+    except OSError as error:  # not every share knows hard links
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+            raise
+        shutil.copy2(source, path)
+
+
+def _pack(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Write a slot's archive: the same bytes for the same files, whoever owns them, each checked while it is read."""
+    part = path.with_name(f"{path.name}.part")
+    folders = sorted(
+        {parent for entry in entries for parent in PurePosixPath(entry["place"]).parents} - {PurePosixPath(".")}
+    )
+    try:
+        with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for folder in folders:
+                head = tarfile.TarInfo(str(folder))
+                head.type, head.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(head)
+            for entry in entries:
+                head = tarfile.TarInfo(entry["place"])
+                head.size, head.mode = entry["size"], 0o644
+                with Path(entry["source"]).open("rb") as content:
+                    reader = _Hashing(content)
+                    tar.addfile(head, cast("IO[bytes]", reader))
+                if reader.digest.hexdigest() != entry["sha256"]:
+                    raise Failed(
+                        "changed", f"{entry['source']}: its sha256 is not its manifest's; `inv model.fetch` mends it"
+                    )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Hashing:
+    """A file that is hashed as it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        piece = self._file.read(size)
+        self.digest.update(piece)
+        return piece

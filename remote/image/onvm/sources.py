@@ -1,0 +1,261 @@
+"""Where `remote.image.onvm.fetch` gets a model from: the hub, a Hugging Face cache, or what the laptop has brought.
+
+Standard library alone, Python 3.9 or newer; the hub's own client runs beside it (`remote.image.onvm.hub`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from remote.image.onvm.job import Failed, Watcher
+
+BROUGHT = ".brought"  # below a model's folder: what the laptop put there to be verified and taken in
+TOKEN_PIPE = "token.pipe"  # noqa: S105 - a name
+HUB_CLIENT = "huggingface_hub>=0.30,<3"
+_TOKEN_SEC = 120.0
+_TRIES = 5
+_SHOWN_EVERY_SEC = 2.0
+Entry = dict[str, Any]
+
+
+class Source(Protocol):
+    """Where a model comes from: its commit and files, and each of them into a folder. Both raise Failed."""
+
+    def listed(self) -> tuple[str, list[Entry]]: ...
+
+    def fetch(self, entry: Entry, into: Path) -> None: ...
+
+
+def source_of(watcher: Watcher, job: dict[str, Any], token: str | None) -> Source:
+    asked = job["source"]
+    if asked["kind"] == "hub":
+        return Hub(watcher, job, token)
+    if asked["kind"] == "cache":
+        return Cache(Path(asked["path"]), job["model"], job["revision"])
+    return Brought(Path(job["folder"]) / BROUGHT, asked["revision"], asked["files"])
+
+
+class Hub:
+    """The hub, through its own client."""
+
+    def __init__(self, watcher: Watcher, job: dict[str, Any], token: str | None) -> None:
+        self._watcher, self._job, self._token = watcher, job, token
+        self._python = hub_python(watcher, job["index_url"])
+        self._commit = ""
+
+    def listed(self) -> tuple[str, list[Entry]]:
+        answer = self._ask({"verb": "list", "revision": self._job["revision"] or "main"})
+        self._commit = str(answer["revision"])
+        return self._commit, list(answer["files"])
+
+    def fetch(self, entry: Entry, into: Path) -> None:
+        name, total = entry["path"], entry["size"] or 0
+
+        def size_now() -> int:
+            here = [into / name, *(into / ".cache").rglob("*.incomplete")]
+            return max((path.stat().st_size for path in here if path.is_file()), default=0)
+
+        with Shown(self._watcher, f"fetching {name}", total, size_now):
+            self._ask({"verb": "fetch", "revision": self._commit, "path": name})
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Raises Failed; what may pass is tried again, from where it broke."""
+        for attempt in range(1, _TRIES + 1):
+            answer = self._ask_once(question)
+            if answer["ok"]:
+                return answer
+            if answer["kind"] != "transient" or attempt == _TRIES:
+                raise Failed(answer["kind"], answer["message"])
+            self._watcher.say(f"{answer['message']}; trying again ({attempt} of {_TRIES - 1})")
+            time.sleep(2.0**attempt / 2)
+        raise AssertionError
+
+    def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
+        job = self._job
+        common = {"model": job["model"], "endpoint": job["endpoint"], "folder": job["folder"], "token": self._token}
+        asked = {**common, "home": str(Path.cwd() / "hub-home"), **question}
+        process = subprocess.Popen(
+            [self._python, str(Path(__file__).with_name("hub.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **({"HF_ENDPOINT": job["endpoint"]} if job["endpoint"] else {})},
+        )
+        said, _ = process.communicate(json.dumps(asked).encode() + b"\n")
+        try:
+            answer: dict[str, Any] = json.loads(said)
+        except ValueError:
+            return {
+                "ok": False,
+                "kind": "failed",
+                "message": f"the hub's client ended with {process.returncode}; see the log",
+            }
+        return answer
+
+
+class Cache:
+    """A Hugging Face cache on this machine: HF_HOME, its `hub`, or one model's folder in it."""
+
+    def __init__(self, path: Path, model: str, revision: str | None) -> None:
+        self._snapshot = snapshot_in(path, model, revision)
+
+    def listed(self) -> tuple[str, list[Entry]]:
+        return self._snapshot.name, files_of(self._snapshot)
+
+    def fetch(self, entry: Entry, into: Path) -> None:
+        part = into / f".{entry['path']}.part"
+        shutil.copyfile(self._snapshot / entry["path"], part)
+        part.replace(into / entry["path"])
+
+
+def snapshot_in(path: Path, model: str, revision: str | None) -> Path:
+    """The folder of one commit of `model` in a cache. Raises Failed("usage")."""
+    name = "models--" + model.replace("/", "--")
+    homes = [path / "hub" / name, path / name, path]
+    home = next((home for home in homes if (home / "snapshots").is_dir()), None)
+    if home is None or home.name != name:
+        raise Failed("usage", f"{path}: holds no {name}/snapshots; name HF_HOME, the folder hub in it, or {name}")
+    wanted = revision or "main"
+    ref = home / "refs" / wanted
+    commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else wanted
+    here = sorted(folder.name for folder in (home / "snapshots").iterdir())
+    if revision is None and commit not in here and len(here) == 1:
+        commit = here[0]
+    if commit not in here:
+        raise Failed("usage", f"{home}: has no snapshot of {wanted}; it has {', '.join(here) or 'none'} (--revision)")
+    return home / "snapshots" / commit
+
+
+def files_of(snapshot: Path) -> list[Entry]:
+    """A snapshot's files; each is a link to a blob that is named by its digest, so even a cache can be verified."""
+    entries = []
+    for path in sorted(snapshot.iterdir()):
+        if not path.is_file():
+            continue
+        blob = path.resolve().name
+        entry: Entry = {"path": path.name, "size": path.stat().st_size, "sha256": None, "git_sha1": None}
+        if path.is_symlink() and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob):
+            entry["sha256" if len(blob) == 64 else "git_sha1"] = blob
+        entries.append(entry)
+    return entries
+
+
+class Brought:
+    """Files that the laptop has put beside their place, and what its cache says they are."""
+
+    def __init__(self, folder: Path, revision: str, files: list[Entry]) -> None:
+        self._folder, self._revision, self._files = folder, revision, files
+
+    def listed(self) -> tuple[str, list[Entry]]:
+        return self._revision, self._files
+
+    def fetch(self, entry: Entry, into: Path) -> None:
+        try:
+            (self._folder / entry["path"]).replace(into / entry["path"])
+        except FileNotFoundError:
+            # Asked for a second time: what rsync or tar brought whole was not what the cache calls it.
+            message = (
+                f"{entry['path']}: not what its digest in the laptop's cache says; that is spoilt, name another source"
+            )
+            raise Failed("refused", message) from None
+
+
+class Shown:
+    """A line every two seconds of long work: how far, how fast. `size_now` is asked where nothing calls `add`."""
+
+    def __init__(self, watcher: Watcher, what: str, total: int, size_now: Callable[[], int] | None = None) -> None:
+        self._watcher, self._what, self._total, self._size_now = watcher, what, total, size_now
+        self._began, self._done, self._said = time.monotonic(), 0, 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Shown:
+        self._said = time.monotonic()
+        if self._size_now is not None:
+            self._first = self._size_now()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        if self._size_now is not None:
+            self._thread.join(10.0)
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._said >= _SHOWN_EVERY_SEC:
+            self._said = time.monotonic()
+            self._say(self._done, self._done)
+
+    def _ask(self) -> None:
+        assert self._size_now is not None  # noqa: S101 - for the type checker
+        while not self._stopped.wait(_SHOWN_EVERY_SEC):
+            now = self._size_now()
+            self._say(now, now - self._first)
+
+    def _say(self, done: int, moved: int) -> None:
+        rate = moved / max(0.001, time.monotonic() - self._began)
+        self._watcher.say(f"{self._what}: {done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s")
+
+
+# --- the client and the token -----------------------------------------------------------------------------------------
+
+
+def hub_python(watcher: Watcher, index_url: str | None) -> str:
+    """A Python with huggingface_hub: this one, or one in a virtual environment made beside the jobs, once."""
+    if importlib.util.find_spec("huggingface_hub") is not None:
+        return sys.executable
+    home = Path.cwd().parent.parent / "hub-client"
+    python, ready = home / "bin" / "python", home / "ready"
+    if ready.exists():
+        return str(python)
+    watcher.say(f"installing {HUB_CLIENT} into {home}", "preparing")
+    environment = {**os.environ, **({"PIP_INDEX_URL": index_url} if index_url else {})}
+    steps = (
+        [sys.executable, "-m", "venv", "--clear", str(home)],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", HUB_CLIENT],
+    )
+    for step in steps:
+        done = subprocess.run(step, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
+            raise Failed(
+                "usage",
+                f"huggingface_hub is not on the VM and cannot be installed ({said[-1][:200]}); install python3-venv "
+                "there and let it reach a package index (image.index_url), or bring the model from a cache (--cache, "
+                "--cache-here)",
+            )
+    ready.touch()
+    return str(python)
+
+
+def token_from_pipe(pipe: Path) -> str:
+    """What arrives through a named pipe that only this user may use; it is gone from the disk as soon as it is read."""
+    os.mkfifo(pipe, 0o600)
+    handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _TOKEN_SEC
+    try:
+        while time.monotonic() < until:
+            try:
+                piece = os.read(handle, 4096)
+            except BlockingIOError:
+                piece = None
+            if piece:
+                content += piece
+            elif piece == b"" and content:
+                return content.decode().strip()
+            else:
+                time.sleep(0.05)
+    finally:
+        os.close(handle)
+        pipe.unlink()
+    raise Failed("stopped", "no token arrived from the laptop")

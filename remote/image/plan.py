@@ -1,0 +1,284 @@
+"""What `inv build` is going to do, decided from what was seen. Pure: the plan `--dry-run` prints is the one that runs.
+
+`--tmpdir` decides where models, our files, the build context and archives are. The engine's own bulk (BuildKit's copy
+of the context, its cache, the layers) is below its data-root whatever anyone sets, so the plan counts what each place
+will be asked for and refuses what cannot fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from remote.image.context import CodeFile, ModelFile, ModelFolder, Packed, digest_of_code, slots
+from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
+
+LABEL = "qlora-fleet"
+FOLDER = "qlora-fleet"  # ours below --tmpdir
+NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
+# Files here vanish with the machine or eat its memory, or know neither hard packed nor modes.
+UNFIT_KINDS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
+BASE_BYTES = 600_000_000
+HEADROOM_BYTES = 500_000_000  # logs, the cache's bookkeeping, and not to be the one who fills a disk to its last block
+# The stack is in its stage, in the image, and as pip's cache of wheels (about 0.6 of what they unpack to).
+STACK_COPIES = 2.6
+# Weights are in BuildKit's copy of the context and in their layers.
+WEIGHT_COPIES = 2.0
+
+
+class CannotFit(EngineError):
+    """A place is too small, or of a kind that cannot do it; the message says which, by how much, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """An entry of image/profiles.yaml: base image, Python, and what the installed stack takes in bytes."""
+
+    name: str
+    base: str
+    python: str
+    stack_bytes: int
+    runs_on_cpu: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the operator asks for: settings, our files, and where on the VM it may work."""
+
+    profile: Profile
+    image: str
+    target: str
+    tmpdir: str
+    code: tuple[CodeFile, ...]
+    models: tuple[str, ...] = ()
+    extra_packages: tuple[str, ...] = ()
+    index_url: str | None = None
+    pip_conf: str | None = None
+    network: str = "default"
+    git_sha: str = ""
+    client: Client = field(default_factory=Client)
+
+    @property
+    def lock_digest(self) -> str:
+        place = f"image/locks/{self.profile.name}.txt"
+        return next(file.sha256 for file in self.code if file.place == place)
+
+    @property
+    def home(self) -> str:
+        return posixpath.join(self.tmpdir, FOLDER)
+
+    def model_folders(self) -> list[tuple[str, str]]:
+        """Name in the image, and folder on the VM, of every model."""
+        return [(name, f"{self.home}/models/{name}") for name in (model.replace("/", "--") for model in self.models)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What one place will be asked for."""
+
+    place: Place
+    what: str
+    need_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """One build. `argv` builds `context`, made of `code` (place and sha256, below `code_folder`) and `packed`."""
+
+    image: str
+    digest: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    base: str
+    code_folder: str
+    code: tuple[tuple[str, str], ...]
+    packed: tuple[Packed, ...]
+    context: str
+    data_root: str
+    needs: tuple[Need, ...]
+    notes: tuple[str, ...]
+
+    def to_job(self) -> dict[str, Any]:
+        """What `remote.image.onvm.job` needs of it, as JSON values."""
+        return {
+            "image": self.image,
+            "label": f"{LABEL}.build",
+            "digest": self.digest,
+            "docker": [self.argv[0]],
+            "environment": dict(self.environment),
+            "base": self.base,
+            "argv": list(self.argv),
+            "code_folder": self.code_folder,
+            "code": [list(pair) for pair in self.code],
+            "packed": [asdict(file) for file in self.packed],
+            "context": self.context,
+            "data_root": self.data_root,
+        }
+
+
+def model_folders(look: Look) -> tuple[ModelFolder, ...]:
+    """The models as the VM has them. Raises EngineError for one that is absent, unverified or incomplete."""
+    folders = []
+    for seen in look.models:
+        name, folder = seen["name"], seen["folder"]
+        fetch = "`inv model.fetch` brings and verifies it"
+        if not seen["found"]:
+            raise EngineError(f"image.models: {name}: not on the VM at {folder}; {fetch}")
+        if seen["sha256"] is None:
+            raise EngineError(
+                f"image.models: {folder} has no readable manifest.json, so it may be half a model; {fetch}"
+            )
+        for path, has, size, _ in seen["files"]:
+            if has != size:
+                what = "not there" if has is None else f"{has} bytes, its manifest says {size}"
+                raise EngineError(f"image.models: {folder}/{path}: {what}; {fetch}")
+        files = tuple(ModelFile(path=path, size=size, sha256=sha256) for path, _, size, sha256 in seen["files"])
+        folders.append(ModelFolder(name=name, folder=folder, files=files, manifest_sha256=seen["sha256"]))
+    return tuple(folders)
+
+
+def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, str]) -> BuildPlan:
+    """The build that makes `wanted`. `existing` are the labels of the image that has its name now.
+
+    Raises CannotFit, EngineError for models that are not whole, ContextError for what no context can hold.
+    """
+    models = model_folders(look)
+    packed = slots(models)
+    tmp, root = look.place(wanted.tmpdir), look.place(facts.data_root)
+    _check_kinds(tmp, root, facts)
+    labels = _labels(wanted, models)
+    digest = labels[f"{LABEL}.build"]
+    needs = _needs(wanted, models, packed, tmp, root, existing)
+    _check_room(needs)
+    return BuildPlan(
+        image=wanted.image,
+        digest=digest,
+        argv=_argv(wanted, labels),
+        environment=wanted.client.environment,
+        base=wanted.profile.base,
+        code_folder=f"{wanted.home}/code/{digest_of_code(wanted.code)[:16]}",
+        code=tuple((file.place, file.sha256) for file in wanted.code),
+        packed=packed,
+        context=f"{wanted.home}/context",
+        data_root=facts.data_root,
+        needs=needs,
+        notes=_notes(facts, tmp, root, look),
+    )
+
+
+def is_built(wanted: Wanted, look: Look, existing: Mapping[str, str]) -> bool:
+    """Does the image that has the name now hold exactly what is wanted?"""
+    return existing.get(f"{LABEL}.build") == _labels(wanted, model_folders(look))[f"{LABEL}.build"]
+
+
+def _labels(wanted: Wanted, models: Sequence[ModelFolder]) -> dict[str, str]:
+    model_digests = {model.name: model.manifest_sha256 for model in models}
+    labels = {
+        "org.opencontainers.image.title": LABEL,
+        "org.opencontainers.image.revision": wanted.git_sha,
+        "org.opencontainers.image.base.name": wanted.profile.base,
+        f"{LABEL}.profile": wanted.profile.name,
+        f"{LABEL}.lock": wanted.lock_digest,
+        f"{LABEL}.models": json.dumps(model_digests, sort_keys=True),
+    }
+    content = {
+        "labels": labels,
+        "code": digest_of_code(wanted.code),
+        "python": wanted.profile.python,
+        "target": wanted.target,
+        "extra_packages": wanted.extra_packages,
+    }
+    return {**labels, f"{LABEL}.build": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def _argv(wanted: Wanted, labels: Mapping[str, str]) -> tuple[str, ...]:
+    context = f"{wanted.home}/context"
+    arguments = {
+        "BASE_IMAGE": wanted.profile.base,
+        "PYTHON_VERSION": wanted.profile.python,
+        "PROFILE": wanted.profile.name,
+        "EXTRA_PACKAGES": " ".join(wanted.extra_packages),
+        "GIT_SHA": wanted.git_sha,
+        "LOCK_DIGEST": wanted.lock_digest,
+        **({"PIP_INDEX_URL": wanted.index_url} if wanted.index_url is not None else {}),
+    }
+    return (
+        *(wanted.client.program, "build", "--progress=plain", "--file", f"{context}/image/Dockerfile"),
+        *("--target", wanted.target, "--tag", wanted.image, "--network", wanted.network),
+        *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
+        *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
+        *(("--secret", f"id=pip.conf,src={wanted.pip_conf}") if wanted.pip_conf is not None else ()),
+        context,
+    )
+
+
+def _check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
+    if not tmp.exists or not tmp.is_folder:
+        raise CannotFit(f"--tmpdir {tmp.path}: no such folder on the VM; mount the share there, or make it")
+    if not tmp.writable:
+        raise CannotFit(
+            f"--tmpdir {tmp.path}: this user may not write there; type on the VM: sudo chown $USER {tmp.path}"
+        )
+    if tmp.kind in UNFIT_KINDS:
+        raise CannotFit(
+            f"--tmpdir {tmp.path}: is on {tmp.kind}, which cannot keep a build's files; name one on a disk or on NFS"
+        )
+    if root.kind in NETWORK_KINDS or facts.storage_driver == "vfs":
+        why = f"on {root.kind}" if root.kind in NETWORK_KINDS else "kept by the storage driver vfs"
+        raise CannotFit(
+            f"the engine's data-root {root.path} is {why}: BuildKit cannot run a step there; move it to a local disk "
+            f'("data-root" in /etc/docker/daemon.json), or type `inv vm.engine --tmpdir {tmp.path}`: another engine, '
+            "with its data in an ext4 file on the share"
+        )
+
+
+def _needs(
+    wanted: Wanted,
+    models: Sequence[ModelFolder],
+    packed: Sequence[Packed],
+    tmp: Place,
+    root: Place,
+    existing: Mapping[str, str],
+) -> tuple[Need, ...]:
+    weights = sum(model.size for model in models)
+    ours = sum(file.size for file in wanted.code)
+    labels = _labels(wanted, models)
+    # What the image of that name has already is in the engine's cache too, unless someone pruned it.
+    same = {key: existing.get(key) == labels[key] for key in (f"{LABEL}.lock", f"{LABEL}.models")}
+    stack = 0 if same[f"{LABEL}.lock"] else round(wanted.profile.stack_bytes * STACK_COPIES) + BASE_BYTES
+    packing = 0 if same[f"{LABEL}.models"] else weights
+    layers = 0 if same[f"{LABEL}.models"] else round(weights * WEIGHT_COPIES)
+    return (
+        Need(place=tmp, what="context: our files, weights packed", need_bytes=2 * ours + packing + HEADROOM_BYTES),
+        Need(place=root, what="engine: stack, its cache, base", need_bytes=stack + HEADROOM_BYTES),
+        Need(place=root, what=f"engine: weights, in cache and layers ({len(packed)} files)", need_bytes=layers),
+    )
+
+
+def _check_room(needs: Sequence[Need]) -> None:
+    by_device: dict[int, list[Need]] = {}
+    for need in needs:
+        by_device.setdefault(need.place.device, []).append(need)
+    for asked in by_device.values():
+        total, place = sum(need.need_bytes for need in asked), asked[0].place
+        if total > place.free_bytes:
+            places = " and ".join(dict.fromkeys(need.place.path for need in asked))
+            raise CannotFit(
+                f"{places}: {place.free_bytes / 1e9:.1f} GB free, this build needs {total / 1e9:.1f} GB there; free "
+                f"some (`docker builder prune` on the VM drops old cache); `inv vm.engine` puts an engine on the share"
+            )
+
+
+def _notes(facts: EngineFacts, tmp: Place, root: Place, look: Look) -> tuple[str, ...]:
+    shared = " (the same file system)" if tmp.device == root.device else ""
+    unpack = look.docker_tmpdir or "a folder tmp there (DOCKER_TMPDIR is not set, or not shown to us)"
+    return (
+        f"--tmpdir {tmp.path} ({tmp.kind}{shared}) takes models, our files, context and archives; "
+        "the client's TMPDIR decides nothing",
+        f"the engine keeps layers and cache in {root.path} ({root.kind}, {facts.storage_driver}); "
+        f"for save, load and pull it unpacks in {unpack}",
+    )

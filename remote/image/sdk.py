@@ -1,0 +1,168 @@
+"""Reading images and running the check containers on the build VM's engine, through the docker SDK.
+
+Over SSH the SDK speaks through `docker system dial-stdio` on the connection that is open anyway; on this machine it
+speaks to the engine's socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import docker
+import docker.errors
+import requests
+import urllib3.connection
+import urllib3.connectionpool
+from docker.transport.basehttpadapter import BaseHTTPAdapter
+
+from remote.hosts.command import Command
+from remote.hosts.host import Host, HostUnreachable
+from remote.image.engine import Client, EngineError, EngineFacts
+from remote.ssh.host import SshHost
+
+if TYPE_CHECKING:
+    from docker.models.images import Image
+
+CALL_SEC = 120.0
+_NOWHERE = "tcp://engine:1"  # never connected to: the adapter below has the connections
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a container ended: its exit code, and what it wrote to standard output and to standard error."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One step of an image's history: what made it, its kind, and its size unpacked, in bytes."""
+
+    step: str
+    kind: str
+    size: int
+
+
+@contextlib.contextmanager
+def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker.DockerClient]:
+    """The SDK, speaking to the engine of `host`. What the SDK raises leaves as EngineError or HostUnreachable."""
+    if isinstance(host, SshHost):
+        sdk = docker.DockerClient(base_url=_NOWHERE, version=facts.api_version, timeout=int(CALL_SEC))
+        words = ("-H", client.address) if client.address is not None else ()
+        dial = Command(argv=(client.program, *words, "system", "dial-stdio"))
+        sdk.api.mount("http://", _Adapter(lambda: host.dial(dial)))
+    else:
+        address = client.address or "unix:///var/run/docker.sock"
+        sdk = docker.DockerClient(base_url=address, version=facts.api_version, timeout=int(CALL_SEC))
+    try:
+        yield sdk
+    except docker.errors.ImageNotFound as error:
+        raise EngineError(f"{host.name}: {error.explanation}; `inv build` makes it") from None
+    except docker.errors.APIError as error:
+        raise EngineError(f"{host.name}: the engine says: {error.explanation or error}") from None
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise HostUnreachable(f"{host.name}: the engine's answer was lost: {error}") from None
+    finally:
+        sdk.close()
+
+
+def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Ended:
+    """Run `argv` in a container as a pod would: no network, nothing writable but /tmp and /workspace, no capability."""
+    container = sdk.containers.create(
+        image,
+        list(argv),
+        network_disabled=True,
+        read_only=True,
+        tmpfs={"/tmp": "rw,mode=1777", "/workspace": "rw,mode=1777"},  # noqa: S108 - the container's
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+    )
+    try:
+        container.start()
+        try:
+            code = int(container.wait(timeout=timeout_sec)["StatusCode"])
+        except requests.RequestException as error:  # over a socket a time-out arrives as a ConnectionError
+            if "timed out" not in str(error).lower():
+                raise
+            raise EngineError(f"{' '.join(argv)}: not done after {timeout_sec:.0f} s in {image}") from None
+        out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
+        return Ended(exit_code=code, stdout=out, stderr=err)
+    finally:
+        container.remove(force=True)
+
+
+def layers(image: Image) -> list[Layer]:
+    """The steps that hold bytes, oldest first."""
+    history: list[Mapping[str, Any]] = image.history()
+    found = [
+        Layer(step=_step(entry["CreatedBy"]), kind=_kind(entry["CreatedBy"]), size=entry["Size"])
+        for entry in reversed(history)
+    ]
+    return [layer for layer in found if layer.size > 0]
+
+
+def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
+    """Model to the sha256 of its manifest, as the build wrote it down."""
+    try:
+        found: dict[str, str] = json.loads(labels.get("qlora-fleet.models") or "{}")
+    except ValueError:
+        return {}
+    return found
+
+
+def _step(created_by: str) -> str:
+    return created_by.removesuffix(" # buildkit").strip() or "(imported)"
+
+
+def _kind(created_by: str) -> str:
+    """weights, stack, code or system, told from the Dockerfile's own lines."""
+    if created_by.startswith("ADD model[s]/"):
+        return "weights"
+    if created_by.startswith("COPY /layers/"):
+        return "stack"
+    if created_by.startswith("COPY"):
+        return "code"
+    return "system"
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    def __init__(self, dial: Callable[[], Any]) -> None:
+        super().__init__("engine", timeout=CALL_SEC)
+        self._dial = dial
+
+    def connect(self) -> None:
+        self.sock = self._dial()
+        self.sock.settimeout(self.timeout)
+
+
+class _Pool(urllib3.connectionpool.HTTPConnectionPool):
+    def __init__(self, dial: Callable[[], Any]) -> None:
+        super().__init__("engine", timeout=CALL_SEC, maxsize=4)
+        self._dial = dial
+
+    def _new_conn(self) -> _Connection:
+        return _Connection(self._dial)
+
+
+class _Adapter(BaseHTTPAdapter):
+    """Gives requests a connection that is dialled instead of connected."""
+
+    def __init__(self, dial: Callable[[], Any]) -> None:
+        self._pool = _Pool(dial)
+        super().__init__()
+
+    def get_connection_with_tls_context(self, *_request: Any, **_more: Any) -> _Pool:
+        return self._pool
+
+    def request_url(self, request: Any, _proxies: Any) -> str:
+        url: str = request.path_url
+        return url
+
+    def close(self) -> None:
+        self._pool.close()

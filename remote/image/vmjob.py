@@ -1,0 +1,143 @@
+"""Long work on the build VM: start it as a detached job or find the one that runs, follow it, and say what came of it.
+
+The laptop may close and the link may be cut: the job goes on, and whoever asks next finds it by its slot and follows it
+to the same end. One slot for all verbs, because two of them would compete for the same disk and the same engine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from remote.hosts.command import Command
+from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_holder
+
+_PARTS = ("job.py", "build.py", "push.py", "archive.py", "fetch.py", "sources.py", "hub.py")
+# Our files stand flat in the job's folder; this makes them the package they are at home.
+_LAUNCH = (
+    "import sys, types\n"
+    "for name in ('remote', 'remote.image', 'remote.image.onvm'):\n"
+    "    sys.modules[name] = types.ModuleType(name)\n"
+    "    sys.modules[name].__path__ = ['.']\n"
+    "from remote.image.onvm.job import main\n"
+    "sys.exit(main())"
+)
+_SHOWN_EVERY_SEC = 1.0
+_SILENT_FOR_SEC = 60.0
+_QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened anew, which costs the job nothing
+
+
+class JobFailed(HostError):
+    """The job ended and did not do its work. `kind` is as in `remote.image.onvm.job.Failed`, or lost."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of the job's log, the stage it belongs to, and seconds since the job began."""
+
+    text: str
+    stage: str
+    elapsed_sec: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the job left: its own facts, where it ran, and how long it took."""
+
+    facts: Mapping[str, Any]
+    folder: str
+    wall_time_sec: float
+
+
+def slot(agent: Agent) -> str:
+    return f"{agent.host.workdir}/vm.slot"
+
+
+def running(agent: Agent) -> Job | None:
+    """The job that holds the slot, whoever started it, or None."""
+    folder = slot_holder(agent, slot(agent))
+    return None if folder is None else Job(agent, folder, slot=slot(agent))
+
+
+def verb_of(job: Job) -> str:
+    """What a job does: the first part of its folder's name."""
+    return job.folder.rpartition("/")[2].partition("-")[0]
+
+
+def new(agent: Agent, verb: str, name: str) -> Job:
+    """A job that does not exist yet. `name` tells people which of its kind it is."""
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    return Job(
+        agent, f"{agent.host.workdir}/jobs/{verb}-{name}-{moment}-{time.time_ns() % 10**6:06d}", slot=slot(agent)
+    )
+
+
+def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
+    """Start `job`. Raises HostBusy when another one was quicker, and as `Agent`."""
+    files = {name: resources.files("remote.image.onvm").joinpath(name).read_text(encoding="utf-8") for name in _PARTS}
+    argv = (*job.agent.host.python, "-c", _LAUNCH, "job.json")
+    files["job.json"] = json.dumps({"verb": verb_of(job), **document})
+    return job.start(JobSpec(command=Command(argv=argv), deadline_sec=deadline_sec, files=files))
+
+
+def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostError], None]) -> Outcome:
+    """Follow the job to its end, through connections that break; `on_cut` hears of each.
+
+    Raises JobFailed, and the last HostUnreachable once the host was silent for a minute: the job is none the worse.
+    """
+    shown, heard = 0, time.monotonic()
+
+    def hear(status: JobStatus) -> None:
+        nonlocal shown, heard
+        heard = time.monotonic()
+        progress = status.progress or {}
+        lines, count = progress.get("lines", []), progress.get("count", 0)
+        missed = count - shown - len(lines)
+        if missed > 0:
+            note = f"... {missed} lines, faster than they could be shown; the log has them"
+            on_line(Line(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
+        for elapsed_sec, text in lines[max(0, len(lines) - (count - shown)) :]:
+            on_line(Line(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
+        shown = max(shown, count)
+
+    while True:
+        try:
+            status = job.watch(hear, every_sec=_SHOWN_EVERY_SEC, silence_sec=_QUIET_SEC)
+        except (HostUnreachable, CommandTimedOut) as error:
+            if time.monotonic() - heard > _SILENT_FOR_SEC:
+                raise
+            on_cut(error)
+            time.sleep(2.0)
+            continue
+        if status.state is JobState.RUNNING:
+            continue
+        return _outcome(job, status)
+
+
+def _outcome(job: Job, status: JobStatus) -> Outcome:
+    where = f"{job.agent.host.name}:{job.folder}/log.txt"
+    if status.state is not JobState.ENDED:
+        raise JobFailed(
+            "lost", f"the job is {status.state.value}: the VM, or its supervisor there, was killed; log: {where}"
+        )
+    said = job.agent.line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
+    if not said:
+        ended = {"deadline": "stopped at its deadline", "cancelled": "stopped by request"}.get(
+            status.why or "", f"ended with exit code {status.exit_code}"
+        )
+        last = " ".join(job.log_tail()[-2:])
+        raise JobFailed("stopped", f"the job {ended} and left no outcome: {last}; log: {where}")
+    outcome = json.loads(said)
+    if not outcome["ok"]:
+        raise JobFailed(outcome["kind"], f"{outcome['message']}; log: {where}")
+    return Outcome(facts=outcome, folder=job.folder, wall_time_sec=status.wall_time_sec or 0.0)

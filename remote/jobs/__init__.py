@@ -1,0 +1,1 @@
+"""Detached jobs and verified files on any host."""

@@ -1,0 +1,199 @@
+"""Calls the small program `remote.jobs.onhost` on a host, putting it there the first time.
+
+Everything above (jobs, transfer) speaks through this one class, so a new kind of host needs nothing but `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, Host, HostError, HostUnreachable, Readable, check
+from remote.jobs.onhost.basics import CUT_SHORT, REFUSED
+
+_CALL_SEC = 60.0
+# Isolated, no site packages: the program needs none and starts in half the time. What Python compiles it keeps beside
+# it, in a folder that is ours alone.
+_PYTHON_FLAGS = ("-I", "-S")
+_CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
+_ENTRY = "remote/jobs/onhost/__main__.py"
+_INSTALL = """
+import json, os, shutil, sys
+folder, name = sys.argv[1:]
+content = sys.stdin.buffer.read(%d)
+if len(content) != %d:
+    sys.stderr.write("the program arrived cut short")
+    sys.exit(%d)
+place = os.path.join(folder, name)
+made = f"{place}.{os.getpid()}.part"
+try:
+    for path, text in json.loads(content).items():
+        path = os.path.join(made, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    if not os.path.isdir(place):
+        os.rename(made, place)
+except OSError as error:
+    if not os.path.isdir(place):
+        sys.stderr.write(str(error))
+        sys.exit(%d)
+finally:
+    shutil.rmtree(made, ignore_errors=True)
+"""
+
+
+class HostRefused(HostError):
+    """The host understood and cannot do it: a full disk, a missing file, a path outside its folder."""
+
+
+class Agent:
+    """One host, with jobs and files."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._source = program()
+        self._installed = False
+        # The content's digest in the name: an older version still running keeps its own files.
+        self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}"
+
+    def lines(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        *,
+        payload: object = None,
+        bulk: Readable | None = None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+        timeout_sec: float = _CALL_SEC,
+        idle_timeout_sec: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Call `verb`; return its lines, each handed to `on_line` as it arrives.
+
+        `payload` goes first on standard input as JSON, then `bulk`. Raises HostRefused, HostUnreachable,
+        CommandTimedOut, CommandFailed, and whatever `on_line` raises.
+        """
+        said: list[dict[str, Any]] = []
+        rest = bytearray()
+
+        def hear(piece: bytes) -> None:
+            rest.extend(piece)
+            while (end := rest.find(b"\n")) >= 0:
+                line = self.parse(bytes(rest[:end]))
+                del rest[: end + 1]
+                said.append(line)
+                if on_line is not None:
+                    on_line(line)
+
+        self._call(verb, arguments, payload, bulk, hear, timeout_sec, idle_timeout_sec)
+        return said
+
+    def line(
+        self, verb: str, arguments: dict[str, Any], *, payload: object = None, timeout_sec: float = _CALL_SEC
+    ) -> dict[str, Any]:
+        """Call a verb that answers in exactly one line. No line is a lost stream, whatever the exit code says."""
+        said = self.lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
+        if len(said) != 1:
+            raise HostUnreachable(f"{self.host.name}: {len(said)} lines in answer to {verb}, expected one")
+        return said[0]
+
+    def raw(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        *,
+        payload: object,
+        on_bytes: Callable[[bytes], None],
+        timeout_sec: float,
+        idle_timeout_sec: float | None = None,
+    ) -> None:
+        """Call a verb whose answer is for `on_bytes` to read and to check. Raises as `lines` does."""
+        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec, proves_itself=True)
+
+    def _call(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        payload: object,
+        bulk: Readable | None,
+        on_stdout: Callable[[bytes], None],
+        timeout_sec: float,
+        idle_timeout_sec: float | None,
+        *,
+        proves_itself: bool = False,
+    ) -> None:
+        head = b"" if payload is None else json.dumps(payload).encode()
+        arguments = {**arguments, "stdin_bytes": len(head)}
+        entry = f"{self.host.workdir}/{self._program}/{_ENTRY}"
+        argv = (*self.host.python, *_PYTHON_FLAGS, entry, verb, json.dumps(arguments))
+        command = Command(argv=argv, proves_itself=proves_itself)
+
+        def run() -> Completed:
+            return self.host.run(
+                command,
+                stdin=_Joined(head, bulk) if bulk is not None else head or None,
+                on_stdout=on_stdout,
+                timeout_sec=timeout_sec,
+                idle_timeout_sec=idle_timeout_sec,
+            )
+
+        if bulk is not None and not self._installed:
+            self._install()  # a stream that was begun cannot be rewound for a second try
+        completed = run()
+        if completed.exit_code == _CANNOT_OPEN and self._program.encode() in completed.stderr:
+            self._install()
+            completed = run()
+        self._check(command, completed)
+        self._installed = True
+
+    def _check(self, command: Command, completed: Completed) -> None:
+        said = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"
+        if completed.exit_code == REFUSED:
+            raise HostRefused(said)
+        if completed.exit_code == CUT_SHORT:
+            raise HostUnreachable(said)
+        check(self.host, command, completed)
+
+    def parse(self, line: bytes) -> dict[str, Any]:
+        """What a line of the host's answer says. Raises HostUnreachable where it is not as it was sent."""
+        check_sum, _, text = line.partition(b" ")
+        if check_sum != b"%08x" % zlib.crc32(text):
+            raise HostUnreachable(f"{self.host.name}: an answer was garbled on its way: {line[:80]!r}")
+        document: dict[str, Any] = json.loads(text)
+        return document
+
+    def _install(self) -> None:
+        size = len(self._source)
+        script = _INSTALL % (size, size, CUT_SHORT, REFUSED)
+        command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, "-c", script, self.host.workdir, self._program))
+        self._check(command, self.host.run(command, stdin=self._source, timeout_sec=_CALL_SEC))
+        self._installed = True
+
+
+def program() -> bytes:
+    """The text of every module that travels, by its path, as JSON."""
+    package = resources.files("remote")
+    onhost = package / "jobs" / "onhost"
+    modules = [f"jobs/onhost/{entry.name}" for entry in onhost.iterdir() if entry.name.endswith(".py")]
+    paths = ["__init__.py", "jobs/__init__.py", *sorted(modules)]
+    return json.dumps({f"remote/{path}": package.joinpath(path).read_text("utf-8") for path in paths}).encode()
+
+
+class _Joined:
+    """A file-like view of `head` followed by `rest`; only what a host's pump needs of it."""
+
+    def __init__(self, head: bytes, rest: Readable) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int, /) -> bytes:
+        if self._head:
+            piece, self._head = self._head[:size], self._head[size:]
+            return piece
+        return self._rest.read(size)

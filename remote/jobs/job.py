@@ -1,0 +1,167 @@
+"""Detached jobs on any host: work that goes on when the connection, or the operator's laptop, does not.
+
+A job is a folder on the host (see `remote.jobs.onhost`). Whoever knows the folder can look at it, follow it, cancel it;
+the one who started it is not special. Completion is a file written last with the true exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from remote.hosts.command import Command
+from remote.hosts.host import Host, HostError, HostUnreachable
+from remote.jobs.agent import Agent
+
+LOG_FILE = "log.txt"
+CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds; nobody legitimate needs longer
+
+
+class JobState(Enum):
+    """What a job is right now. LOST: its supervisor died without writing an end."""
+
+    ABSENT = "absent"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+    LOST = "lost"
+
+
+class HostBusy(HostError):
+    """Another job holds the slot; `holder` is its folder on the host."""
+
+    def __init__(self, host: str, holder: str) -> None:
+        super().__init__(f"{host}: busy with {holder}")
+        self.holder = holder
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What to run, and its limits. `files` (name to text) are written into the job's folder before it starts.
+
+    After `deadline_sec` the whole process group is told to end, and after `grace_sec` more it is killed.
+    """
+
+    command: Command
+    deadline_sec: float
+    grace_sec: float = 25.0
+    heartbeat_sec: float = 2.0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.command.secrets:
+            raise ValueError("a job's command is written to disk; it cannot carry secrets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """A look at a job. The fields after `heartbeat_age_sec` are set once it has ended.
+
+    `why` is exited, deadline, cancelled (by `Job.cancel`) or terminated (a SIGTERM from the host itself).
+    """
+
+    state: JobState
+    progress: dict[str, Any] | None = None
+    heartbeat_age_sec: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    why: str | None = None
+    wall_time_sec: float | None = None
+
+
+class Job:
+    """A job at `folder` (absolute) on the agent's host. `slot` is a lock file that at most one running job holds."""
+
+    def __init__(self, agent: Agent, folder: str, *, slot: str | None = None) -> None:
+        self.agent, self.folder, self.slot = agent, folder, slot
+
+    def start(self, spec: JobSpec) -> JobStatus:
+        """Start the job unless it was started before; either way say what it is. Raises HostBusy and as `Agent`."""
+        answer = self.agent.line(
+            "start",
+            {"job": self.folder, "slot": self.slot, "claim_sec": CLAIM_SEC},
+            payload={
+                "argv": list(spec.command.argv),
+                "environment": dict(spec.command.environment),
+                "folder": spec.command.folder,
+                "deadline_sec": spec.deadline_sec,
+                "grace_sec": spec.grace_sec,
+                "heartbeat_sec": spec.heartbeat_sec,
+                "files": dict(spec.files),
+            },
+        )
+        if answer["state"] == "busy":
+            raise HostBusy(self.agent.host.name, answer["holder"])
+        return _status(answer)
+
+    def status(self) -> JobStatus:
+        return self.watch(lambda _: None, for_sec=0.0)
+
+    def watch(
+        self,
+        on_status: Callable[[JobStatus], None],
+        *,
+        progress: str = "progress.json",
+        every_sec: float = 1.0,
+        for_sec: float = 300.0,
+        silence_sec: float = 20.0,
+    ) -> JobStatus:
+        """Follow the job over one stream until it ends or `for_sec` has passed; return the last status.
+
+        `progress` is a JSON file below the job's folder that rides along. Raises HostUnreachable or CommandTimedOut
+        when the stream breaks or is silent: the job is none the worse, watch again. What `on_status` raises ends the
+        watching and comes through.
+        """
+        last: JobStatus | None = None
+
+        def hear(line: dict[str, Any]) -> None:
+            nonlocal last
+            last = _status(line)
+            on_status(last)
+
+        self.agent.lines(
+            "watch",
+            {"job": self.folder, "progress": progress, "every_sec": every_sec, "for_sec": for_sec},
+            on_line=hear,
+            timeout_sec=for_sec + silence_sec,
+            idle_timeout_sec=every_sec + silence_sec,
+        )
+        if last is None:  # a carrier that loses a stream may still report success
+            raise HostUnreachable(f"{self.agent.host.name}: nothing was heard of {self.folder}")
+        return last
+
+    def cancel(self, *, grace_sec: float = 25.0) -> JobStatus:
+        """Interrupt the job; what is left after its spec's grace is killed. `grace_sec` bounds the wait for its end."""
+        answer = self.agent.line("cancel", {"job": self.folder, "grace_sec": grace_sec}, timeout_sec=grace_sec + 30.0)
+        return _status(answer)
+
+    def log_tail(self, *, size: int = 4096) -> list[str]:
+        """The last lines of what the command printed, at most `size` bytes of it."""
+        answer = self.agent.line("tail", {"root": self.folder, "path": LOG_FILE, "size": size})
+        return str(answer["text"]).splitlines()
+
+
+def slot_of(host: Host) -> str:
+    """The lock file that keeps a host to one trial at a time."""
+    return f"{host.workdir}/slot"
+
+
+def slot_holder(agent: Agent, slot: str) -> str | None:
+    """The folder of the job that holds `slot` on the agent's host, or None when it is free."""
+    holder = agent.line("holder", {"slot": slot})["holder"]
+    return None if holder is None else str(holder)
+
+
+def _status(line: Mapping[str, Any]) -> JobStatus:
+    progress = line.get("progress")
+    return JobStatus(
+        state=JobState(line["state"]),
+        progress=progress if isinstance(progress, dict) else None,
+        heartbeat_age_sec=line.get("heartbeat_age_sec"),
+        exit_code=line.get("exit_code"),
+        signal=line.get("signal"),
+        why=line.get("why"),
+        wall_time_sec=line.get("wall_time_sec"),
+    )

@@ -1,0 +1,29 @@
+"""The way in: one verb, its arguments as JSON."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    # Python runs isolated here, and so does not look beside the file it was given.
+    sys.path.insert(0, __file__.rsplit("/", 4)[0])
+    import json
+
+    from remote.jobs.onhost.basics import CUT_SHORT, REFUSED, CutShort, Refusal
+
+    verb = sys.argv[1]
+    if verb in ("send", "missing", "receive"):
+        from remote.jobs.onhost.files import VERBS
+    else:
+        from remote.jobs.onhost.jobs import VERBS
+    try:
+        VERBS[verb](json.loads(sys.argv[2]))
+    except (Refusal, CutShort, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return CUT_SHORT if isinstance(error, CutShort) else REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The process that stays with a job when its caller has gone: runs one command to its end and writes how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from remote.jobs.onhost.basics import uptime_sec, write_atomic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+def detach_and_supervise(job: Path, spec: dict[str, Any], slot: int | None, ready: int) -> NoReturn:
+    """In the forked child, which has inherited the job's lock: cut every tie to the caller, then supervise."""
+    code = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):  # an inherited pipe left open would keep the caller's connection waiting
+            os.dup2(null, stream)
+        signal.pthread_sigmask(signal.SIG_BLOCK, Supervisor.SIGNALS)
+        supervisor = Supervisor(job, spec, slot)
+        supervisor.begin()
+        os.close(ready)
+        ready = -1
+        supervisor.attend()
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - the last frame of a detached process: say it or nobody hears it
+        complaint = f"supervisor: {type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            os.write(ready, complaint.encode())
+        with contextlib.suppress(OSError), (job / "log.txt").open("a") as log:
+            log.write(complaint + "\n")
+    finally:
+        os._exit(code)
+
+
+class Supervisor:
+    """Runs one command to its end: heartbeat, deadline, cancellation, and nothing left running behind it."""
+
+    SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+    def __init__(self, job: Path, spec: dict[str, Any], slot: int | None) -> None:
+        self.job, self.spec, self.slot = job, spec, slot
+        self.began = time.monotonic()
+        self.deadline = self.began + spec["deadline_sec"]
+        self.kill_at: float | None = None
+        self.why = "exited"
+        self.child = 0
+        self.status: int | None = None
+
+    def begin(self) -> None:
+        become_subreaper()
+        write_atomic(self.job / "supervisor.json", json.dumps({"pid": os.getpid()}).encode())
+        self.beat()
+        log = os.open(self.job / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            process = subprocess.Popen(
+                self.spec["argv"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.spec["folder"] or self.job,
+                env={**os.environ, **self.spec["environment"]},
+                start_new_session=True,
+                pass_fds=() if self.slot is None else (self.slot,),
+                preexec_fn=let_signals_through,
+            )
+            self.child = process.pid
+            process.returncode = 0  # reaped by waitpid below; Popen's own finalizer must not look for it
+        except OSError as error:
+            what = error.filename or self.spec["argv"][0]  # the program, or the folder it was to start in
+            os.write(log, f"{what}: cannot be started: {error.strerror}\n".encode())
+            self.status = 127 << 8
+        finally:
+            os.close(log)
+
+    def attend(self) -> None:
+        while self.status is None:
+            self.beat()
+            now = time.monotonic()
+            if self.kill_at is None and now >= self.deadline:
+                # By now the command has had its own deadline and did not keep it; no polite signal is owed.
+                self.stop("deadline", signal.SIGTERM)
+            if self.kill_at is not None and now >= self.kill_at:
+                self.signal_all(signal.SIGKILL)
+            due = self.deadline if self.kill_at is None else self.kill_at
+            received = signal.sigtimedwait(self.SIGNALS, max(0.05, min(self.spec["heartbeat_sec"], due - now)))
+            if received is not None and received.si_signo != signal.SIGCHLD and self.kill_at is None:
+                if (self.job / "cancel").exists():
+                    self.stop("cancelled", signal.SIGINT)
+                else:
+                    self.stop("terminated", signal.SIGTERM)
+            self.reap()
+        self.clear_away()
+        self.write_end(self.status)
+
+    def stop(self, why: str, first: int) -> None:
+        self.why, self.kill_at = why, time.monotonic() + self.spec["grace_sec"]
+        self.signal_all(first)
+
+    def signal_all(self, number: int) -> None:
+        if self.child:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child, number)
+
+    def reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.child:
+                    self.status = status
+
+    def clear_away(self) -> None:
+        """Kill what the command left behind: its group, and what escaped into sessions of its own (torchrun does)."""
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            self.signal_all(signal.SIGKILL)
+            left = children_of(os.getpid())
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                return
+            self.reap()
+            time.sleep(0.01)
+
+    def beat(self) -> None:
+        # One write over the last one, of its length: a reader sees a whole number. A full disk must not end a job.
+        with contextlib.suppress(OSError):
+            handle = os.open(self.job / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, b"%14.2f" % uptime_sec())
+            finally:
+                os.close(handle)
+
+    def write_end(self, status: int) -> None:
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        end = {
+            "exit_code": os.WEXITSTATUS(status) if number is None else 128 + number,
+            "signal": number,
+            "why": self.why,
+            "wall_time_sec": round(time.monotonic() - self.began, 3),
+        }
+        until = time.monotonic() + 60.0
+        while True:
+            try:
+                write_atomic(self.job / "end.json", json.dumps(end).encode())
+                return
+            except OSError:  # a full disk may be freed; without its end marker the job shows as lost
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(1.0)
+
+
+def become_subreaper() -> None:
+    """Orphans of the command become ours to reap and to kill, instead of the init process's."""
+    pr_set_child_subreaper = 36
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def let_signals_through() -> None:
+    """In the command's process: unblock signals, and die with the supervisor rather than run on unsupervised."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, Supervisor.SIGNALS)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in the second field may hold spaces and parentheses; fields count from the last one.
+            fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found.append(int(process.name))
+    return found

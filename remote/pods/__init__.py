@@ -1,0 +1,1 @@
+"""A pod as a host, by `kubectl exec`."""

@@ -1,0 +1,213 @@
+"""The fleet's pods as the cluster sees them: one list for all workers, read only when somebody has to know.
+
+A worker is an index (the label that an Indexed Job puts on its pods), never a pod's name: when a pod dies, its
+replacement has another name and the same index. For a while there can be two, and a pod on a dead node says Running;
+`choose` says which one to talk to, if any.
+
+Not covered: pods that are no part of an Indexed Job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused
+from remote.hosts.process import CannotStart, run_program
+
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_READ_SEC = 20.0
+_FRESH_SEC = 30.0
+_NOT_BEFORE_SEC = 2.0
+_FIELDS = (
+    ".metadata.name",
+    rf".metadata.labels.{INDEX_LABEL.replace('.', chr(92) + '.')}",
+    ".metadata.creationTimestamp",
+    ".metadata.deletionTimestamp",
+    ".spec.nodeName",
+    ".status.podIP",
+    ".status.phase",
+    ".status.reason",
+    '.status.conditions[?(@.type=="Ready")].status',
+)
+# Fields of a pod instead of all of it: the operator's memory stays the same for 4 pods and for 400.
+LIST_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{{field}}}" for field in _FIELDS) + '{"\\n"}{end}'
+
+
+class PodGone(HostError):
+    """No pod of this index lives: what ran in it is over, and waiting for an answer is pointless."""
+
+
+class ClusterRefused(OperatorRefused):
+    """The cluster answers and will not do it: credentials, rights, a context or a program that is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubectl:
+    """How kubectl is called for one cluster and namespace. None: kubectl's own usual places decide."""
+
+    namespace: str
+    context: str | None = None
+    kubeconfig: str | None = None
+    program: str = "kubectl"
+
+    def argv(self, *arguments: str) -> tuple[str, ...]:
+        where = [f"--namespace={self.namespace}"]
+        if self.context is not None:
+            where.append(f"--context={self.context}")
+        if self.kubeconfig is not None:
+            where.append(f"--kubeconfig={self.kubeconfig}")
+        return (self.program, *where, *arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One pod as the cluster shows it. A replacement has another name, so a name stands for one pod for ever.
+
+    `created_at` is RFC 3339 in UTC: its text order is its order in time.
+    """
+
+    name: str
+    index: int
+    created_at: str
+    is_terminating: bool
+    node: str
+    ip: str
+    phase: str
+    reason: str
+    is_ready: bool
+
+    @property
+    def state(self) -> str:
+        """In words: what stands between this pod and a command."""
+        word = self.reason or self.phase
+        where = f" on {self.node}" if self.node else ""
+        terminating = ", being deleted" if self.is_terminating else ""
+        ready = "" if self.is_ready or self.phase != "Running" else ", not Ready"
+        return f"{self.name} is {word}{ready}{terminating}{where}"
+
+
+class Pods:
+    """The pods that `selector` finds. Safe to use from many threads; they share one reading."""
+
+    def __init__(self, kubectl: Kubectl, selector: str) -> None:
+        self.kubectl, self.selector = kubectl, selector
+        self._lock = threading.Lock()
+        self._pods: list[Pod] = []
+        self._read_at: float | None = None
+        self._failed: tuple[float, HostError] | None = None
+        self._doubted = False
+
+    def find(self, index: int) -> Pod:
+        """The pod to talk to for this index. Raises PodGone, HostUnreachable and ClusterRefused.
+
+        The list is read again when it is old, or when somebody was disappointed by it, at most every 2 s.
+        """
+        pods = self.all()
+        try:
+            return choose(pods, index, f"{self.selector} in namespace {self.kubectl.namespace}")
+        except HostError:
+            self.doubt()  # a replacement is there within seconds: who asks again is not told the same for 30 s
+            raise
+
+    def all(self) -> list[Pod]:
+        """Every pod of the selector, read as `find` says."""
+        with self._lock:
+            now = time.monotonic()
+            age_sec = None if self._read_at is None else now - self._read_at
+            if age_sec is not None and age_sec <= (_NOT_BEFORE_SEC if self._doubted else _FRESH_SEC):
+                return self._pods
+            if self._failed is not None and now - self._failed[0] <= _NOT_BEFORE_SEC:
+                raise self._failed[1]  # all who waited for the same answer have it
+            was_doubted, self._doubted = self._doubted, False  # a doubt that comes while we read is about this reading
+            try:
+                self._pods = self._read()
+            except HostError as error:
+                self._failed, self._doubted = (time.monotonic(), error), was_doubted
+                raise
+            self._read_at = time.monotonic()
+            return self._pods
+
+    def doubt(self) -> None:
+        """What the list says of some pod has proved wrong, or may have."""
+        self._doubted = True
+
+    def _read(self) -> list[Pod]:
+        argv = self.kubectl.argv(
+            "get", "pods", f"--selector={self.selector}", "--request-timeout=10s", f"--output=jsonpath={LIST_TEMPLATE}"
+        )
+        try:
+            completed = run_program(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
+        except CannotStart as error:
+            raise ClusterRefused(f"{error}; install kubectl, or put it on PATH") from None
+        except CommandTimedOut as error:
+            raise HostUnreachable(f"the cluster does not answer: {error}") from None
+        if completed.exit_code != 0:
+            raise refusal("kubectl get pods", completed.stderr)
+        return parse(completed.stdout.decode(errors="replace"))
+
+
+def parse(text: str) -> list[Pod]:
+    """The pods in kubectl's answer to LIST_TEMPLATE; those without an index are left out."""
+    pods = []
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if len(fields) != len(_FIELDS) or not fields[1].isdigit():
+            continue
+        name, index, created, deleted, node, ip, phase, reason, ready = fields
+        pods.append(
+            Pod(
+                name=name,
+                index=int(index),
+                created_at=created,
+                is_terminating=bool(deleted),
+                node=node,
+                ip=ip,
+                phase=phase,
+                reason=reason,
+                is_ready=ready == "True",
+            )
+        )
+    return pods
+
+
+def choose(pods: Sequence[Pod], index: int, among: str) -> Pod:
+    """The newest Ready pod of an index; failing that, why there is none to talk to.
+
+    A pod that is being deleted still counts as Ready for the cluster and still takes commands; its work would be lost.
+    """
+    of_index = sorted((pod for pod in pods if pod.index == index), key=lambda pod: pod.created_at, reverse=True)
+    live = [pod for pod in of_index if not pod.is_terminating and pod.phase == "Running"]
+    ready = [pod for pod in live if pod.is_ready]
+    if ready:
+        return ready[0]
+    if live:
+        # A node that stopped answering takes Ready away from its pods; so does a probe that fails once.
+        raise HostUnreachable(live[0].state)
+    if of_index:
+        raise PodGone("; ".join(pod.state for pod in of_index[:2]))
+    raise PodGone(f"no pod has index {index} among {among}; `inv status` shows what there is")
+
+
+_REFUSALS = {
+    "You must be logged in": "the credentials are not accepted; renew the kubeconfig",
+    "Unauthorized": "the credentials are not accepted; renew the kubeconfig",
+    "certificate has expired": "the credentials have expired; renew the kubeconfig",
+    "Forbidden": "the account has no right to; it needs get and list on pods, get and create on pods/exec",
+    "error: context": "see `kubectl config get-contexts`, then set cluster.context",
+    "error: stat ": "see cluster.kubeconfig",
+}
+_NOISE = ("Unknown stream id", "Defaulted container")
+
+
+def refusal(doing: str, stderr: bytes) -> HostError:
+    """What kubectl's complaint means: ClusterRefused where asking again is pointless, HostUnreachable otherwise."""
+    said = stderr.decode(errors="replace")
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not any(noise in line for noise in _NOISE)]
+    last = lines[-1] if lines else "it said nothing"
+    remedy = next((remedy for sign, remedy in _REFUSALS.items() if sign in last), None)
+    if remedy is not None:
+        return ClusterRefused(f"{doing}: {last}; {remedy}")
+    return HostUnreachable(f"{doing}: {last}")

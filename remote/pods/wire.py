@@ -1,0 +1,216 @@
+"""This side of the talk with `remote.pods.far_end`: a command as a request, its streams out of frames, and a sure end.
+
+What kubectl says of itself is not asked. A reply is complete when its end frame has come and the check sums in it are
+those of all that came before; anything less is a stream that broke.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+from remote.hosts.command import Command
+from remote.hosts.host import HostUnreachable, Readable
+
+_FRAME_BYTES = 1 << 15
+_LARGEST_FRAME_BYTES = 1 << 24
+_HEAD_BYTES = 5
+_MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that cannot be heard any more
+_BEATS = 4  # signs of life that may go missing before a stream counts as broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The command's own word on its end: exit code (128 + n for signal n) and why it ended.
+
+    `why` is exited, deadline, idle or caller-gone.
+    """
+
+    exit_code: int
+    why: str
+
+
+def program() -> bytes:
+    """The text of `remote.pods.far_end`."""
+    return resources.files("remote.pods").joinpath("far_end.py").read_bytes()
+
+
+def bootstrap(content: bytes, workdir: str) -> str:
+    """What Python in the pod is given as its one argument: it reads the program off its input, and runs the copy that
+    an earlier one left in `workdir`, or else what it has read.
+
+    argv stays short because it travels in the address of an HTTP request, where proxies allow a few kB.
+    """
+    size, module = len(content), f"inpod_{hashlib.sha256(content).hexdigest()[:12]}"
+    return (
+        f'import os,sys;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\n'
+        f"sys.path.append({workdir!r})\n"
+        f"try:from {module} import main;b=None\n"
+        'except Exception:g={};exec(b,g);main=g["main"]\n'
+        f"main({f'{workdir}/{module}.py'!r},b)"
+    )
+
+
+def request(
+    command: Command,
+    nonce: str,
+    *,
+    takes_input: bool,
+    timeout_sec: float,
+    idle_timeout_sec: float | None,
+    silence_sec: float,
+) -> bytes:
+    """The command with its limits, as `remote.pods.far_end` reads it. A Command holds no NUL, so NUL parts the fields.
+
+    `idle_timeout_sec` is for the command and kept in the pod; `silence_sec` is for the stream and kept here.
+    """
+    fields = [
+        nonce,
+        repr(timeout_sec + _MARGIN_SEC),
+        "" if idle_timeout_sec is None else repr(idle_timeout_sec),
+        repr(silence_sec / _BEATS),
+        command.folder or "",
+        "1" if takes_input else "",
+        "1" if command.proves_itself else "",
+        str(len(command.environment)),
+        *(f"{name}={value}" for name, value in command.environment.items()),
+        *command.argv,
+    ]
+    content = b"\0".join(os.fsencode(field) for field in fields)
+    return len(content).to_bytes(4, "big") + content
+
+
+class Reply:
+    """What comes back of one command. `on_stdout` receives its standard output, which is else kept in `stdout`.
+
+    `name` is the host's, for messages. Where the output `proves_itself`, it has no check sum of ours.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nonce: str,
+        on_stdout: Callable[[bytes], None] | None = None,
+        *,
+        proves_itself: bool = False,
+    ) -> None:
+        self._name, self._greeting = name, f"{nonce}\n".encode()
+        self._sink = on_stdout
+        self._head = bytearray()  # what has come of the greeting, then of a frame's head
+        self._channel, self._left, self._last = b"", 0, bytearray()
+        self._greeted = False
+        self._summed = (b"e",) if proves_itself else (b"o", b"e")
+        self._sums = {b"o": 0, b"e": 0}
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self.ending: Ending | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.ending is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the pod has answered at all."""
+        return self._greeted
+
+    def feed(self, piece: bytes) -> None:
+        """Take in what came. Raises HostUnreachable where it cannot be the pod's whole and unspoiled answer."""
+        view = memoryview(piece)
+        if not self._greeted:
+            view = self._greet(view)
+        while view:
+            if not self._left:
+                view = self._begin_frame(view)
+                continue
+            content, view = view[: self._left], view[self._left :]
+            self._left -= len(content)
+            self._take(bytes(content))
+
+    def _greet(self, view: memoryview) -> memoryview:
+        missing = len(self._greeting) - len(self._head)
+        self._head += view[:missing]
+        if not self._greeting.startswith(self._head):
+            raise HostUnreachable(f"{self._name}: something else than our program answers: {bytes(self._head[:60])!r}")
+        if len(self._head) == len(self._greeting):
+            self._greeted = True
+            self._head.clear()
+        return view[missing:]
+
+    def _begin_frame(self, view: memoryview) -> memoryview:
+        missing = _HEAD_BYTES - len(self._head)
+        self._head += view[:missing]
+        if len(self._head) == _HEAD_BYTES:
+            self._channel, self._left = bytes(self._head[:1]), int.from_bytes(self._head[1:], "big")
+            self._head.clear()
+            is_known = not self._left if self._channel == b"k" else self._channel in (b"o", b"e", b"x")
+            if not is_known or self._left > _LARGEST_FRAME_BYTES or self.ending is not None:
+                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
+        return view[missing:]
+
+    def _take(self, content: bytes) -> None:
+        channel = self._channel
+        if channel == b"x":
+            self._last += content
+            if not self._left:
+                self.ending = self._end(bytes(self._last))
+            return
+        if channel in self._summed:
+            self._sums[channel] = zlib.crc32(content, self._sums[channel])
+        if channel == b"e":
+            self.stderr += content
+        elif self._sink is None:
+            self.stdout += content
+        else:
+            self._sink(content)
+
+    def _end(self, content: bytes) -> Ending:
+        said, _, own = content.rpartition(b" ")
+        try:
+            if own != b"%08x" % zlib.crc32(said):
+                raise ValueError
+            code, why, out, err = said.decode("ascii").split(" ")
+            sums = (int(out, 16), int(err, 16))
+            ending = Ending(exit_code=int(code), why=why)
+        except ValueError:
+            raise HostUnreachable(f"{self._name}: the end of the answer was garbled on its way") from None
+        if sums != (self._sums[b"o"], self._sums[b"e"]):
+            raise HostUnreachable(
+                f"{self._name}: the answer does not match its check sum: part of it was lost on its way"
+            )
+        return ending
+
+
+class Outgoing:
+    """Standard input for kubectl: the program, the request, then `source` in frames. It stays open after that.
+
+    Once the reply is complete nobody wants the rest of `source`; it is ended at the next frame.
+    """
+
+    def __init__(self, head: bytes, source: bytes | Readable | None, reply: Reply) -> None:
+        self._head, self._reply, self._ended = head, reply, False
+        self._file = None if source is None or isinstance(source, bytes) else source
+        self._left = memoryview(source if isinstance(source, bytes) else b"")
+
+    def read(self, _size: int, /) -> bytes | None:
+        if self._ended:
+            return None
+        content, self._head = self._head, b""
+        # What is at hand goes along with the head: each piece by itself is a message more for everyone on the way.
+        while not content or (self._file is None and not self._ended and len(content) < _FRAME_BYTES):
+            content += self._frame()
+        return content
+
+    def _frame(self) -> bytes:
+        content = b"" if self._reply.is_complete else self._next()
+        self._ended = not content
+        return len(content).to_bytes(4, "big") + content
+
+    def _next(self) -> bytes:
+        if self._file is not None:
+            return self._file.read(_FRAME_BYTES)
+        content, self._left = bytes(self._left[:_FRAME_BYTES]), self._left[_FRAME_BYTES:]
+        return content

@@ -1,0 +1,1 @@
+"""A machine behind SSH, and bulk data to it."""

@@ -1,0 +1,293 @@
+"""Gigabytes to and from the build VM: rsync over the OpenSSH client, tar where one side has no rsync.
+
+    push_folder(host, Path("models/org--name"), "/mnt/fss/models/org--name", timeout_sec=7200.0)
+
+Paramiko moves bulk several times slower than OpenSSH, so this runs the `ssh` program, with the strict configuration
+that the host's own connection was opened with: same hops, same host keys, nothing asked. A move that broke is called
+again: rsync goes on inside the file it was in and puts a file into its place when it is whole; tar goes on with the
+file it was in, which until then lies there cut short, with a time that gives it away.
+
+What this does not do: prove content. Equal size and time count as equal; who needs more compares a manifest afterwards
+(`remote.jobs.transfer` does for results, `remote.image.modelfetch` for models).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from remote.hosts.command import Command
+from remote.hosts.host import CommandFailed, Completed, HostError, HostKeyRefused, HostUnreachable, check
+from remote.hosts.process import CannotStart, run_program
+from remote.ssh.host import SshHost
+
+PARTIAL = ".rsync-partial"
+_ASK_SEC = 60.0
+_STALL_SEC = 60
+_RSYNC_AT_LEAST = (3, 1)  # --info=progress2; what macOS brings is older, or another program of that name
+_PROGRESS = re.compile(rb"^\s*([\d,]+)\s+(\d+)%")
+_BROKEN = {10, 12, 30, 35, 255}  # rsync(1), EXIT VALUES: socket, protocol stream, two time-outs; 255 is ssh's own
+_NEXT_TO_NOTHING_BYTES = 1 << 20
+# GNU tar tells a full disk as a write that came out short.
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes")
+# What is at a place: path, size, whole seconds of its time. Links by what they point to.
+_LIST = """
+import json, os, sys
+root = os.fsencode(sys.argv[1])
+for folder, _, names in os.walk(root):
+    for name in names:
+        path = os.path.join(folder, name)
+        seen = os.lstat(path)
+        print(json.dumps([os.fsdecode(os.path.relpath(path, root)), seen.st_size, int(seen.st_mtime)]))
+print(json.dumps("end"))
+"""
+
+
+class NoSpace(HostError):
+    """The disk the files were moving to is full; what arrived whole stays, and the same call goes on from there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a move is: bytes so far and, where it is known, their share of all that this move will bring."""
+
+    byte_count: int
+    percent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkMoved:
+    """What a move did. `way` is rsync or tar; `sent_bytes` is the data of files that were not there already."""
+
+    way: str
+    sent_bytes: int
+    wall_time_sec: float
+
+
+Listener = Callable[[Progress], None]
+
+
+def push_folder(
+    host: SshHost, source: Path, target: str, *, timeout_sec: float, on_progress: Listener | None = None
+) -> BulkMoved:
+    """Bring what is below `source` here into the folder `target` on the host; what else is there stays.
+
+    Raises NoSpace, HostUnreachable (worth calling again), CommandTimedOut, CommandFailed with what the program said,
+    and as `SshHost.connect`.
+    """
+    if not source.is_dir():
+        raise FileNotFoundError(2, "no such folder", str(source))
+    command = Command(argv=("mkdir", "-p", "--", target))
+    check(host, command, host.run(command, timeout_sec=_ASK_SEC))
+
+    def free_bytes() -> int:
+        room = Command(argv=("df", "-Pk", "--", target))
+        last = check(host, room, host.run(room, timeout_sec=_ASK_SEC)).stdout.split(b"\n")[1]
+        return int(last.split()[3]) * 1024
+
+    move = _Move(
+        host=host,
+        place=f"{host.name}: {target}",
+        free_bytes=free_bytes,
+        timeout_sec=timeout_sec,
+        on_progress=on_progress,
+    )
+    if _has_rsync(host):
+        return move.rsync(f"{source}/", f"{_remote_name(host)}:{target}/")
+    return move.tar_out(source, target)
+
+
+def pull_folder(
+    host: SshHost, source: str, target: Path, *, timeout_sec: float, on_progress: Listener | None = None
+) -> BulkMoved:
+    """Bring what is below the folder `source` on the host into `target` here; raises as `push_folder`."""
+    target.mkdir(parents=True, exist_ok=True)
+    move = _Move(
+        host=host,
+        place=str(target),
+        free_bytes=lambda: shutil.disk_usage(target).free,
+        timeout_sec=timeout_sec,
+        on_progress=on_progress,
+    )
+    if _has_rsync(host):
+        return move.rsync(f"{_remote_name(host)}:{source}/", f"{target}/")
+    return move.tar_in(source, target)
+
+
+def ssh_argv(host: SshHost) -> tuple[str, ...]:
+    """The OpenSSH client with the host's strict configuration, up to where the host's name follows."""
+    asked = host.destination
+    return (
+        *("ssh", "-F", str(host.strict_config_file)),
+        *(() if asked.user is None else ("-l", asked.user)),
+        *(() if asked.port is None else ("-p", str(asked.port))),
+        *(() if asked.identity is None else ("-i", str(Path(asked.identity).expanduser()))),
+    )
+
+
+def _remote_name(host: SshHost) -> str:
+    return f"[{host.destination.host}]" if ":" in host.destination.host else host.destination.host
+
+
+def _has_rsync(host: SshHost) -> bool:
+    try:
+        here = run_program(("rsync", "--version"), label="rsync --version", timeout_sec=_ASK_SEC)
+    except CannotStart:
+        return False
+    version = re.search(rb"version v?(\d+)\.(\d+)", here.stdout)
+    if version is None or (int(version[1]), int(version[2])) < _RSYNC_AT_LEAST:
+        return False
+    # Over the connection that has to be open anyway: a host key that is refused is refused there, with its reason.
+    return host.run(Command(argv=("rsync", "--version")), timeout_sec=_ASK_SEC).exit_code == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    host: SshHost
+    place: str
+    free_bytes: Callable[[], int]
+    timeout_sec: float
+    on_progress: Listener | None
+
+    def rsync(self, source: str, target: str) -> BulkMoved:
+        command = Command(
+            argv=(
+                *("rsync", "--recursive", "--links", "--times", "--chmod=u+rw", "--protect-args"),
+                *(f"--partial-dir={PARTIAL}", f"--timeout={_STALL_SEC}", "--info=progress2", "--no-inc-recursive"),
+                *("--rsh", shlex.join(ssh_argv(self.host)), "--", source, target),
+            )
+        )
+        heard = _Heard(self.on_progress)
+        began = time.monotonic()
+        ended = run_program(
+            command.argv,
+            label=command.render(),
+            environment={**os.environ, "LC_ALL": "C"},
+            on_stdout=heard,
+            timeout_sec=self.timeout_sec,
+        )
+        if ended.exit_code != 0:
+            raise self._explained(command, ended)
+        return BulkMoved(way="rsync", sent_bytes=heard.byte_count, wall_time_sec=time.monotonic() - began)
+
+    def tar_out(self, source: Path, target: str) -> BulkMoved:
+        there = self._there(target)
+        here = {path: seen for path, *seen in _listed(source)}
+        names = [path for path, seen in here.items() if there.get(path) != seen]
+        packer = ("tar", "--create", "--file=-", f"--directory={source}", "--no-recursion", "--null", "--files-from=-")
+        unpack = ("tar", "--extract", "--file=-", f"--directory={target}")
+        taker = (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {shlex.join(unpack)}")
+        return self._tar(packer, taker, names)
+
+    def tar_in(self, source: str, target: Path) -> BulkMoved:
+        there = self._there(source)
+        here = {path: seen for path, *seen in _listed(target)}
+        names = [path for path, seen in there.items() if here.get(path) != seen]
+        pack = ("tar", "--create", "--file=-", f"--directory={source}", "--no-recursion", "--null", "--files-from=-")
+        packer = (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {shlex.join(pack)}")
+        return self._tar(packer, ("tar", "--extract", "--file=-", f"--directory={target}"), names)
+
+    def _tar(self, packer: Sequence[str], taker: Sequence[str], names: Sequence[str]) -> BulkMoved:
+        """`packer | taker`, with the names of the files on the first one's input; both exit codes count."""
+        began, command = time.monotonic(), Command(argv=tuple(taker))
+        if not names:
+            return BulkMoved(way="tar", sent_bytes=0, wall_time_sec=0.0)
+        with contextlib.ExitStack() as stack:
+            listed, said = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            listed.write(b"".join(os.fsencode(f"./{name}") + b"\0" for name in names))
+            listed.seek(0)
+            packing = stack.enter_context(
+                subprocess.Popen(
+                    list(packer), stdin=listed, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+                )
+            )
+            stack.callback(packing.kill)
+            assert packing.stdout is not None  # noqa: S101 - for the type checker
+            pipe = _Counted(packing.stdout.read1, self.on_progress)  # type: ignore[attr-defined]
+            ended = run_program(taker, label=command.render(), stdin=pipe, timeout_sec=self.timeout_sec)
+            packing.stdout.close()
+            try:
+                code = packing.wait(_ASK_SEC)
+            except subprocess.TimeoutExpired:  # its output is closed, and it stays: an ssh whose link is dead
+                packing.kill()
+                packing.wait()
+                code = 255  # as it would have said itself, some day
+            said.seek(0)
+            complaint = said.read()
+        if ended.exit_code != 0 or code != 0:
+            # The one that failed of itself says more than the one whose pipe broke.
+            by_taker = Completed(exit_code=ended.exit_code, stderr=ended.stderr)
+            by_packer = Completed(exit_code=code if code > 0 else 128 - code, stderr=complaint)
+            raise self._explained(command, by_taker if ended.exit_code != 0 else by_packer)
+        return BulkMoved(way="tar", sent_bytes=pipe.byte_count, wall_time_sec=time.monotonic() - began)
+
+    def _there(self, folder: str) -> dict[str, list[int]]:
+        command = Command(argv=(*self.host.python, "-I", "-S", "-c", _LIST, folder))
+        lines = check(self.host, command, self.host.run(command, timeout_sec=_ASK_SEC * 5)).stdout.splitlines()
+        found = [json.loads(line) for line in lines]
+        if not found or found.pop() != "end":
+            raise HostUnreachable(f"{self.host.name}: the list of files below {folder} was cut short")
+        return {path: seen for path, *seen in found}
+
+    def _explained(self, command: Command, ended: Completed) -> HostError:
+        said = ended.stderr.decode(errors="replace")
+        if "Host key verification failed" in said:
+            return HostKeyRefused(f"{self.host.name}: {' '.join(said.split())}")
+        # Told by exit code 11, rsync's own words may be lost: it ends the ssh that carries them. The disk still knows.
+        if _FULL.search(said) or (ended.exit_code == 11 and self.free_bytes() < _NEXT_TO_NOTHING_BYTES):
+            return NoSpace(
+                f"{self.place}: no space left on its disk; free some, and the same command goes on from here"
+            )
+        if ended.exit_code in _BROKEN or ended.exit_code < 0:
+            last = (said.strip().splitlines() or ["it said nothing"])[0]
+            return HostUnreachable(f"{self.host.name}: the connection broke while files were moving: {last}")
+        return CommandFailed(self.host.name, command, ended)
+
+
+def _listed(folder: Path) -> list[tuple[str, int, int]]:
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            seen = path.lstat()
+            found.append((str(path.relative_to(folder)), seen.st_size, int(seen.st_mtime)))
+    return found
+
+
+class _Heard:
+    """rsync's running account: `  1,234,567  12%  ...` after each carriage return."""
+
+    def __init__(self, on_progress: Listener | None) -> None:
+        self._listener, self._rest, self.byte_count = on_progress, b"", 0
+
+    def __call__(self, piece: bytes) -> None:
+        *lines, self._rest = re.split(rb"[\r\n]", self._rest + piece)
+        for line in lines:
+            found = _PROGRESS.match(line)
+            if found is not None:
+                self.byte_count = int(found[1].replace(b",", b""))
+                if self._listener is not None:
+                    self._listener(Progress(byte_count=self.byte_count, percent=int(found[2])))
+
+
+class _Counted:
+    """A stream that says how much of it was read."""
+
+    def __init__(self, read: Callable[[int], bytes], on_progress: Listener | None) -> None:
+        self._read, self._listener, self.byte_count = read, on_progress, 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = self._read(size)
+        self.byte_count += len(piece)
+        if self._listener is not None and piece:
+            self._listener(Progress(byte_count=self.byte_count))
+        return piece

@@ -1,0 +1,348 @@
+"""Opens the way to a host: one strict SSH connection per hop, each through the one before.
+
+Fabric chains the connections; what it would decide too kindly is decided here: host keys come from known_hosts alone
+and are checked before any name or key of ours is sent, keys are offered as the user's configuration says, every phase
+has a deadline, and a link that has died is found out within a minute, wherever on the way it died.
+
+Not covered: passwords, Kerberos, certificates (see `remote.ssh.known_hosts` for hosts' and use plain keys for users).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fabric  # type: ignore[import-untyped]
+import paramiko
+from paramiko.agent import AgentSSH
+from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.pkey import UnknownKeyType
+
+from remote.hosts.host import AddressWrong, HostError, HostKeyRefused, HostUnreachable, LoginRefused
+from remote.ssh.config import Hop
+from remote.ssh.known_hosts import complaint, known_keys
+from remote.ssh.transport import OrderlyTransport
+
+_HANDSHAKE_SEC = 30.0
+_NO_SESSION_LEFT = (2, 4)  # RFC 4254, 5.1: connect failed (what OpenSSH answers), resource shortage
+_PULSE_SEC = 10.0
+_PULSE_DEADLINE_SEC = 30.0
+# Measured on a cut link: without these a connection hangs for ever, with paramiko's own keepalive for 955 s.
+_KERNEL = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+
+# Paramiko logs what it also raises, with tracebacks; without a handler of its own Python prints them on the terminal.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class Connection:
+    """An open way to the last hop. `transport` is what sessions are opened on; `close` ends all of it."""
+
+    def __init__(self, hops: tuple[Hop, ...]) -> None:
+        """Connect and log in at every hop. Raises HostKeyRefused, LoginRefused, AddressWrong, HostUnreachable."""
+        self._closing = contextlib.ExitStack()
+        try:
+            previous: fabric.Connection | None = None
+            for hop in hops:
+                previous = self._open(hop, previous)
+            assert previous is not None and isinstance(previous.transport, OrderlyTransport)  # noqa: S101, PT018
+            self.transport = previous.transport
+        except BaseException:
+            self._closing.close()
+            raise
+        self._stopped, self._opening = threading.Event(), threading.Lock()
+        threading.Thread(target=self._feel_pulse, name="ssh-pulse", daemon=True).start()
+
+    def is_open(self) -> bool:
+        return self.transport.is_active()
+
+    def session(self) -> paramiko.Channel:
+        """A new session, once the server has one: it allows ten (MaxSessions), and frees one a moment after its end.
+
+        Raises what Paramiko does.
+        """
+        until = time.monotonic() + _HANDSHAKE_SEC
+        while True:
+            try:
+                with self._opening:  # two at once would take each other's answers: Paramiko keeps one for all
+                    return self.transport.open_session(timeout=_HANDSHAKE_SEC)
+            except paramiko.ChannelException as error:
+                if error.code not in _NO_SESSION_LEFT or time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self.transport.close()  # first: what waits for an answer on it is let go, then the way there is taken down
+        self._closing.close()
+
+    def _open(self, hop: Hop, previous: fabric.Connection | None) -> fabric.Connection:
+        keys = Keys(hop)
+        kwargs: dict[str, Any] = {
+            "auth_strategy": keys,
+            "banner_timeout": _HANDSHAKE_SEC,
+            "auth_timeout": _HANDSHAKE_SEC,
+            "channel_timeout": _HANDSHAKE_SEC,
+            "transport_factory": OrderlyTransport,
+        }
+        try:
+            if previous is None:
+                kwargs["sock"] = self._closing.enter_context(_first_socket(hop))
+            config = fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig())  # no fabric.yaml, no second ssh config
+            connection = fabric.Connection(
+                hop.hostname, user=hop.user, port=hop.port, config=config, gateway=previous, connect_kwargs=kwargs
+            )
+            policy = _Strict(hop)
+            policy.teach(connection.client)
+            self._closing.callback(connection.close)
+            connection.open()
+        except paramiko.BadHostKeyException as error:
+            raise HostKeyRefused(policy.complaint(error.key)) from None
+        except AuthFailure as error:
+            raise keys.complaint(error) from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise _explained(hop, error) from None
+        finally:
+            keys.close()
+        return connection
+
+    def _feel_pulse(self) -> None:
+        """Ask the last hop for an answer every now and then; without one in time, end the connection.
+
+        The kernel watches the first hop's socket only: a bastion's own link to the machine behind it can die unseen.
+        """
+        while not self._stopped.wait(_PULSE_SEC) and self.transport.is_active():
+            alarm = threading.Timer(_PULSE_DEADLINE_SEC, self.transport.close)
+            alarm.daemon = True
+            alarm.start()
+            try:
+                self.transport.global_request("keepalive@openssh.com", wait=True)
+            except (paramiko.SSHException, OSError, EOFError):
+                return  # whoever uses the connection sees that it is closed
+            finally:
+                alarm.cancel()
+
+
+# --- the first hop's socket -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _first_socket(hop: Hop) -> Iterator[socket.socket]:
+    if hop.proxy_command is not None:
+        with _through_program(hop.proxy_command) as plug:
+            yield plug
+        return
+    with socket.create_connection((hop.hostname, hop.port), hop.connect_timeout_sec) as plug:
+        plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # measured: 12 ms a command instead of 44
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KERNEL.items():
+            if (option := getattr(socket, name, None)) is not None:  # macOS has not all of them; the pulse remains
+                plug.setsockopt(socket.IPPROTO_TCP, option, value)
+        yield plug
+
+
+@contextlib.contextmanager
+def _through_program(command: str) -> Iterator[socket.socket]:
+    """A ProxyCommand's standard streams as a socket: a real one, which Paramiko's own wrapper is not."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                ("/bin/sh", "-c", f"exec {command}"),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,
+            )
+        try:
+            yield ours
+        finally:
+            process.terminate()
+            try:
+                process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _explained(hop: Hop, error: Exception) -> HostError:
+    said = str(error) or type(error).__name__
+    if isinstance(error, socket.gaierror):
+        if error.errno == socket.EAI_AGAIN:
+            return HostUnreachable(
+                f"{hop}: its name cannot be looked up now: {error.strerror}; is this machine online?"
+            )
+        return AddressWrong(
+            f"{hop}: no machine of that name; correct it, or give its HostName in the ssh configuration"
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return HostUnreachable(
+            f"{hop}: nothing listens on port {hop.port}; is it up, and is that the port of its sshd?"
+        )
+    if isinstance(error, TimeoutError):
+        return HostUnreachable(
+            f"{hop}: no answer within {hop.connect_timeout_sec:g} s; is it up, and does a firewall or security list "
+            f"let port {hop.port} through?"
+        )
+    if isinstance(error, paramiko.ChannelException):
+        if error.code == 1:
+            return AddressWrong(f"{hop}: the jump host before it forbids connections onwards (AllowTcpForwarding)")
+        return HostUnreachable(f"{hop}: the jump host before it cannot connect to it: {error.text or said}")
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return AddressWrong(f"{hop}: no common cryptography: {said}; its sshd is too old")
+    if "Indecipherable protocol" in said or "Invalid packet" in said:
+        return AddressWrong(f"{hop}: what answers there does not speak SSH; correct the port")
+    if "protocol banner" in said:
+        return HostUnreachable(
+            f"{hop}: what listens there gave no SSH greeting: is {hop.port} its sshd's port, and that not overloaded?"
+        )
+    return HostUnreachable(f"{hop}: the connection broke while it was made: {said}")
+
+
+# --- host keys --------------------------------------------------------------------------------------------------------
+
+
+class _Strict(paramiko.MissingHostKeyPolicy):
+    """Accepts what known_hosts lists and refuses all else, with the reason."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+        try:
+            self._known = known_keys(hop.known_hosts_files, hop.known_as, hop.port)
+        except OSError as error:  # ours to mend, and nothing that passes
+            raise AddressWrong(
+                f"{error.filename}: cannot be read: {error.strerror}; it says which keys to trust"
+            ) from None
+
+    def teach(self, client: paramiko.SSHClient) -> None:
+        """Give `client` the keys it may accept; it then also asks for a key of a kind that is known."""
+        client.set_missing_host_key_policy(self)
+        name = self._hop.hostname if self._hop.port == 22 else f"[{self._hop.hostname}]:{self._hop.port}"
+        revoked = {key.blob for key in self._known if key.revoked}
+        for known in self._known:
+            if known.blob not in revoked:
+                with contextlib.suppress(UnknownKeyType, paramiko.SSHException):  # of a kind we cannot check
+                    key = paramiko.PKey.from_type_string(known.kind, known.blob)
+                    client.get_host_keys().add(name, known.kind, key)
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
+        raise HostKeyRefused(self.complaint(key))
+
+    def complaint(self, key: paramiko.PKey) -> str:
+        hop = self._hop
+        why = complaint(self._known, hop.known_hosts_files, hop.known_as, hop.port, key.get_name(), key.asbytes())
+        return f"{hop}: {why}"
+
+
+# --- our keys ---------------------------------------------------------------------------------------------------------
+
+
+class Keys(AuthStrategy):
+    """The keys offered to one hop: the agent's that the configuration names, the files, then the agent's others."""
+
+    def __init__(self, hop: Hop) -> None:
+        super().__init__(ssh_config=paramiko.SSHConfig())
+        self._hop = hop
+        self._offered: list[str] = []
+        self._unusable: list[str] = []
+        self._agent: _Agent | None = None
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        files = [Path(file) for file in self._hop.identity_files if Path(file).is_file() or _public(file) is not None]
+        named = {blob: file for file in files if (blob := _public(str(file))) is not None}
+        held = {key.asbytes(): key for key in self._agent_keys()}
+        for blob, key in held.items():
+            if blob in named:
+                yield self._offer(key, f"agent, {named[blob]}")
+        for file in files:
+            if _public(str(file)) not in held and (loaded := self._load(file)) is not None:
+                yield self._offer(loaded, str(file))
+        if not self._hop.identities_only:
+            for blob, key in held.items():
+                if blob not in named:
+                    yield self._offer(key, "agent")
+
+    def complaint(self, failure: AuthFailure) -> HostError:
+        hop, results = self._hop, [result.result for result in failure.result]
+        broke = [error for error in results if not isinstance(error, paramiko.AuthenticationException)]
+        if broke and "Too many authentication" not in str(broke[-1]):
+            return HostUnreachable(f"{hop}: the connection broke while logging in: {broke[-1] or 'closed'}")
+        offered = "; it refused " + ", ".join(self._offered) if self._offered else "; there was no key to offer"
+        unusable = "; " + "; ".join(self._unusable) if self._unusable else ""
+        many = "; it allows fewer tries than there are keys: set IdentitiesOnly yes for it" if broke else ""
+        return LoginRefused(
+            f"{hop}: does not let user {hop.user!r} in{offered}{unusable}{many}; name the right user and key (User and "
+            f"IdentityFile in the ssh configuration), or have the key added to that user's ~/.ssh/authorized_keys"
+        )
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+
+    def _offer(self, key: paramiko.PKey, where: str) -> AuthSource:
+        self._offered.append(f"{key.get_name()} {key.fingerprint} ({where})")
+        return InMemoryPrivateKey(username=self._hop.user, pkey=key)
+
+    def _load(self, file: Path) -> paramiko.PKey | None:
+        try:
+            return paramiko.PKey.from_path(file)
+        except paramiko.PasswordRequiredException:
+            self._unusable.append(f"{file} has a passphrase: `ssh-add {file}` first")
+        except (paramiko.SSHException, UnknownKeyType, ValueError, TypeError) as error:
+            locked = "password" in str(error).lower() or "encrypted" in str(error).lower()
+            self._unusable.append(
+                f"{file} has a passphrase: `ssh-add {file}` first" if locked else f"{file} is no key that can be used"
+            )
+        except OSError as error:
+            self._unusable.append(f"{file} cannot be read: {error.strerror}")
+        return None
+
+    def _agent_keys(self) -> tuple[paramiko.PKey, ...]:
+        path = self._hop.identity_agent
+        if path is None or path == "SSH_AUTH_SOCK":
+            path = os.environ.get("SSH_AUTH_SOCK")
+        elif path.startswith("$"):
+            path = os.environ.get(path[1:].strip("{}"))
+        if not path or path == "none":
+            return ()
+        try:
+            self._agent = _Agent(path)
+            return self._agent.get_keys()
+        except (OSError, paramiko.SSHException) as error:
+            self._unusable.append(f"the agent at {path} does not answer: {error}")
+            return ()
+
+
+class _Agent(AgentSSH):
+    """The agent that listens at `path`; Paramiko's own class knows the one of the environment only."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        plug = socket.socket(socket.AF_UNIX)
+        plug.settimeout(_HANDSHAKE_SEC)
+        try:
+            plug.connect(path)
+            self._connect(plug)  # type: ignore[attr-defined]
+        except BaseException:
+            plug.close()
+            raise
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+def _public(file: str) -> bytes | None:
+    """The public half of a key file, from the .pub beside it (or the file itself, where it is one)."""
+    for path in (Path(f"{file}.pub"), Path(file)):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = path.read_text(encoding="ascii").split()
+            if not words[0].startswith("-"):
+                return base64.b64decode(words[1], validate=True)
+    return None

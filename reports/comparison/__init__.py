@@ -1,0 +1,1 @@
+"""Two runs: may they be compared, and what differs."""

@@ -1,0 +1,1 @@
+"""What all figures draw with: sheet, marks, labels, style."""

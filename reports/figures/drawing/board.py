@@ -1,0 +1,132 @@
+"""A figure's sheet: its title, what was measured and how, and panels placed in inches.
+
+Every figure is drawn on a wide sheet (files, desktop) and on a narrow one (the page on a phone), where its panels stand
+below each other instead of shrinking. Sizes are known beforehand, so matplotlib need not search for a layout: that took
+half of a report's drawing time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reports.figures.drawing import text_size as measure
+from reports.figures.drawing.palette import MUTED, WARNING
+from reports.figures.drawing.style import FACT_SIZE, NAME_SIZE, TITLE_SIZE
+from reports.summary.summary import Summary
+
+MARGIN_IN = 0.14
+RIGHT_IN = 0.26  # right of panels: half of a wide tick label
+HEAD_IN = 0.36  # a panel's title
+AXIS_IN = 0.34  # its tick labels
+_NAME_IN = 1.75  # the widest a name may make its column
+_SEPARATOR = "  \N{MIDDLE DOT}  "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """What a figure is drawn on; width in inches."""
+
+    narrow: bool
+    width_in: float
+
+    @property
+    def text_in(self) -> float:
+        """Width between the margins."""
+        return self.width_in - 2 * MARGIN_IN
+
+
+WIDE = Sheet(narrow=False, width_in=11.0)
+NARROW = Sheet(narrow=True, width_in=3.8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What stands over a figure (title, facts), and under it: the profile's note, where it needs one."""
+
+    title: str
+    facts: tuple[str, ...]
+    note: str | None
+
+
+def head(summary: Summary, title: str, *facts: str) -> Head:
+    """A head that says on what device and in which run, then `facts` (n, intervals, prices, published sources)."""
+    common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")
+    return Head(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A figure whose panels are placed in inches from the body's top left corner."""
+
+    figure: Figure
+    sheet: Sheet
+    height_in: float
+    body_top_in: float
+
+    def panel(self, left_in: float, top_in: float, width_in: float, height_in: float) -> Any:
+        """Axes of this outer size; room for a title above and tick labels below is taken out of it."""
+        width, height = self.sheet.width_in, self.height_in
+        bottom_in = height - self.body_top_in - top_in - height_in + AXIS_IN
+        return self.figure.add_axes(
+            (left_in / width, bottom_in / height, width_in / width, (height_in - HEAD_IN - AXIS_IN) / height)
+        )
+
+    def columns(self, count: int, *, left_in: float, gap_in: float) -> list[tuple[float, float]]:
+        """Left edge and width, in inches, of `count` equal columns between `left_in` and the right margin."""
+        width = (self.sheet.width_in - RIGHT_IN - left_in - gap_in * (count - 1)) / count
+        return [(left_in + number * (width + gap_in), width) for number in range(count)]
+
+
+def board(over: Head, sheet: Sheet, body_in: float) -> Board:
+    """A figure with its head; its body is `body_in` high."""
+    lines = measure.wrap(over.title, sheet.text_in, TITLE_SIZE, bold=True)
+    facts = _wrapped(over.facts, sheet.text_in)
+    note = measure.wrap(over.note or "", sheet.text_in, FACT_SIZE, bold=True)
+    facts_in = 0.14 + 0.235 * len(lines) + 0.03
+    body_top_in = facts_in + 0.175 * len(facts) + 0.12
+    height_in = body_top_in + body_in + 0.08 + (0.19 * len(note) + 0.06 if note else 0.0)
+    figure = Figure(figsize=(sheet.width_in, height_in))
+    left = MARGIN_IN / sheet.width_in
+
+    def write(words: list[str], from_top_in: float, **look: Any) -> None:
+        figure.text(left, 1.0 - from_top_in / height_in, "\n".join(words), va="top", **look)
+
+    write(lines, 0.14, fontsize=TITLE_SIZE, fontweight="bold", linespacing=1.3)
+    write(facts, facts_in, fontsize=FACT_SIZE, color=MUTED, linespacing=1.35)
+    write(note, body_top_in + body_in + 0.06, fontsize=FACT_SIZE, fontweight="bold", color=WARNING, linespacing=1.35)
+    return Board(figure=figure, sheet=sheet, height_in=height_in, body_top_in=body_top_in)
+
+
+def rows_height_in(count: int, row_in: float, sheet: Sheet) -> float:
+    """Outer height of a panel of `count` rows; on a narrow sheet a row's name has a line of its own."""
+    return HEAD_IN + AXIS_IN + count * (row_in + (0.24 if sheet.narrow else 0.0))
+
+
+def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
+    """Width of the column that holds the rows' names, from the sheet's edge; a mere margin where names stand above."""
+    if sheet.narrow:
+        return MARGIN_IN
+    longest = max(measure.width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
+    return MARGIN_IN + 0.12 + longest
+
+
+def name_lines(label: str) -> list[str]:
+    """A name on at most three lines; what does not fit is cut, and marked."""
+    lines = measure.wrap(label, _NAME_IN, NAME_SIZE)
+    return lines if len(lines) <= 3 else [*lines[:2], measure.shorten(f"{lines[2]} {lines[3]}", _NAME_IN, NAME_SIZE)]
+
+
+def _wrapped(facts: Sequence[str], limit_in: float) -> list[str]:
+    """Facts on lines, broken between facts where that is possible: half a run's name on a line reads badly."""
+    lines: list[str] = []
+    for fact in facts:
+        longer = f"{lines[-1]}{_SEPARATOR}{fact}" if lines else fact
+        if lines and measure.width_in(longer, FACT_SIZE) <= limit_in:
+            lines[-1] = longer
+        else:
+            lines += measure.wrap(fact, limit_in, FACT_SIZE)
+    return lines

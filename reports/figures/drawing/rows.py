@@ -1,0 +1,85 @@
+"""What figures of training configurations share: which rows are drawn, their tones, facts and words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports import text
+from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
+from reports.summary.highlights import useful_rate
+from reports.summary.summary import Row, Summary
+
+MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
+
+
+def drawn(summary: Summary) -> tuple[Row, ...]:
+    """The measured configurations a figure shows, in the plan's order: all, or the baseline and the fastest."""
+    measured = summary.measured_rows
+    if len(measured) <= MAX_DRAWN:
+        return measured
+    fastest = sorted(measured, key=lambda row: (not row.is_baseline, -useful_rate(row)))[:MAX_DRAWN]
+    chosen = {row.label for row in fastest}
+    return tuple(row for row in measured if row.label in chosen)
+
+
+def tone(row: Row) -> str:
+    return BASELINE_TONE if row.is_baseline else OTHER_TONE
+
+
+def facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
+    """n, which rows, how intervals were made, and the price where the figure shows dollars."""
+    shown = drawn(summary)
+    workers = sorted({row.measured.n_workers for row in shown if row.measured})
+    steps = sorted({row.measured.n_steps for row in shown if row.measured})
+    told = [
+        f"n = {_range(workers)} {'worker' if workers[-1] == 1 else 'workers'}, {_range(steps)} steps per configuration",
+        interval_words(shown),
+    ]
+    if which := subset(summary):
+        told.insert(1, which)
+    if priced and summary.price is not None:
+        told.append(f"{text.number(summary.price.usd_per_gpu_hour, 2)} US$ per GPU hour: {summary.price.source}")
+    return tuple(told)
+
+
+def subset(summary: Summary) -> str:
+    """Which of the measured configurations are drawn; empty where all are."""
+    shown, measured = len(drawn(summary)), len(summary.measured_rows)
+    return f"{shown} of {measured} configurations: the baseline and the fastest" if shown < measured else ""
+
+
+def interval_words(shown: Sequence[Row]) -> str:
+    """What the 95 % intervals of these rows are over."""
+    over = {row.measured.samples_per_sec.over for row in shown if row.measured is not None} - {None}
+    words = {"workers": "workers", "processes": "processes", "steps": "the steps of one process"}
+    told = [words[one] for one in ("workers", "processes", "steps") if one in over]
+    return f"95 % intervals over {' or '.join(told)}" if told else "one step each: no intervals"
+
+
+def estimate_mark(row: Row, name: str, *, more: str = "", published: tuple[float, ...] = ()) -> Mark:
+    """A bar of one of `Measured`'s estimates."""
+    if row.measured is None:
+        return Mark(value=None, words=text.UNKNOWN)
+    found = getattr(row.measured, name)
+    return Mark(
+        value=found.value,
+        words=f"{text.estimate(found)}{more}",
+        low=found.low,
+        high=found.high,
+        tone=tone(row),
+        published=published,
+    )
+
+
+def alt(names: Sequence[str], panels: Sequence[Panel]) -> str:
+    """Every row of every panel in words."""
+    told = [
+        f"{name}: " + ", ".join(f"{panel.title}: {panel.marks[number].words}" for panel in panels)
+        for number, name in enumerate(names)
+    ]
+    return "; ".join(told) + "."
+
+
+def _range(values: list[int]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"

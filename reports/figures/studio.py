@@ -1,0 +1,113 @@
+"""Charts drawn in several processes, this one among them; the others start while the run is still being read.
+
+A process gets a chart's name and the little data it gathered, and gives back bytes. Drawing is pure computation held
+by Python's lock, so threads would not help. Processes are spawned, never forked: numeric libraries have threads of
+their own, and a fork of those may hang. Each spends a second of processor time on imports, as much as three figures,
+so there are few, and this process draws what the others have not begun.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from reports.figures.drawing.chart import Chart, Picture
+
+MOST_PROCESSES = 4  # this one included
+DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report
+
+
+class DrawError(RuntimeError):
+    """A figure could not be drawn; the message names it and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A chart and what it gathered."""
+
+    chart: Chart
+    data: Any
+
+
+class Studio:
+    """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
+
+    def __init__(self) -> None:
+        others = min(MOST_PROCESSES, os.cpu_count() or 1) - 1
+        self._pool: ProcessPoolExecutor | None = None
+        if others > 0:
+            self._pool = ProcessPoolExecutor(others, mp_context=multiprocessing.get_context("spawn"))
+            for _ in range(others):
+                self._pool.submit(_warm_up)
+
+    def __enter__(self) -> Studio:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def draw(self, jobs: Iterable[Job]) -> list[Picture]:
+        """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError."""
+        started = [(job, self._hand_out(job)) for job in jobs]
+        # From the end: the others begin at the front.
+        mine = [job for job, future in reversed(started) if future is None or future.cancel()]
+        ours = {job.chart.name: draw_one(job.chart.name, job.data) for job in mine}
+        return [ours.get(job.chart.name) or _awaited(job, future) for job, future in started]
+
+    def _hand_out(self, job: Job) -> Future[Picture] | None:
+        """None where nobody takes it."""
+        try:
+            return None if self._pool is None else self._pool.submit(draw_one, job.chart.name, job.data)
+        except BrokenProcessPool:
+            return None
+
+
+def _awaited(job: Job, future: Future[Picture] | None) -> Picture:
+    try:
+        if future is not None:
+            return future.result(timeout=DRAW_SEC)
+    except TimeoutError:
+        raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
+    except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
+        pass
+    return draw_one(job.chart.name, job.data)
+
+
+def draw_one(name: str, data: Any) -> Picture:
+    """Draw the chart of this name on both sheets."""
+    from reports.figures import CHARTS
+    from reports.figures.drawing import style
+    from reports.figures.drawing.board import NARROW, WIDE
+    from reports.figures.drawing.inline_svg import inline_svg
+
+    chart = next(one for one in CHARTS if one.name == name)
+    with style.drawing():
+        figure = chart.draw(data, WIDE)
+        png, wide = style.png(figure), style.svg(figure)
+        narrow = style.svg(chart.draw(data, NARROW))
+    return Picture(
+        name=name,
+        title=chart.title,
+        png=png,
+        svg=wide,
+        wide_svg=inline_svg(wide, f"w{name[:2]}"),
+        narrow_svg=inline_svg(narrow, f"n{name[:2]}"),
+        caption=chart.caption(data),
+        alt=chart.alt(data),
+    )
+
+
+def _warm_up() -> None:
+    """What every figure needs, imported while the run is read."""
+    for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "reports.figures"):
+        importlib.import_module(name)

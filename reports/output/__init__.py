@@ -1,0 +1,1 @@
+"""The report as files: page, Markdown, CSV, JSON."""

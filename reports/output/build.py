@@ -1,0 +1,150 @@
+"""Make a run's report: read the folder, sum it up, draw, and write results/<run-id>/report/.
+
+Every file is replaced atomically and index.html last, so that a page never shows figures or numbers newer than
+itself for long, and an interrupted report leaves the previous page in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from bench.records.result import End, write_atomic
+from reports.comparison.compare import CompareError, Comparison, compare
+from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
+from reports.figures.drawing.chart import Absent, Chart, Picture
+from reports.figures.studio import DrawError, Job, Studio
+from reports.output import csv_frames as frames
+from reports.output import html, markdown, tables
+from reports.read import measurements
+from reports.read.load import REPORT_FOLDER, Missing, Rejected, ReportError, Run, load
+from reports.summary import sentences
+from reports.summary.prices import PriceError, Pricing
+from reports.summary.summarize import summarize
+from reports.summary.summary import Other, Row, Summary
+
+FIGURES_FOLDER = "figures"
+INDEX_FILE = "index.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSummary:
+    """What a caller shows of a finished report. `exit_code` is 1 unless every planned trial succeeded."""
+
+    run_id: str
+    index: Path
+    files: tuple[Path, ...]
+    recommendation: str
+    finding: str
+    baseline: str
+    profile_note: str | None
+    cautions: tuple[str, ...]
+    rows: tuple[Row, ...]
+    others: tuple[Other, ...]
+    counts: dict[End, int]
+    planned: int
+    missing: tuple[Missing, ...]
+    rejected: tuple[Rejected, ...]
+    exit_code: int
+
+
+def build(
+    run_folder: Path, *, pricing: Pricing | None = None, against: Path | None = None, refresh_sec: int | None = None
+) -> ReportSummary:
+    """Write the report of results/<run-id> and say what is in it.
+
+    `against` is another run's folder to compare this one with, in a figure. `refresh_sec` makes the page renew itself,
+    for as long as a run goes on.
+
+    Raises ReportError, with nothing written, when run.json cannot be trusted, the price cannot be used, the runs cannot
+    be compared or a figure cannot be drawn; also when the report's folder cannot be written.
+    """
+    with Studio() as studio:
+        run = load(run_folder)
+        try:
+            summary = summarize(run, pricing)
+            charts = _charts(run, None if against is None else load(against))
+            pictures, absent = _draw(studio, charts, summary, run)
+        except (PriceError, CompareError, DrawError) as error:
+            raise ReportError(str(error)) from None
+    figures = {
+        f"{FIGURES_FOLDER}/{picture.name}.{kind}": content
+        for picture in pictures
+        for kind, content in (("png", picture.png), ("svg", picture.svg))
+    }
+    contents = figures | {
+        "summary.json": tables.summary_json(summary, run),
+        "summary.csv": tables.summary_csv(summary),
+        "trials.csv": frames.to_csv(run.trials),
+        "steps.csv": frames.to_csv(run.steps),
+        "costs.csv": frames.to_csv(frames.costs(summary)),
+        "measurements.csv": measurements.to_csv(run.measurements),
+        "report.md": markdown.render(summary, pictures, absent).encode(),
+        INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
+    }
+    folder = run_folder / REPORT_FOLDER
+    files = _write(folder, contents)
+    return ReportSummary(
+        run_id=summary.record.run_id,
+        index=folder / INDEX_FILE,
+        files=files,
+        recommendation=sentences.recommendation(summary),
+        finding=summary.finding,
+        baseline=summary.baseline,
+        profile_note=summary.profile_note,
+        cautions=summary.cautions,
+        rows=summary.rows,
+        others=summary.others,
+        counts=summary.counts,
+        planned=len(summary.record.planned),
+        missing=summary.missing,
+        rejected=summary.rejected,
+        exit_code=summary.exit_code,
+    )
+
+
+def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
+    """All charts; that of the comparison with what it compares."""
+    if other is None:
+        return CHARTS
+    compared = compare([other, run])
+    if compared.refused:
+        raise CompareError(_refusal(compared))
+    gather = partial(run_comparison.gather, comparison=compared)
+    return tuple(replace(one, gather=gather) if one is RUN_COMPARISON else one for one in CHARTS)
+
+
+def _refusal(compared: Comparison) -> str:
+    before, after = compared.run_ids
+    unlike = "; ".join(one.told for one in compared.refused)
+    return f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}"
+
+
+def _draw(
+    studio: Studio, charts: Sequence[Chart], summary: Summary, run: Run
+) -> tuple[tuple[Picture, ...], tuple[Absent, ...]]:
+    """Every chart that has data, drawn; and those that have none, with what would make them appear."""
+    found = [(chart, chart.gather(summary, run)) for chart in charts]
+    pictures = studio.draw(Job(chart=chart, data=data) for chart, data in found if data is not None)
+    absent = tuple(
+        Absent(title=chart.title, needs=chart.needs, command=chart.command) for chart, data in found if data is None
+    )
+    return tuple(pictures), absent
+
+
+def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
+    """Write `contents` (relative name -> bytes) in order, then remove figures of an earlier report that are no more."""
+    path = folder
+    try:
+        (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            path = folder / name
+            write_atomic(path, content)
+        for path in sorted((folder / FIGURES_FOLDER).iterdir()):
+            if f"{FIGURES_FOLDER}/{path.name}" not in contents and path.suffix in (".png", ".svg"):
+                path.unlink()
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written: {error.strerror}") from None
+    return tuple(folder / name for name in contents)

@@ -1,0 +1,174 @@
+"""The page: one self-contained file that opens offline, reads without its script, on a phone and on paper.
+
+Everything from a run (names, reasons, paths) is escaped by jinja2; only our own style sheet and script and the figures,
+whose texts matplotlib escaped, go in as they are. The page forbids the browser every other script and every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup, escape
+
+from reports import text
+from reports.figures.drawing.chart import Absent, Picture
+from reports.output import method
+from reports.read.load import Run
+from reports.summary import highlights, sentences
+from reports.summary.summary import Row, Summary
+
+_TEMPLATES = Path(__file__).parent / "templates"
+# Rows of the page's long tables, so that it stays a page; summary.json has all of them.
+MOST_ROWS, MOST_RAW, MOST_FAILURES = 400, 500, 200
+
+# The first five are words, the others numbers; reasons stand in the list of failures.
+_RAW_COLUMNS = (
+    "trial_id",
+    "configuration",
+    "kind",
+    "worker",
+    "status",
+    "attempt",
+    "n_steps",
+    "n_measurements",
+    "step_time_sec",
+    "samples_per_sec",
+    "tokens_per_sec",
+    "useful_tokens_per_sec",
+    "padding_percent",
+    "first_loss",
+    "last_loss",
+    "peak_vram_bytes",
+    "peak_rss_bytes",
+    "load_time_sec",
+    "wall_time_sec",
+    "started_at",
+)
+
+
+def render(
+    summary: Summary,
+    run: Run,
+    pictures: Sequence[Picture],
+    absent: Sequence[Absent] = (),
+    *,
+    refresh_sec: int | None = None,
+) -> str:
+    """index.html's text. `refresh_sec` makes the page load itself again, for a run that goes on."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "three": text.number,
+        "places": lambda value, like: text.number(value, text.decimals(like)),
+        "fixed": text.number,
+        "some": text.some,
+        "memory": _memory,
+        "memory_bytes": _used,
+        "ends": _ends,
+    }
+    script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
+    return environment.get_template("page.html.j2").render(
+        s=summary,
+        rows=_shown(summary),
+        most_failures=MOST_FAILURES,
+        run=summary.record,
+        recommendation=sentences.recommendation(summary),
+        recommended=highlights.recommended(summary),
+        tiles=highlights.tiles(summary),
+        costs=highlights.costs(summary),
+        billed=highlights.billed(summary),
+        css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        policy=_policy(script),
+        refresh_sec=refresh_sec,
+        facts=method.facts(summary),
+        method=method.paragraphs(summary),
+        charts=[_placed(picture) for picture in pictures],
+        absent=absent,
+        sections=[(name, list(group)) for name, group in groupby(summary.measurements, lambda one: one.section)],
+        trial_columns=_RAW_COLUMNS,
+        trials=[
+            [(_cell(value), _sort_key(value)) for value in row]
+            for row in run.trials[list(_RAW_COLUMNS)].head(MOST_RAW).itertuples(index=False, name=None)
+        ],
+        trials_left_out=max(0, len(run.trials) - MOST_RAW),
+    )
+
+
+def _shown(summary: Summary) -> tuple[Row, ...]:
+    """The configurations of the page's table, in the plan's order: all, or the baseline and the best."""
+    if len(summary.rows) <= MOST_ROWS:
+        return summary.rows
+    best = sorted(summary.rows, key=lambda row: (not row.is_baseline, -highlights.useful_rate(row)))[:MOST_ROWS]
+    labels = {row.label for row in best}
+    return tuple(row for row in summary.rows if row.label in labels)
+
+
+def without_refresh(page: str) -> str:
+    """A page of ours as it would be without `refresh_sec`."""
+    page = re.sub(r'<meta http-equiv="refresh" content="\d+">\n', "", page, count=1)
+    return re.sub(r"<!-- renewing -->.*?<!-- /renewing -->", "", page, count=1, flags=re.DOTALL)
+
+
+def _policy(script: str) -> str:
+    """What the browser may do for this page: show it, and run our own script; nothing is fetched or sent."""
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _placed(picture: Picture) -> dict[str, object]:
+    return {
+        "name": picture.name,
+        "title": picture.title,
+        "wide": _labelled(picture.wide_svg, "wide", picture),
+        "narrow": _labelled(picture.narrow_svg, "narrow", picture),
+        "caption": picture.caption,
+    }
+
+
+def _labelled(svg: str, shape: str, picture: Picture) -> Markup:
+    opening = f'<svg class="{shape}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}")}"'
+    return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it
+
+
+def _used(row: Row) -> int | None:
+    return row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
+
+
+def _sort_key(value: object) -> float | str | None:
+    """A number to sort by, empty for unknown; None for words, which sort as they are."""
+    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
+        return ""
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _memory(row: Row) -> str:
+    used = _used(row)
+    return text.number(None if used is None else used / 1e9)
+
+
+def _ends(row: Row) -> str:
+    told = [f"{amount} {end.value}" for end, amount in row.ends.items()]
+    return ", ".join([*told, f"{row.missing} missing"] if row.missing else told)
+
+
+def _cell(value: object) -> str:
+    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
+        return ""
+    if isinstance(value, float):
+        return text.number(value, max(2, text.decimals(value)))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

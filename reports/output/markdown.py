@@ -1,0 +1,169 @@
+"""report.md: the same report as text that renders well in a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports import text
+from reports.figures.drawing.chart import Absent, Picture
+from reports.output import method
+from reports.summary import highlights, sentences
+from reports.summary.summary import Row, Summary
+
+_md = text.markdown
+
+
+def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absent] = ()) -> str:
+    """report.md's text. Pictures are linked from figures/ beside it."""
+    recommendation = sentences.recommendation(summary)
+    parts = [f"# {_md(recommendation)}"]
+    if summary.finding != recommendation:
+        parts.append(_md(" ".join(filter(None, (summary.finding, summary.second_finding)))))
+    if summary.profile_note:
+        parts.append(f"> **{_md(summary.profile_note)}**")
+    if summary.cautions:
+        parts.append("\n".join(["Keep in mind:", "", *(f"- {_md(one)}" for one in summary.cautions)]))
+    parts.append(_table(("", ""), [(name, value) for name, value in method.facts(summary)]))
+    if summary.rows:
+        parts += ["## Configurations", _configurations(summary)]
+    if (costs := highlights.costs(summary)) is not None:
+        parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
+    for picture in pictures:
+        parts.append(f"## {picture.title}")
+        parts.append(_md(picture.caption))
+        parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
+    if absent:
+        lines = [f"- **{_md(one.title)}** would appear with {_absent(one)}" for one in absent]
+        parts += ["## Not drawn, for want of data", "\n".join(lines)]
+    if summary.measurements:
+        parts += ["## Measurements", *_measurements(summary)]
+    parts += ["## What did not work", *_failures(summary)]
+    parts += ["## Method", *(_md(one) for one in method.paragraphs(summary))]
+    parts += ["## Fingerprint", *_fingerprint(summary)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _configurations(summary: Summary) -> str:
+    head = ["configuration", "workers", "steps", "step time, s", "samples/s", "ratio", "tokens/s", "useful tokens/s"]
+    head += ["ratio", "padding %", "peak memory", "loss"]
+    if summary.price is not None:
+        head.append(f"US$ per 1,000 samples at {summary.price.usd_per_gpu_hour:,.2f}/GPU h ({summary.price.source})")
+    note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
+    table = _table(tuple(head), [_configuration(row, summary.price is not None) for row in summary.rows])
+    return f"{table}\n\n{_md(note)}"
+
+
+def _costs(costs: highlights.Costs) -> list[str]:
+    head = ("GPUs", "time", *(f"US$ at {one.name}, {one.under}" for one in costs.prices))
+    lines = [(line.name, line.time.words, *(amount.words for amount in line.amounts)) for line in costs.lines]
+    told = [f"- {_md(source)}" for source in costs.sources]
+    scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
+    return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*told, *scaling])]
+
+
+def _absent(one: Absent) -> str:
+    return f"{_md(one.needs)}: `{one.command}`" if one.command else f"{_md(one.needs)}."
+
+
+def _configuration(row: Row, priced: bool) -> tuple[str, ...]:
+    measured = row.measured
+    if measured is None:
+        return (row.label, "0", "0", "no trial succeeded", *[""] * (9 if priced else 8))
+    used = row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
+    cells = [
+        row.label,
+        str(measured.n_workers),
+        str(measured.n_steps),
+        text.estimate(measured.step_time_sec),
+        text.estimate(measured.samples_per_sec),
+        "1" if row.is_baseline else _ratio(row, "samples_ratio"),
+        text.estimate(measured.tokens_per_sec),
+        text.estimate(measured.useful_tokens_per_sec),
+        "1" if row.is_baseline else _ratio(row, "useful_tokens_ratio"),
+        text.number(measured.padding_percent, 0),
+        text.gigabytes(used),
+        f"{text.number(row.first_loss, 2)} to {text.number(row.last_loss, 2)}",
+    ]
+    if priced:
+        cost = row.cost
+        places = 0 if cost is None else text.decimals(cost.usd_per_1000_samples)
+        cells.append(
+            text.UNKNOWN
+            if cost is None
+            else f"{text.number(cost.usd_per_1000_samples, places)} {text.span(cost.low, cost.high, places)}".rstrip()
+        )
+    return tuple(cells)
+
+
+def _ratio(row: Row, name: str) -> str:
+    of = getattr(row, name)
+    return "" if of is None else " ".join(filter(None, (text.ratio(of), of.verdict)))
+
+
+def _measurements(summary: Summary) -> list[str]:
+    parts = []
+    section = ""
+    for table in summary.measurements:
+        if table.section != section:
+            section = table.section
+            parts.append(f"### {section.capitalize()}")
+        if table.same:
+            parts.append(_md(f"All of these: {table.same}."))
+        head = (
+            *table.keys,
+            *(" ".join(filter(None, (one.title + ",", one.unit))).rstrip(",") for one in table.columns),
+        )
+        rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
+        parts.append(_table(head, rows))
+        if table.left_out:
+            parts.append(_md(f"{table.left_out:,} more rows are in measurements.csv."))
+    return parts
+
+
+def _failures(summary: Summary) -> list[str]:
+    parts = []
+    if summary.failures:
+        parts.append(
+            _table(
+                ("trial", "worker", "end", "reason", "steps", "measurements"),
+                [
+                    (
+                        one.trial_id,
+                        one.worker or "none",
+                        one.end.value,
+                        one.reason or "not known",
+                        str(one.n_steps),
+                        str(one.n_measurements),
+                    )
+                    for one in summary.failures
+                ],
+            )
+        )
+    if summary.missing:
+        rows = [(one.trial_id, one.worker or "any", one.reason) for one in summary.missing]
+        parts.append(_table(("planned, without a usable result", "worker", "why"), rows))
+    if summary.rejected:
+        rows_of_files = [(one.file, one.reason) for one in summary.rejected]
+        parts.append(_table(("file not averaged in", "why"), rows_of_files))
+    return parts or ["Nothing: every planned trial succeeded, and every file was verified."]
+
+
+def _fingerprint(summary: Summary) -> list[str]:
+    parts = []
+    if summary.hosts.differences:
+        rows = [
+            (one.key, "; ".join(f"{value} on {text.some(where)}" for value, where in one.where_by_value.items()))
+            for one in summary.hosts.differences
+        ]
+        parts.append(_table(("what differs", "values"), rows))
+    if summary.hosts.common:
+        parts.append(_table(("the same in all trials", "value"), list(summary.hosts.common.items())))
+    return parts or ["No result carries a fingerprint."]
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell if number == 1 else _md(cell) for cell in line) + " |"
+        for number, line in enumerate(lines)
+    )

@@ -1,0 +1,282 @@
+"""summary.json and summary.csv: the report's numbers for programs. README.md in this folder documents every field."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+from bench.records.result import End
+from reports import text
+from reports.read import measurements
+from reports.read.load import Run
+from reports.statistics import configurations as stats
+from reports.summary import cost, sentences
+from reports.summary.summary import Other, Row, Summary
+
+SUMMARY_SCHEMA_VERSION = 2
+ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
+
+
+def summary_json(summary: Summary, run: Run) -> bytes:
+    """The whole report as JSON. Unknown is null; the key order and the bytes are the same for the same run."""
+    record = summary.record
+    document = {
+        "kind": "report_summary",
+        "schema_version": SUMMARY_SCHEMA_VERSION,
+        "run": {
+            "run_id": record.run_id,
+            "created_at": record.created_at,
+            "suite": record.suite,
+            "profile": record.profile,
+            "spread": record.spread,
+            "fleet_kind": record.fleet_kind,
+            "workers": record.workers,
+            "provenance": record.provenance,
+        },
+        "profile_note": summary.profile_note,
+        "recommendation": sentences.recommendation(summary),
+        "finding": summary.finding,
+        "second_finding": summary.second_finding,
+        "cautions": list(summary.cautions),
+        "baseline": summary.baseline,
+        "price": None if summary.price is None else _price(summary.price),
+        "prices": [_price(one) for one in summary.prices],
+        "hosted": None
+        if summary.hosted is None
+        else {"usd_per_10000_samples": summary.hosted.usd_per_10000_samples, "source": summary.hosted.source},
+        "billed": _billed(summary.billed),
+        "counts": {"planned": len(record.planned)}
+        | {end.value: summary.counts.get(end, 0) for end in End}
+        | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
+        "configurations": [_configuration(row) for row in summary.rows],
+        "other_configurations": [_other(one) for one in summary.others],
+        "failures": [
+            {
+                "trial_id": one.trial_id,
+                "configuration": one.configuration,
+                "worker": one.worker,
+                "end": one.end.value,
+                "reason": one.reason,
+                "attempt": one.attempt,
+                "n_steps": one.n_steps,
+                "n_measurements": one.n_measurements,
+            }
+            for one in summary.failures
+        ],
+        "missing": [
+            {"trial_id": one.trial_id, "configuration": one.configuration, "worker": one.worker, "reason": one.reason}
+            for one in summary.missing
+        ],
+        "rejected": [{"file": one.file, "reason": one.reason} for one in summary.rejected],
+        "fingerprint": {
+            "devices": list(summary.hosts.devices),
+            "common": summary.hosts.common,
+            "differences": {one.key: one.where_by_value for one in summary.hosts.differences},
+        },
+        "measurements": _measurements(run),
+        "trials": [
+            {str(name): _plain(value) for name, value in row.items()} for row in run.trials.to_dict(orient="records")
+        ],
+    }
+    # One line an item of a list: people can read and diff it, and the fast encoder, which cannot indent, can write it.
+    lines = ",\n".join(f" {_json(key)}: {_items(value)}" for key, value in document.items())
+    return f"{{\n{lines}\n}}\n".encode()
+
+
+def _items(value: object) -> str:
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+        return _json(value)
+    return "[\n  " + ",\n  ".join(map(_json, value)) + "\n ]"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def summary_csv(summary: Summary) -> bytes:
+    """One line per configuration, UTF-8, safe to open in a spreadsheet: no cell can be taken for a formula."""
+    lines = [_csv_line(row, summary) for row in summary.rows]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    if lines:
+        writer.writerow(lines[0])
+    for line in lines:
+        writer.writerow([text.spreadsheet(value) for value in line.values()])
+    return buffer.getvalue().encode()
+
+
+def _configuration(row: Row) -> dict[str, Any]:
+    measured = row.measured
+    return {
+        "configuration": row.label,
+        "reason": row.reason,
+        "is_baseline": row.is_baseline,
+        "max_seq_len": row.max_seq_len,
+        "micro_batch_size": row.micro_batch_size,
+        "gradient_accumulation_steps": row.gradient_accumulation_steps,
+        "layout": row.layout,
+        "base_precision": row.base_precision,
+        "lora_rank": row.lora_rank,
+        "optimizer": row.optimizer,
+        "gradient_checkpointing": row.gradient_checkpointing,
+        "planned": row.planned,
+        "ends": {end.value: amount for end, amount in row.ends.items()},
+        "missing": row.missing,
+        "n_workers": 0 if measured is None else measured.n_workers,
+        "n_processes": 0 if measured is None else measured.n_processes,
+        "n_steps": 0 if measured is None else measured.n_steps,
+        **{name: None if measured is None else _estimate(getattr(measured, name)) for name in ESTIMATES},
+        "padding_percent": None if measured is None else measured.padding_percent,
+        "worker_spread": None if measured is None else measured.worker_spread,
+        "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
+        "noise_percent": _noise(measured),
+        "outlier_steps": None if measured is None else measured.outliers,
+        "flags": [] if measured is None else list(measured.flags),
+        "samples_ratio": _ratio(row.samples_ratio),
+        "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
+        "usd_per_1000_samples": None
+        if row.cost is None
+        else {"value": row.cost.usd_per_1000_samples, "low": row.cost.low, "high": row.cost.high},
+        "costs": [_cost(one) for one in row.costs],
+        "first_loss": row.first_loss,
+        "last_loss": row.last_loss,
+        "peak_vram_bytes": row.peak_vram_bytes,
+        "peak_rss_bytes": row.peak_rss_bytes,
+        "load_time_sec": row.load_time_sec,
+    }
+
+
+def _other(one: Other) -> dict[str, Any]:
+    return {
+        "configuration": one.label,
+        "kind": one.kind,
+        "reason": one.reason,
+        "planned": one.planned,
+        "ends": {end.value: amount for end, amount in one.ends.items()},
+        "missing": one.missing,
+        "n_measurements": one.n_measurements,
+    }
+
+
+def _measurements(run: Run) -> dict[str, list[dict[str, Any]]]:
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for row in run.measurements[list(measurements.COLUMNS)].to_dict(orient="records"):
+        section = sections.setdefault(str(row.pop("section")), [])
+        section.append(
+            {str(name): _plain(value) for name, value in row.items()} | {"context": json.loads(row["context"])}
+        )
+    return sections
+
+
+def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
+    document = _configuration(row)
+    line: dict[str, object] = {"run_id": summary.record.run_id, "profile": summary.record.profile}
+    for name, value in document.items():
+        if name in ("ends", "worker_median_step_time_sec", "costs"):  # costs: in costs.csv
+            continue
+        if name == "flags":
+            line[name] = "; ".join(value)
+            continue
+        if name == "noise_percent":
+            value = value or {"steps": None, "processes": None, "workers": None}
+            line |= {f"noise_{level}_percent": found for level, found in value.items()}
+            continue
+        if name in (*ESTIMATES, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
+            value = value or {"value": None, "low": None, "high": None}
+            line |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+            if name == "step_time_sec":
+                line["interval_over"] = value.get("over")
+            if "ratio" in name:
+                line[name.replace("ratio", "verdict")] = value.get("verdict")
+        else:
+            line[name] = value
+    line |= {f"ended_{end.value.lower()}": row.ends.get(end, 0) for end in End}
+    price = summary.price
+    line["price_usd_per_gpu_hour"] = None if price is None else price.usd_per_gpu_hour
+    line["price_source"] = None if price is None else price.source
+    line["profile_note"] = summary.profile_note
+    return line
+
+
+def _estimate(of: stats.Estimate) -> dict[str, Any]:
+    return {"value": of.value, "low": of.low, "high": of.high, "n": of.n, "over": of.over}
+
+
+def _noise(of: stats.Measured | None) -> dict[str, float | None] | None:
+    if of is None:
+        return None
+    found = of.noise
+    return {
+        "steps": found.steps_percent,
+        "processes": found.processes_percent,
+        "workers": found.workers_percent,
+    }
+
+
+def _price(of: cost.Price) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "usd_per_gpu_hour": of.usd_per_gpu_hour,
+        "source": of.source,
+        "dated": None if of.dated is None else of.dated.isoformat(),
+        "shape": of.shape,
+    }
+
+
+def _amount(of: cost.Amount) -> dict[str, float | None]:
+    return {"value": of.value, "low": of.low, "high": of.high}
+
+
+def _cost(of: cost.Cost) -> dict[str, Any]:
+    return {
+        "price": _price(of.price),
+        "usd_per_1000_samples": {"value": of.usd_per_1000_samples, "low": of.low, "high": of.high},
+        "usd_per_million_useful_tokens": _amount(of.usd_per_million_useful_tokens),
+        "fine_tuning_10000_samples": [
+            {
+                "gpus": plan.gpus,
+                "speedup": plan.scaling.speedup,
+                "speedup_is_measured": plan.scaling.is_measured,
+                "speedup_source": plan.scaling.source,
+                "training_sec": _amount(plan.training_sec),
+                "usd": _amount(plan.usd),
+                "startup_sec": plan.startup_sec,
+                "boot_volume_usd": plan.boot_volume_usd,
+                "usd_billed": _amount(plan.usd_billed),
+            }
+            for plan in of.fine_tunings
+        ],
+    }
+
+
+def _billed(of: cost.Billed | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    return {
+        "workers": of.workers,
+        "held_sec": of.held_sec,
+        "useful_sec": of.useful_sec,
+        "useful_percent": of.useful_percent,
+        "phases_sec": dict(of.by_phase),
+        "idle_sec": of.idle_sec,
+        "unknown": list(of.unknown),
+    }
+
+
+def _ratio(of: stats.Ratio | None) -> dict[str, Any] | None:
+    return (
+        None
+        if of is None
+        else {"value": of.value, "low": of.low, "high": of.high, "verdict": of.verdict, "over": of.over}
+    )
+
+
+def _plain(value: object) -> object:
+    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value

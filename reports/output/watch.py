@@ -1,0 +1,114 @@
+"""`inv report --watch`: the report renewed as results arrive, until every planned trial has one.
+
+Looks at the run's results alone, not at its ledger: a report is a function of the folder. While the run goes on, the
+page loads itself again every few seconds; each version replaces the one before whole, and the last does not renew.
+
+Not covered: trials that were lost and left no result. `inv collect` writes their ends; until it does, watching ends
+after a time without any change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.records.result import RESULT_FILE, RUN_FILE, ResultError, RunRecord, write_atomic
+from reports.output.build import INDEX_FILE, ReportSummary
+from reports.output.html import without_refresh
+from reports.read.load import REPORT_FOLDER, TRIALS_FOLDER, ReportError
+
+EVERY_SEC = 5
+# Beyond the longest trial's own deadline: starting it, bringing its result, and a slow machine.
+GRACE_SEC = 300.0
+
+Build = Callable[[int | None], ReportSummary]
+
+
+class Unchanged(ReportError):
+    """Nothing has changed for so long that whatever is missing will not come by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is. `seen` tells two looks apart: each result's trial, size and time of writing in nanoseconds."""
+
+    planned: int
+    ended: int
+    seen: frozenset[tuple[str, int, int]]
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended >= self.planned
+
+
+def look(run_folder: Path) -> Progress:
+    """What results are there of those that are planned. Raises ReportError when run.json cannot be trusted."""
+    try:
+        planned = {plan.trial_id for plan in RunRecord.read(run_folder / RUN_FILE).planned}
+    except ResultError as error:
+        raise ReportError(str(error)) from None
+    seen = set()
+    for trial_id in planned:
+        try:
+            found = (run_folder / TRIALS_FOLDER / trial_id / RESULT_FILE).stat()
+        except OSError:  # not there yet
+            continue
+        seen.add((trial_id, found.st_size, found.st_mtime_ns))
+    return Progress(planned=len(planned), ended=len(seen), seen=frozenset(seen))
+
+
+def patience_sec(run_folder: Path) -> float:
+    """How long nothing may change: the longest trial's deadline, and some. Raises ReportError."""
+    try:
+        planned = RunRecord.read(run_folder / RUN_FILE).planned
+    except ResultError as error:
+        raise ReportError(str(error)) from None
+    return max((plan.trial.deadline_sec for plan in planned), default=0.0) + GRACE_SEC
+
+
+def watch(
+    run_folder: Path,
+    build: Build,
+    say: Callable[[Progress], None],
+    *,
+    every_sec: int = EVERY_SEC,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ReportSummary:
+    """Build again whenever results have changed; the last report, once every planned trial has a result.
+
+    `build` takes the seconds after which the page loads itself again, None for never; `say` hears of each version.
+    Raises ReportError, and Unchanged after `patience_sec` without a change. However it ends, the page stops renewing.
+    """
+    patience = patience_sec(run_folder)
+    before: Progress | None = None
+    changed_at = clock()
+    try:
+        while True:
+            now = look(run_folder)
+            if before is None or now.seen != before.seen:
+                made = build(None if now.is_over else every_sec)
+                say(now)
+                before, changed_at = now, clock()
+            if now.is_over:
+                return made
+            if clock() - changed_at > patience:
+                raise Unchanged(
+                    f"{now.planned - now.ended} of {now.planned} trials have no result, and nothing has changed for "
+                    f"{patience:.0f} s"
+                )
+            sleep(every_sec)
+    finally:
+        _settle(run_folder / REPORT_FOLDER / INDEX_FILE)
+
+
+def _settle(page: Path) -> None:
+    """Take the renewing out of a page that nobody renews any more."""
+    try:
+        text = page.read_text(encoding="utf-8")
+        if (settled := without_refresh(text)) != text:
+            write_atomic(page, settled.encode())
+    except OSError:  # there is none, or it cannot be written: whoever tried to has said so
+        return

@@ -1,0 +1,1 @@
+"""From a run's folder to data frames."""

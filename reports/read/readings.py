@@ -1,0 +1,106 @@
+"""Measurements picked out of a run for figures: by name, one value per configuration and context, over its workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.records.result import End
+from reports import text
+from reports.read.load import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One quantity. Several workers' values become their median, with the range from smallest to largest.
+
+    `value` is None where it could not be had; `note` then says why. `n` counts repeats, with several workers workers.
+    """
+
+    configuration: str
+    context: dict[str, Any]
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    share_percent: float | None
+    note: str | None
+
+    def words(self, unit: str, *, scale: float = 1.0) -> str:
+        """`8.93 GB (8.91 to 8.95)`; `unknown` without a value."""
+        if self.value is None:
+            return text.UNKNOWN
+        places = text.decimals(self.value / scale)
+        told = f"{text.number(self.value / scale, places)} {unit}".rstrip()
+        if self.low is None or self.high is None:
+            return told
+        return f"{told} {text.span(self.low / scale, self.high / scale, places)}".rstrip()
+
+
+def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Reading]:
+    """Readings of measurement `name` of trials that succeeded, in the run's order; told apart by `keys` of context."""
+    table = run.measurements
+    mine = table[(table["name"] == name) & (table["status"] == End.SUCCEEDED.value)]
+    if kind is not None:
+        mine = mine[mine["kind"] == kind]
+    groups: dict[tuple[str, ...], list[Reading]] = {}
+    for row in mine.itertuples(index=False):
+        context = json.loads(str(row.context))
+        one = Reading(
+            configuration=str(row.configuration),
+            context=context,
+            value=_known(row.value),
+            low=_known(row.low),
+            high=_known(row.high),
+            n=None if (n := _known(row.n)) is None else int(n),
+            share_percent=_known(row.share_percent),
+            note=row.note if isinstance(row.note, str) else None,
+        )
+        on = (one.configuration, *(json.dumps(context.get(key)) for key in keys))
+        groups.setdefault(on, []).append(one)
+    return [_combined(found) for found in groups.values()]
+
+
+def _combined(found: list[Reading]) -> Reading:
+    known = sorted((one for one in found if one.value is not None), key=lambda one: one.value or 0.0)
+    if not known:
+        return found[0]
+    if len(known) == 1:
+        return known[0]
+    values = [one.value for one in known if one.value is not None]
+    shares = sorted(one.share_percent for one in known if one.share_percent is not None)
+    return Reading(
+        configuration=known[0].configuration,
+        context=known[0].context,
+        value=middle(values),
+        low=values[0],
+        high=values[-1],
+        n=len(values),
+        share_percent=middle(shares) if shares else None,
+        note=known[0].note,
+    )
+
+
+def middle(ordered: list[float]) -> float:
+    """The median of ascending values."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
+
+
+def spread_words(readings: Iterable[Reading]) -> str:
+    """What n and the ranges of these readings are, for a figure's head."""
+    counts = sorted({one.n for one in readings if one.n is not None})
+    if not counts:
+        return "each measured once"
+    n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"n = {n}; medians with 95 % intervals, over several workers with their range"
+
+
+def _known(value: object) -> float | None:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # pandas' NA
+        return None
+    return None if number != number else number

@@ -1,0 +1,1 @@
+"""From steps to intervals: over one process, several processes, two configurations."""

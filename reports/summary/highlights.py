@@ -1,0 +1,177 @@
+"""What the first screen shows besides the recommendation: a few large numbers, and what a fine-tuning costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reports import text
+from reports.summary import pivot
+from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
+from reports.summary.summary import Row, Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One number with its name, and its interval or source in small print."""
+
+    name: str
+    value: str
+    under: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostLine:
+    """A number of GPUs: how long 10,000 samples take, and what they cost at each price."""
+
+    name: str
+    under: str
+    time: pivot.Cell
+    amounts: tuple[pivot.Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """A fine-tuning with one configuration. `sources` name every price's source and date."""
+
+    configuration: str
+    prices: tuple[Tile, ...]
+    lines: tuple[CostLine, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BilledTime:
+    """Where the workers' hours went, in a sentence and in parts."""
+
+    told: str
+    parts: tuple[tuple[str, str], ...]
+
+
+def best(summary: Summary) -> Row | None:
+    """The configuration with the most useful tokens per second, None where nothing was measured."""
+    return max(summary.measured_rows, key=useful_rate, default=None)
+
+
+def useful_rate(row: Row) -> float:
+    """Useful tokens per second; 0 where nothing was measured."""
+    return row.measured.useful_tokens_per_sec.value if row.measured is not None else 0.0
+
+
+def recommended(summary: Summary) -> str | None:
+    """The label of the configuration to train with: the best where it was shown to be, else the baseline."""
+    row = best(summary)
+    if row is None or len(summary.measured_rows) < 2:
+        return None
+    if row.is_baseline or (row.useful_tokens_ratio is not None and row.useful_tokens_ratio.verdict == "faster"):
+        return row.label
+    return summary.baseline if row.useful_tokens_ratio is not None else None
+
+
+def tiles(summary: Summary) -> tuple[Tile, ...]:
+    """At most four numbers about the best configuration; none where nothing was measured."""
+    row = best(summary)
+    if row is None or row.measured is None:
+        return ()
+    rate = row.measured.useful_tokens_per_sec
+    found = [
+        Tile(
+            name="Useful tokens per second and worker",
+            value=text.number(rate.value),
+            under=text.span(rate.low, rate.high, text.decimals(rate.value)),
+        )
+    ]
+    ratio = row.useful_tokens_ratio
+    if ratio is not None:
+        under = f"{text.span(ratio.low, ratio.high, 2)} {ratio.verdict or 'not shown to differ'}".strip()
+        found.append(Tile(name=f"Against {summary.baseline}", value=f"{text.number(ratio.value, 2)}x", under=under))
+    if row.cost is not None:
+        amount = row.cost.usd_per_million_useful_tokens
+        found.append(Tile(name="Per million useful tokens", value=_dollars(amount), under=_price(row.cost.price)))
+        tuning = next(iter(row.cost.fine_tunings), None)
+        if tuning is not None:
+            under = f"in {duration(tuning.training_sec.value)} on {text.count(tuning.gpus, 'GPU')}"
+            found.append(Tile(name="10,000 samples", value=_dollars(tuning.usd), under=under))
+    else:
+        used = row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
+        where = "GPU" if row.peak_vram_bytes is not None else "process"
+        found.append(Tile(name=f"Peak {where} memory", value=text.gigabytes(used)))
+    return tuple(found)
+
+
+def costs(summary: Summary) -> Costs | None:
+    """The best configuration's fine-tunings at every price; None without a price."""
+    row = best(summary)
+    if row is None or not row.costs or not row.costs[0].fine_tunings:
+        return None
+    lines = [
+        CostLine(
+            name=text.count(plan.gpus, "GPU"),
+            under=plan.scaling.source,
+            time=pivot.Cell(value=duration(plan.training_sec.value), under=_between(plan)),
+            amounts=tuple(_amount(one.fine_tunings[number]) for one in row.costs),
+        )
+        for number, plan in enumerate(row.costs[0].fine_tunings)
+    ]
+    sources = [one.told for one in summary.prices]
+    if summary.hosted is not None:
+        asked = summary.hosted
+        sources.append(f"A hosted service asks ${text.number(asked.usd_per_10000_samples)} ({asked.source}).")
+    return Costs(
+        configuration=row.label,
+        prices=tuple(Tile(name=_price(one.price), value="", under=_called(one.price)) for one in row.costs),
+        lines=tuple(lines),
+        sources=tuple(sources),
+    )
+
+
+def billed(summary: Summary) -> BilledTime | None:
+    """How much of the time that workers were held was spent in measured steps; None where no trial says when it ran."""
+    found = summary.billed
+    if found is None:
+        return None
+    were = "was" if found.workers == 1 else "were"
+    told = (
+        f"{text.count(found.workers, 'worker')} {were} held for {duration(found.held_sec)} in all; "
+        f"{text.number(found.useful_percent, 0)} % of that was measured steps. "
+        f"Not known: {text.listing(list(found.unknown))}."
+    )
+    phases = [
+        (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in found.by_phase.items()
+    ]
+    parts = [("measured steps", found.useful_sec), *phases, ("between trials", found.idle_sec)]
+    return BilledTime(told=told, parts=tuple((name, duration(seconds)) for name, seconds in parts if seconds > 0))
+
+
+def duration(seconds: float) -> str:
+    """`12.4 s`, `20 min 24 s`, `3 h 48 min`."""
+    if seconds < 100:
+        return f"{text.number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest} s"
+    hours, left = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {left} min"
+
+
+def _dollars(of: Amount) -> str:
+    return f"${text.number(of.value)}"
+
+
+def _price(price: Price) -> str:
+    return f"${price.usd_per_gpu_hour:,.2f} per GPU hour"
+
+
+def _called(price: Price) -> str:
+    return "as set" if price.name == "set" else price.name
+
+
+def _between(plan: FineTuning) -> tuple[str, ...]:
+    low, high = plan.training_sec.low, plan.training_sec.high
+    return () if low is None or high is None else (f"{duration(low)} to {duration(high)}",)
+
+
+def _amount(plan: FineTuning) -> pivot.Cell:
+    usd, places = plan.usd, text.decimals(plan.usd.value)
+    spread = text.span(usd.low, usd.high, places).strip("()")
+    more = f"billed {text.number(plan.usd_billed.value, places)}" if plan.startup_sec is not None else ""
+    return pivot.Cell(value=_dollars(usd), under=tuple(filter(None, (spread, more))))

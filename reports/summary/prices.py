@@ -1,0 +1,187 @@
+"""The table of prices, read and checked: which prices a run's GPUs have, each with its unit, source and date.
+
+`reports/prices.yaml` is the table that comes with the project; `cost.prices` may name another. A price that a setting
+gives stands before all of them. What cannot be used is refused with one line that names the file and the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reports import text
+from reports.read.fingerprint import CPU
+from reports.summary import cost
+from reports.summary.cost import BootVolume, Hosted, Price
+
+TABLE = Path(__file__).parents[1] / "prices.yaml"
+Words = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
+
+
+class PriceError(ValueError):
+    """A price that cannot be used; the message names the file or setting, the key, and what is expected there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pricing:
+    """What the settings say about cost. Without any, a run's prices are those of its GPU in the table, if it is there.
+
+    `table` None is the project's own. `shape` names one of the table's; None finds it by the GPU's name.
+    """
+
+    usd_per_gpu_hour: float | None = None
+    source: str | None = None
+    shape: str | None = None
+    table: Path | None = None
+    hosted_usd_per_10000_samples: float | None = None
+    hosted_source: str | None = None
+
+    def hosted(self) -> Hosted | None:
+        """The hosted service to compare with. Raises PriceError."""
+        try:
+            return cost.hosted(self.hosted_usd_per_10000_samples, self.hosted_source)
+        except ValueError as error:
+            raise PriceError(f"cost.{error}") from None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Dated(_Strict):
+    amount: float = Field(gt=0, le=10_000)
+    source: Words
+    dated: date
+
+
+class _GpuHour(_Dated):
+    unit: Literal["USD per GPU hour"]
+
+
+class _Named(_GpuHour):
+    name: Words
+
+
+class _GbMonth(_Dated):
+    unit: Literal["USD per GB month"]
+    size_gb: float = Field(gt=0, le=1_000_000)
+
+
+class _Shape(_Strict):
+    gpu: Words
+    gpus: int = Field(ge=1, le=64)
+    on_demand: _GpuHour
+    preemptible: _GpuHour | None = None
+    boot_volume: _GbMonth | None = None
+    alternatives: tuple[_Named, ...] = ()
+
+
+class Table(_Strict):
+    """A table of prices by shape, as in reports/prices.yaml."""
+
+    schema_version: Literal[1]
+    shapes: dict[str, _Shape]
+
+
+def read(path: Path, *, today: date) -> Table:
+    """The table at `path`. Raises PriceError: it cannot be read, has a wrong unit or key, or a date after `today`."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PriceError(f"{path}: cannot be read: {error.strerror}; look at cost.prices") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2026-02-30
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise PriceError(f"{path}{line}: not YAML that can be read; see reports/prices.yaml for an example") from None
+    try:
+        table = Table.model_validate(document)
+    except ValidationError as error:
+        raise PriceError(f"{path}: {_problem(error)}") from None
+    for place, when in _dates(table):
+        if when > today:
+            raise PriceError(
+                f"{path}: {place}.dated: {when.isoformat()} is in the future (today is {today.isoformat()}); "
+                "write the day the price was looked up"
+            )
+    return table
+
+
+def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Price, ...]:
+    """The prices of a run on these devices, the one that counts first; empty where none is known.
+
+    Raises PriceError: a price without source, a shape the table does not have, a table that cannot be used.
+    """
+    try:
+        own = cost.price(pricing.usd_per_gpu_hour, pricing.source)
+    except ValueError as error:
+        raise PriceError(f"cost.{error}") from None
+    name = pricing.shape
+    if name is None and pricing.table is None and set(devices) <= {CPU}:
+        return () if own is None else (own,)
+    path = pricing.table or TABLE
+    table = read(path, today=today)
+    if name is not None and name not in table.shapes:
+        known = text.some([repr(one) for one in table.shapes]) or "no shape"
+        raise PriceError(f"cost.shape: {name!r}: unknown shape; {path} has {known}")
+    if name is None and len(devices) == 1:
+        name = next((shape for shape, held in table.shapes.items() if held.gpu == devices[0]), None)
+    listed = () if name is None else _prices(name, table.shapes[name])
+    return listed if own is None else (own, *listed)
+
+
+def _prices(name: str, shape: _Shape) -> tuple[Price, ...]:
+    volume = shape.boot_volume
+    boot = None
+    if volume is not None:
+        boot = BootVolume(
+            size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.dated
+        )
+    called = [("on-demand", shape.on_demand)]
+    if shape.preemptible is not None:
+        called.append(("preemptible", shape.preemptible))
+    called += [(one.name, one) for one in shape.alternatives]
+    return tuple(
+        Price(
+            usd_per_gpu_hour=one.amount,
+            source=one.source,
+            name=kind,
+            dated=one.dated,
+            shape=name,
+            gpus_per_node=shape.gpus,
+            boot_volume=boot,
+        )
+        for kind, one in called
+    )
+
+
+def _dates(table: Table) -> list[tuple[str, date]]:
+    found = []
+    for name, shape in table.shapes.items():
+        at = f"shapes.{name}"
+        parts: list[tuple[str, _Dated | None]] = [
+            (f"{at}.on_demand", shape.on_demand),
+            (f"{at}.preemptible", shape.preemptible),
+            (f"{at}.boot_volume", shape.boot_volume),
+            *((f"{at}.alternatives[{place}]", one) for place, one in enumerate(shape.alternatives)),
+        ]
+        found += [(place, one.dated) for place, one in parts if one is not None]
+    return found
+
+
+def _problem(error: ValidationError) -> str:
+    """The first problem in one line: the key's place, what is expected, what is there."""
+    first = error.errors()[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    found = text.shorten(repr(first["input"]), 60)
+    words = {
+        "literal_error": f"expected {first.get('ctx', {}).get('expected', '')}, found {found}",
+        "missing": "missing; every price has amount, unit, source and dated",
+        "extra_forbidden": "unknown key",
+    }.get(first["type"], f"{first['msg'][:1].lower()}{first['msg'][1:]}, found {found}")
+    return f"{place or 'the file'}: {words}"

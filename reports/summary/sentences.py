@@ -1,0 +1,213 @@
+"""The report's words: the finding in one sentence with its interval, and what to keep in mind when reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.records.result import End, RunRecord, TrialResult
+from reports import text
+from reports.read import measurements
+from reports.read.fingerprint import CPU, Hosts
+from reports.read.load import Run
+from reports.statistics import configurations as stats
+from reports.statistics.configurations import Measured
+from reports.summary import highlights
+from reports.summary.cost import Price
+from reports.summary.summary import Other, Row, Summary
+
+# Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
+NOTABLE_SPREAD = 1.10
+_MOST_TIED = 8  # how many of the next fastest are compared with the fastest
+
+
+def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run: Run, hosts: Hosts) -> str:
+    """The one sentence a reader takes away: the fastest configuration against the baseline, or why there is none.
+
+    Without training configurations: what was measured instead.
+    """
+    record = run.record
+    measured = [row for row in rows if row.measured is not None]
+    if not measured:
+        taken = _taken(others, run, hosts)
+        if rows and taken:
+            return f"No training trial succeeded ({_ends(rows)}), so nothing is compared. {taken}"
+        return taken or f"No trial of this run succeeded ({_ends((*rows, *others))}): there is nothing to compare."
+    compared = [row for row in measured if row.samples_ratio is not None]
+    if not compared:
+        best = max(measured, key=_speed)
+        return f"{best.label} processed {_absolute(best.measured)} {_setting(best.measured, record, hosts)}."
+    best = max(compared, key=_speed)
+    ratio, where = best.samples_ratio, _setting(best.measured, record, hosts)
+    if ratio is not None and ratio.verdict == "faster":
+        return f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}."
+    if ratio is not None and ratio.verdict == "slower":
+        return (
+            f"No configuration was faster than {baseline}: the next, {best.label}, processed "
+            f"{text.ratio(ratio)} as many samples per second {where}."
+        )
+    return (
+        f"No configuration was shown to be faster than {baseline}: {best.label} processed {text.ratio(ratio)} "
+        f"as many samples per second {where}, and that interval holds 1."
+        if ratio is not None and ratio.low is not None
+        else f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}; "
+        "one step allows no interval, so nothing is shown."
+    )
+
+
+def recommendation(summary: Summary) -> str:
+    """What to run, in one sentence with its interval: the configuration that gives the most useful tokens per second.
+
+    Samples per second would favour whatever cuts samples short; padding is work for nothing. Without a configuration
+    that was shown to be faster than the baseline none is recommended over it; without training the finding stands.
+    """
+    measured = [row for row in summary.rows if row.measured is not None]
+    if not measured:
+        return summary.finding
+    fastest = sorted(measured, key=highlights.useful_rate, reverse=True)[: 1 + _MOST_TIED]
+    best = fastest[0]
+    where = _setting(best.measured, summary.record, summary.hosts)
+    ratio = best.useful_tokens_ratio
+    if best.is_baseline and len(measured) > 1:
+        return f"Stay with {best.label}: no configuration gave more useful tokens per second {where}."
+    if ratio is None:
+        rate = text.estimate(None if best.measured is None else best.measured.useful_tokens_per_sec)
+        alone = "the only configuration measured" if len(measured) == 1 else "the fastest measured"
+        return f"{best.label} is {alone}: {rate} useful tokens per second per worker {where}."
+    gain = f"{text.ratio(ratio)} the useful tokens per second of {summary.baseline}"
+    if ratio.verdict != "faster":
+        return f"Stay with {summary.baseline}: {best.label} gave {gain} {where}, which does not show it to be faster."
+    tied = [
+        row.label
+        for row in fastest[1:]
+        if not row.is_baseline
+        and row.measured is not None
+        and best.measured is not None
+        and stats.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
+    ]
+    also = f"; {text.some(tied, 3)} could not be told from it" if tied else ""
+    dollars = f" at ${text.number(best.cost.usd_per_1000_samples)} per 1,000 samples" if best.cost is not None else ""
+    return f"Train with {best.label}: {gain}{dollars} {where}{also}."
+
+
+def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
+    """What the finding alone would hide: shorter samples are cheaper, so useful tokens say whether work was saved."""
+    others = [row for row in rows if row.samples_ratio is not None and row.useful_tokens_ratio is not None]
+    if not others:
+        return None
+    best = max(others, key=_speed)
+    base = next(row for row in rows if row.label == baseline)
+    sentence = (
+        f"In useful tokens per second (padding not counted) {best.label} reached "
+        f"{text.ratio(best.useful_tokens_ratio)} the rate of {baseline}"
+    )
+    if best.max_seq_len == base.max_seq_len:
+        return f"{sentence}."
+    return (
+        f"{sentence}: a sample of at most {best.max_seq_len:,} tokens is not the same work "
+        f"as one of at most {base.max_seq_len:,}."
+    )
+
+
+def cautions(
+    rows: tuple[Row, ...],
+    others: tuple[Other, ...],
+    baseline: str,
+    hosts: Hosts,
+    price: Price | None,
+    rejected: int,
+) -> tuple[str, ...]:
+    """What a careful reader should know before believing the tables; empty when all is well."""
+    found = []
+    every: tuple[Row | Other, ...] = (*rows, *others)
+    incomplete = sum(one.planned - one.succeeded for one in every)
+    if incomplete:
+        planned = sum(one.planned for one in every)
+        gave = "did not succeed" if others else "gave no measurement"
+        found.append(
+            f"{incomplete} of {text.count(planned, 'planned trial')} {gave} ({_ends(every)}); "
+            "the numbers are over the others."
+        )
+    if rejected:
+        were = "was" if rejected == 1 else "were"
+        found.append(
+            f"{text.count(rejected, 'file')} {were} rejected and not averaged in; each is listed with its reason."
+        )
+    by_label = {row.label: row for row in rows}
+    if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
+        found.append(f"{baseline} has no successful trial, so no configuration can be compared with it.")
+    if len(hosts.devices) > 1:
+        found.append(f"The workers have different devices ({', '.join(hosts.devices)}): their numbers are mixed.")
+    if hosts.differences:
+        keys = text.listing([one.key for one in hosts.differences])
+        differ = "differs" if len(hosts.differences) == 1 else "differ"
+        found.append(f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint says where.")
+    if hosts.contention is not None:
+        found.append(hosts.contention)
+    if price is not None and CPU in hosts.devices:
+        found.append("The price is a GPU's and the speed a CPU's: the dollars show how cost follows speed, no more.")
+    found += [
+        f"{row.label}: the slowest worker took {text.number(row.measured.worker_spread, 2)}x "
+        "the fastest worker's time for a step."
+        for row in rows
+        if row.measured is not None and (row.measured.worker_spread or 1.0) > NOTABLE_SPREAD
+    ]
+    return tuple(found)
+
+
+def flags(results: Sequence[TrialResult]) -> tuple[str, ...]:
+    """What the trials themselves say makes their numbers doubtful: a line each, with the trials that say it."""
+    who: dict[str, list[str]] = {}
+    for result in results:
+        for flag in dict.fromkeys(result.flags):
+            who.setdefault(flag, []).append(result.trial_id)
+    every = f"all {len(results)} trials"
+    return tuple(
+        f"{every if len(trials) == len(results) > 2 else text.some(trials)}: {flag}" for flag, trials in who.items()
+    )
+
+
+def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
+    """What trials of other kinds measured, each kind with its first quantity's range; empty where none succeeded."""
+    kinds = dict.fromkeys(one.kind for one in others if one.succeeded and one.n_measurements)
+    told = []
+    for kind in kinds:
+        mine = run.measurements[
+            (run.measurements["section"] == kind)
+            & (run.measurements["status"] == End.SUCCEEDED.value)
+            & run.measurements["value"].notna()
+        ]
+        if mine.empty:
+            told.append(f"{kind} (no value could be had)")
+            continue
+        name = str(mine["name"].iloc[0])
+        words, unit, scale = measurements.words_unit_scale(name)
+        values = mine[mine["name"] == name]["value"] / scale
+        low, high = text.number(float(values.min())), text.number(float(values.max()))
+        span = f"up to {high}" if measurements.is_rate(name) else high if low == high else f"{low} to {high}"
+        told.append(f"{kind} ({words} {span} {unit}".rstrip() + ")")
+    workers = len({one.worker for one in run.results})
+    return f"Measured {text.listing(told)} {_place(workers, run.record, hosts)}." if told else ""
+
+
+def _speed(row: Row) -> float:
+    return row.measured.samples_per_sec.value if row.measured is not None else 0.0
+
+
+def _absolute(measured: Measured | None) -> str:
+    return "unknown" if measured is None else f"{text.estimate(measured.samples_per_sec)} samples per second per worker"
+
+
+def _setting(measured: Measured | None, record: RunRecord, hosts: Hosts) -> str:
+    return _place(measured.n_workers if measured is not None else 0, record, hosts)
+
+
+def _place(amount: int, record: RunRecord, hosts: Hosts) -> str:
+    workers = text.count(amount, "worker")
+    place = f"{workers} of one machine" if record.fleet_kind == "local" else workers
+    return f"on {place} ({hosts.device}, profile {record.profile})"
+
+
+def _ends(rows: tuple[Row | Other, ...]) -> str:
+    totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in End}
+    totals["missing"] = sum(row.missing for row in rows)
+    return ", ".join(f"{amount} {name}" for name, amount in totals.items() if amount) or "nothing was planned"

@@ -1,0 +1,219 @@
+"""From a loaded run and a price to a summary. Pure: the only place where the report's numbers are computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench.records.result import End, TrialResult
+from reports.read import fingerprint
+from reports.read.load import Configuration, Run
+from reports.statistics import configurations as stats
+from reports.statistics import processes as steps
+from reports.summary import cost, pivot, scaling, sentences
+from reports.summary.prices import Pricing, choose
+from reports.summary.summary import PROFILE_NOTES, Failure, Other, Row, Summary
+
+BASELINE = "baseline"
+TRAINING = "training"  # the kind whose configurations are compared with each other
+
+
+def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = None) -> Summary:
+    """Sum up a loaded run, priced as the settings say. Raises prices.PriceError where they cannot be followed.
+
+    `today` is the day after which no price may be dated; today's in UTC by default.
+    """
+    hosts = fingerprint.hosts(run.record, run.results)
+    pricing = pricing or Pricing()
+    priced = choose(pricing, hosts.devices, today=today or datetime.now(UTC).date())
+    trained = tuple(one for one in run.configurations if one.kind == TRAINING)
+    measured = _measure_all(run, trained)
+    baseline = _baseline(trained)
+    over_workers = _over_workers(run.trials)
+    speedups = scaling.measured(
+        run.results,
+        run.label_of,
+        {
+            scaling.key(one.planned[0]): measured[one.label].samples_per_sec.value
+            for one in trained
+            if one.label in measured
+        },
+    )
+    succeeded: dict[str, list[TrialResult]] = {}
+    for result in run.results:
+        if result.status is End.SUCCEEDED:
+            succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
+    ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
+    missing = Counter(one.configuration for one in run.missing)
+    rows = tuple(
+        _row(
+            one,
+            measured.get(one.label),
+            None if one.label == baseline else measured.get(baseline),
+            over_workers.get(one.label, {}),
+            is_baseline=one.label == baseline,
+            ends={end: amount for end in End if (amount := ends[one.label, end])},
+            missing=missing[one.label],
+            costs=_costs(one, measured.get(one.label), priced, speedups, succeeded.get(one.label, [])),
+        )
+        for one in trained
+    )
+    taken = Counter(run.measurements["configuration"])
+    others = tuple(
+        Other(
+            label=one.label,
+            kind=one.kind,
+            reason=one.planned[0].trial.reason,
+            planned=len(one.planned),
+            ends={end: amount for end in End if (amount := ends[one.label, end])},
+            missing=missing[one.label],
+            n_measurements=taken[one.label],
+        )
+        for one in run.configurations
+        if one.kind != TRAINING
+    )
+    note = PROFILE_NOTES.get(run.record.profile)
+    return Summary(
+        record=run.record,
+        rows=rows,
+        others=others,
+        measurements=pivot.tables(run.results, run.label_of),
+        baseline=baseline,
+        finding=sentences.finding(rows, others, baseline, run, hosts),
+        second_finding=sentences.second_finding(rows, baseline),
+        profile_note=note,
+        cautions=(
+            *sentences.cautions(rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected)),
+            *(f"{row.label}: {flag}." for row in rows if row.measured is not None for flag in row.measured.flags),
+            *sentences.flags(run.results),
+        ),
+        hosts=hosts,
+        prices=priced,
+        hosted=pricing.hosted(),
+        billed=cost.billed(run.results, run.started),
+        counts=dict(Counter(result.status for result in run.results)),
+        failures=_failures(run),
+        missing=run.missing,
+        rejected=run.rejected,
+    )
+
+
+def _baseline(configurations: tuple[Configuration, ...]) -> str:
+    """The configuration called baseline, else the plan's first."""
+    labels = [one.label for one in configurations]
+    return BASELINE if BASELINE in labels else labels[0] if labels else ""
+
+
+def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, stats.Measured]:
+    """Configuration -> what its successful processes measured. A trial is a process, also where two share a worker."""
+    ours = {one.label for one in trained}
+    usable = [one for one in run.results if one.status is End.SUCCEEDED and run.label_of[one.trial_id] in ours]
+    processes: dict[str, list[steps.Process]] = {}
+    for one, described in zip(usable, steps.describe([process_steps(one) for one in usable]), strict=True):
+        processes.setdefault(run.label_of[one.trial_id], []).append(described)
+    return {label: stats.combine(found) for label, found in processes.items()}
+
+
+def process_steps(result: TrialResult) -> steps.ProcessSteps:
+    """The measured steps of an accepted result as arrays."""
+    measured = result.steps
+    return steps.ProcessSteps(
+        process=result.trial_id,
+        worker=result.worker or "unknown",
+        step_time_sec=np.array(measured.step_time_sec, dtype=np.float64),
+        samples=np.array(measured.samples, dtype=np.float64),
+        tokens=np.array(measured.tokens, dtype=np.float64),
+        useful_tokens=np.array(measured.useful_tokens, dtype=np.float64),
+    )
+
+
+def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Configuration -> column -> median (loss, load time) or largest (memory) of its successes; unknown is left out."""
+    good = trials[trials["status"] == End.SUCCEEDED.value].groupby("configuration", sort=False)
+    middle = good[["first_loss", "last_loss", "load_time_sec"]].median()
+    largest = good[["peak_vram_bytes", "peak_rss_bytes"]].max()
+    return {
+        str(label): {str(name): value for name, value in row.items() if pd.notna(value)}
+        for label, row in middle.join(largest).to_dict(orient="index").items()
+    }
+
+
+def _row(
+    configuration: Configuration,
+    mine: stats.Measured | None,
+    base: stats.Measured | None,
+    over_workers: Mapping[str, Any],
+    *,
+    is_baseline: bool,
+    ends: dict[End, int],
+    missing: int,
+    costs: tuple[cost.Cost, ...],
+) -> Row:
+    trial = configuration.planned[0].trial
+
+    def against_baseline(rate: str) -> stats.Ratio | None:
+        return None if mine is None or base is None else stats.ratio(mine, base, rate)
+
+    return Row(
+        label=configuration.label,
+        reason=trial.reason,
+        max_seq_len=trial.max_seq_len,
+        micro_batch_size=trial.micro_batch_size,
+        gradient_accumulation_steps=trial.gradient_accumulation_steps,
+        layout=trial.layout,
+        base_precision=trial.base_precision,
+        lora_rank=trial.lora_rank,
+        optimizer=trial.optimizer,
+        gradient_checkpointing=trial.gradient_checkpointing,
+        is_baseline=is_baseline,
+        planned=len(configuration.planned),
+        ends=ends,
+        missing=missing,
+        measured=mine,
+        samples_ratio=against_baseline("samples_per_sec"),
+        useful_tokens_ratio=against_baseline("useful_tokens_per_sec"),
+        costs=costs,
+        first_loss=over_workers.get("first_loss"),
+        last_loss=over_workers.get("last_loss"),
+        peak_vram_bytes=over_workers.get("peak_vram_bytes"),
+        peak_rss_bytes=over_workers.get("peak_rss_bytes"),
+        load_time_sec=over_workers.get("load_time_sec"),
+    )
+
+
+def _costs(
+    configuration: Configuration,
+    mine: stats.Measured | None,
+    priced: tuple[cost.Price, ...],
+    speedups: Mapping[tuple[object, ...], list[scaling.Speedup]],
+    succeeded: list[TrialResult],
+) -> tuple[cost.Cost, ...]:
+    if mine is None or not priced:
+        return ()
+    plans = scaling.scalings(scaling.key(configuration.planned[0]), speedups)
+    startup = cost.startup_sec(succeeded)
+    rates = (mine.samples_per_sec, mine.useful_tokens_per_sec)
+    return tuple(cost.cost(*rates, price, scalings=plans, startup_sec=startup) for price in priced)
+
+
+def _failures(run: Run) -> tuple[Failure, ...]:
+    return tuple(
+        Failure(
+            trial_id=result.trial_id,
+            configuration=run.label_of[result.trial_id],
+            worker=result.worker,
+            end=result.status,
+            reason=result.reason,
+            attempt=result.attempt,
+            n_steps=len(result.steps.step_time_sec),
+            n_measurements=len(result.measurements),
+            log_tail=tuple(result.log_tail),
+        )
+        for result in run.results
+        if result.status is not End.SUCCEEDED
+    )

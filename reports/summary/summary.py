@@ -1,0 +1,137 @@
+"""What a report says, as plain values: one row per configuration, what did not work, and what to keep in mind.
+
+Every writer (page, Markdown, CSV, JSON, figures, terminal) reads this and computes nothing of its own, so they cannot
+disagree. `summarize.summarize` makes one; `sentences` finds its words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.records.result import End, RunRecord
+from reports.read.fingerprint import Hosts
+from reports.read.load import Missing, Rejected
+from reports.statistics import configurations as stats
+from reports.summary import cost, pivot
+
+# What a profile's numbers must not be taken for. Stands on every figure and in every file of the report.
+PROFILE_NOTES: dict[str, str | None] = {
+    "gpu": None,
+    "tiny": "Profile tiny: a scaled-down model and short sequences on CPU workers. "
+    "These numbers say nothing about an A10 or any other GPU.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One configuration. `measured` is None where no trial of it succeeded; so is all that follows from it.
+
+    Loss is the median over workers of their first and last measured step; memory is the largest of any worker's;
+    `load_time_sec` the median over workers. Ratios are against the baseline row, None on that row itself. `costs` are
+    at each of the summary's prices, in their order; `cost` is the first of them.
+    """
+
+    label: str
+    reason: str
+    max_seq_len: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    layout: str
+    base_precision: str
+    lora_rank: int
+    optimizer: str
+    gradient_checkpointing: bool
+    is_baseline: bool
+    planned: int
+    ends: dict[End, int]
+    missing: int
+    measured: stats.Measured | None
+    samples_ratio: stats.Ratio | None
+    useful_tokens_ratio: stats.Ratio | None
+    costs: tuple[cost.Cost, ...]
+    first_loss: float | None
+    last_loss: float | None
+    peak_vram_bytes: int | None
+    peak_rss_bytes: int | None
+    load_time_sec: float | None
+
+    @property
+    def succeeded(self) -> int:
+        return self.ends.get(End.SUCCEEDED, 0)
+
+    @property
+    def cost(self) -> cost.Cost | None:
+        return self.costs[0] if self.costs else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """A configuration of another kind than training: what it took stands among the measurements, not in a row."""
+
+    label: str
+    kind: str
+    reason: str
+    planned: int
+    ends: dict[End, int]
+    missing: int
+    n_measurements: int
+
+    @property
+    def succeeded(self) -> int:
+        return self.ends.get(End.SUCCEEDED, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that ended, but not well. `n_steps` and `n_measurements` are how much it had measured by then."""
+
+    trial_id: str
+    configuration: str
+    worker: str | None
+    end: End
+    reason: str | None
+    attempt: int
+    n_steps: int
+    n_measurements: int
+    log_tail: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run, summed up. `counts` holds every end that occurred; `profile_note` is None where none is needed.
+
+    `rows` are the training configurations, which alone are compared; `others` those of every other kind. `prices` are
+    those of the run's GPU, the one that counts first; `price` is that one. `hosted` is what the reader says a hosted
+    service asks; `billed` says where the workers' time went.
+    """
+
+    record: RunRecord
+    rows: tuple[Row, ...]
+    others: tuple[Other, ...]
+    measurements: tuple[pivot.Table, ...]
+    baseline: str
+    finding: str
+    second_finding: str | None
+    profile_note: str | None
+    cautions: tuple[str, ...]
+    hosts: Hosts
+    prices: tuple[cost.Price, ...]
+    hosted: cost.Hosted | None
+    billed: cost.Billed | None
+    counts: dict[End, int]
+    failures: tuple[Failure, ...]
+    missing: tuple[Missing, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def price(self) -> cost.Price | None:
+        return self.prices[0] if self.prices else None
+
+    @property
+    def measured_rows(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.measured is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every planned trial succeeded, else 1."""
+        return 0 if self.counts.get(End.SUCCEEDED, 0) == len(self.record.planned) else 1

@@ -1,0 +1,54 @@
+"""How Invoke runs a chain of tasks here: settings first, then one task after the other.
+
+Named in invoke.yaml as `tasks.executor_class`. It differs from Invoke's own executor in three ways: a bad setting is
+refused before the first task has done anything, trials that failed do not keep `collect report` from telling about
+them, and Ctrl-C exits with 130.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
+from invoke.executor import Executor
+
+from tasks.errors import Interrupted, SomeTrialsFailed, UsageError
+
+
+class ChainExecutor(Executor):
+    """Runs tasks in order; only SomeTrialsFailed lets the next one start, and the chain then exits with 1."""
+
+    def execute(self, *tasks: Any) -> Any:
+        self._check_settings()
+        calls = self.normalize(tasks)
+        if self.config.tasks.dedupe:
+            calls = self.dedupe(calls)
+        results: dict[Any, Any] = {}
+        some_failed = False
+        for call in calls:
+            try:
+                results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
+            except SomeTrialsFailed as failure:
+                some_failed = True
+                print(failure, file=sys.stderr)
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted") from None
+        if some_failed:
+            raise Exit(code=1)
+        return results
+
+    def _check_settings(self) -> None:
+        from tasks.settings import load as settings
+
+        settings.load(Context(self.config))
+        try:
+            self.config.load_shell_env()
+        except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:
+            # What we accept Invoke may not: it casts to the type of the file's value, so 60.5 over 60 is an error.
+            names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
+            raise UsageError(
+                f"environment: Invoke cannot use one of {names or 'no variables'}: {error}; set it in a file instead"
+            ) from None

@@ -1,0 +1,1 @@
+"""`inv nodes`, `deploy`, `teardown`, `status`, `shell` and `logs`."""

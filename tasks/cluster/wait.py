@@ -1,0 +1,181 @@
+"""Waiting for pods with a live view of each; when one does not come up, reason and remedy instead of a time-out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import Resumable, TaskFailed
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from remote.cluster.client import Cluster
+    from remote.cluster.diagnosis.pods import Finding
+    from remote.cluster.diagnosis.readiness import Fleet
+    from tasks.settings.load import Settings
+
+# One look is four requests for all pods together. Between looks a watch brings the news of any pod; without any, the
+# next look is for what is no pod's news: events, refused pods, claims. Changes that follow each other are looked at
+# together, more of them the longer they tell nothing new: a pull that fails changes its pod again and again.
+_QUIET_SEC = 15.0
+_TOGETHER_SEC, _MOST_TOGETHER_SEC = 0.5, 10.0
+_AGAIN_SEC = 1.0
+_SILENCE_SEC = 60.0  # an API server that restarts is back before that
+
+
+def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> Fleet:
+    """The state of the Jobs with these names, read now. Raises ClusterError."""
+    from remote.cluster.diagnosis.readiness import fleet
+
+    names = {job["metadata"]["name"] for job in jobs}
+    live = [job for job in cluster.list_of("Job") if job["metadata"]["name"] in names]
+    pods = cluster.pods()
+    state = fleet(live, pods, [], [])
+    if state.is_up:
+        return state
+    return fleet(live, pods, cluster.list_of("PersistentVolumeClaim"), cluster.events())
+
+
+def wait(
+    settings: Settings,
+    cluster: Cluster,
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    plain: bool,
+    new_login: bool = False,
+) -> None:
+    """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless.
+
+    `new_login`: these pods were refused with another pull secret, and what they say may be of that one still.
+    """
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC
+    from remote.cluster.diagnosis.pods import together
+    from remote.cluster.kubeconfig import Unreachable
+    from tasks.connect.cluster import console
+
+    screen = console()
+    began = heard = time.monotonic()
+    limit = settings.cluster.ready_within_sec
+    patience = Patience(login_sec=BACK_OFF_SEC if new_login else 0.0)
+    before: Mapping[object, str | Finding] = {}
+    together_sec = _TOGETHER_SEC
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+        is_live = screen.is_terminal and not plain
+        while True:
+            now = time.monotonic()
+            try:
+                state = state_of(cluster, jobs)
+                heard = now
+            except Unreachable as error:
+                if now - heard > _SILENCE_SEC:
+                    raise Resumable(f"{error} (silent for {now - heard:.0f} s); `inv deploy` goes on") from None
+                time.sleep(_AGAIN_SEC)
+                continue
+            told = _told(state)
+            if is_live:
+                wrong = (Text(f"  {line}") for line in together(state.all_findings))
+                live.update(Group(table(state), *wrong), refresh=True)
+            else:
+                for line in _lines([told[key] for key in told if key not in before]):
+                    screen.print(line, markup=False, highlight=False)
+            together_sec = _TOGETHER_SEC if told.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
+            before = told
+            if state.is_up:
+                break
+            hopeless = patience.exhausted(state.all_findings, now)
+            if hopeless is not None:
+                raise TaskFailed(f"{_how_far(state)}: {hopeless}; then `inv deploy`")
+            if now - began > limit:
+                first = next(iter(state.all_findings), None)
+                why = f": {first}" if first is not None else ""
+                raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
+            within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
+            _until_news(cluster, within_sec, together_sec)
+    screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
+    if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
+        screen.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
+
+
+def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
+    """Sleep until a pod changes, and then for `together_sec`, in which more may."""
+    from remote.cluster.kubeconfig import ClusterError
+
+    began = time.monotonic()
+    try:
+        cluster.await_change(max(1.0, within_sec))
+    except ClusterError:
+        time.sleep(_AGAIN_SEC)  # whatever it is, the look that follows meets it and says it
+    time.sleep(max(0.0, min(together_sec, began + within_sec - time.monotonic())))
+
+
+class Patience:
+    """How long each finding has lasted; one that outlasts its patience ends the wait.
+
+    `login_sec`: how long a refused login may last at least.
+    """
+
+    def __init__(self, login_sec: float = 0.0) -> None:
+        self._login_sec = login_sec
+        self._since: dict[tuple[str, str], float] = {}
+
+    def exhausted(self, findings: Sequence[Finding], now: float) -> Finding | None:
+        """The first finding that has lasted too long. A finding that went away starts again from nothing."""
+        keys = {(finding.subject, finding.cause) for finding in findings}
+        self._since = {key: self._since.get(key, now) for key in keys}
+        return next((finding for finding in findings if self._end_of(finding) <= now), None)
+
+    def left_sec(self, findings: Sequence[Finding], now: float) -> float:
+        """Seconds until the first of these findings has lasted too long."""
+        return min(map(self._end_of, findings), default=float("inf")) - now
+
+    def _end_of(self, finding: Finding) -> float:
+        from remote.cluster.diagnosis.imagepull import LOGIN_CAUSES
+
+        if finding.patience_sec is None:
+            return float("inf")
+        least_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
+        return self._since[finding.subject, finding.cause] + max(finding.patience_sec, least_sec)
+
+
+def table(state: Fleet) -> Table:
+    """Every pod: where it is and how."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("job", "index", "pod", "node", "state", "restarts"):
+        shown.add_column(head, no_wrap=True)
+    for row in state.rows:
+        style = "green" if row.is_up else "red" if row.findings else "yellow"
+        cells = (row.job, str(row.index), row.pod or "-", row.node or "-")
+        shown.add_row(*map(Text, cells), Text(row.state, style=style), str(row.restarts))
+    return shown
+
+
+def _told(state: Fleet) -> dict[object, str | Finding]:
+    """Each pod's line and each finding, by what makes it another one: the words of a refusal differ from try to try."""
+    rows: dict[object, str | Finding] = {
+        # What a pod in trouble waits with goes to and fro; what the trouble is does not.
+        (row.job, row.index, row.pod, row.state if not row.findings else ""): (
+            f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
+        )
+        for row in state.rows
+    }
+    return rows | {(finding.subject, finding.cause): finding for finding in state.all_findings}
+
+
+def _lines(news: Sequence[str | Finding]) -> list[str]:
+    from remote.cluster.diagnosis.pods import Finding, together
+
+    rows = [one for one in news if isinstance(one, str)]
+    return rows + [f"  {line}" for line in together(one for one in news if isinstance(one, Finding))]
+
+
+def _how_far(state: Fleet) -> str:
+    return f"{state.up} of {len(state.rows)} pods are up"

@@ -1,0 +1,106 @@
+"""The build VM as the tasks see it: settings in, a connected host out, and every way it can fail as an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.settings.load import Settings
+
+if TYPE_CHECKING:
+    from remote.hosts.host import Host, HostError
+    from remote.image.vmjob import JobFailed, Line
+
+LOCAL_FOLDER = ".buildvm"  # what this machine keeps of its jobs when it plays the VM
+
+
+@contextlib.contextmanager
+def build_vm(settings: Settings, again: str) -> Iterator[Host]:
+    """The host that `build.host` names, for one task: one connection. `again` is the command that goes on from here.
+
+    What is raised of it inside the block leaves as the exception of its exit code.
+    """
+    from remote.hosts.host import HostError
+
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(_host(settings))
+        except HostError as error:
+            raise explained(error, again) from None
+
+
+@contextlib.contextmanager
+def _host(settings: Settings) -> Iterator[Host]:
+    section = settings.build
+    if section.host is None:
+        from remote.hosts.local import LocalHost
+
+        yield LocalHost(name="this machine", workdir=str(settings.root / LOCAL_FOLDER))
+        return
+    from remote.ssh.config import Destination
+    from remote.ssh.host import SshHost
+
+    try:
+        destination = Destination(
+            host=section.host,
+            user=section.user,
+            port=section.port,
+            identity=None if section.identity is None else str(Path(section.identity).expanduser()),
+        )
+    except ValueError as error:
+        raise UsageError(f"build.host: {error}") from None
+    with SshHost(name=section.host, destination=destination) as host:
+        yield host
+
+
+def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
+    """The folder on the VM that bulk goes to: `--tmpdir`, or build.tmpdir, or the host's own. Raises UsageError."""
+    tmp = given or settings.build.tmpdir or host.workdir
+    if not tmp.startswith("/"):
+        raise UsageError(f"--tmpdir: expected an absolute path on the VM, found {tmp!r}")
+    return tmp.rstrip("/") or "/"
+
+
+def explained(error: HostError, again: str) -> TaskFailed:
+    """The exit code of what went wrong with the VM, with the command to type next where the message has none."""
+    from remote.hosts.host import AddressWrong, HostKeyRefused, LoginRefused
+    from remote.image.engine import EngineError
+    from remote.image.modelfetch import FetchError
+    from remote.image.vmjob import JobFailed
+
+    if isinstance(error, HostKeyRefused):
+        return Refused(str(error))
+    if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError)):
+        return UsageError(str(error))
+    if isinstance(error, JobFailed):
+        return _job_failed(error, again)
+    return Resumable(f"{error}; when that has passed, `{again}` goes on")
+
+
+def _job_failed(error: JobFailed, again: str) -> TaskFailed:
+    advice = {
+        "full": f"; free some room there, then `{again}` goes on from what is cached",
+        "transient": f"; that tends to pass: `{again}`",
+        "changed": f"; `{again}`",
+        "stopped": f"; `{again}` starts it anew",
+        "lost": f"; `{again}` starts it anew",
+    }
+    if error.kind in ("unauthorized", "usage"):
+        return UsageError(str(error))
+    if error.kind == "refused":
+        return Refused(str(error))
+    return Resumable(f"{error}{advice[error.kind]}") if error.kind in advice else TaskFailed(str(error))
+
+
+def show_line(line: Line) -> None:
+    """A line of a job's log as it comes: seconds since the job began, its stage, its words."""
+    print(f"[{line.elapsed_sec:7.1f}s] {line.stage:<20.20} {line.text}", flush=True)
+
+
+def show_cut(error: HostError) -> None:
+    from remote.hosts.host import one_line
+
+    print(f"... {one_line(error)}; the job goes on, connecting again", flush=True)

@@ -1,0 +1,227 @@
+"""The only place that knows which kind of host a fleet is made of: settings in, hosts and their commands out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bench.records import NODE_COUNT, Trial
+from bench.records.result import RESULT_FILE, PlannedTrial
+from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.fleet import Launch
+from remote.fleet.shared_volume import place_of, sheltered
+from remote.hosts.command import Command
+from remote.hosts.host import CommandFailed, Host, HostError, HostUnreachable, OperatorRefused, check
+from remote.hosts.local import LocalHost
+from remote.jobs.agent import Agent
+from tasks.connect.cluster import announced, target_of
+from tasks.errors import Refused, Resumable, UsageError
+from tasks.settings.load import Settings
+
+if TYPE_CHECKING:
+    from bench.records.result import RunRecord
+    from remote.cluster.kubeconfig import Target
+    from remote.pods.host import PodHost
+
+_SAMPLE_SEC = 15.0
+_INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
+
+
+def workers(settings: Settings) -> list[Host]:
+    """The fleet's hosts, named worker-0, worker-1, ...; where they are pods, the pods with these indices."""
+    if settings.fleet.kind == "pods":
+        return list(pod_hosts(settings, announced(settings)))
+    folder = settings.root / settings.fleet.local.folder
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"fleet.local.folder: {there} is a file; set it to a folder, or to where one can be made")
+    return [LocalHost(name=name, workdir=str(folder / name)) for name in _names(settings)]
+
+
+def _names(settings: Settings) -> list[str]:
+    return [f"worker-{index}" for index in range(settings.fleet.size)]
+
+
+def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
+    """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
+    from remote.pods.host import PodHost
+    from remote.pods.listing import Kubectl, Pods
+
+    pods = settings.fleet.pods
+    # The context by name, also where it is only the current one: what is current may change while a run goes on.
+    kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
+    shared_list = Pods(kubectl, pods.selector)
+    return [
+        PodHost(
+            name=name,
+            index=index,
+            pods=shared_list,
+            workdir=pods.scratch,
+            container=pods.container,
+            python=(pods.python,),
+        )
+        for index, name in enumerate(_names(settings))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Who runs some of a run's trials: the fleet's hosts with their agents, and these trials' ids."""
+
+    hosts: list[Host]
+    agents: Callable[[Host], Agent]
+    trial_ids: frozenset[str]
+
+
+def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
+    """Who works on a run, one after the other: every worker by itself, then all of them together.
+
+    Over pods a distributed trial has one rank in each, and the first pod leads.
+    """
+    from remote.fleet.gang import GangAgent
+    from remote.pods.host import PodHost
+
+    together = frozenset(planned.trial_id for planned in run.planned if is_gang(settings, planned))
+    alone = frozenset(planned.trial_id for planned in run.planned) - together
+    found = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
+    if together and isinstance(leader := hosts[0], PodHost):
+        found.append(Crew(hosts=hosts[:1], agents=lambda _: GangAgent(hosts, leader.address), trial_ids=together))
+    return found
+
+
+def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
+    """Whether a trial takes several workers at once."""
+    return settings.fleet.kind == "pods" and planned.trial.kind == "distributed"
+
+
+def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
+    """Workers have the same names in every fleet: a run must not go on in another one. Raises UsageError."""
+    told: dict[str, tuple[Any, Any]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
+    if run.fleet_kind == settings.fleet.kind == "pods":
+        before, now = run.provenance.get("cluster", {}), where(settings)
+        told |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
+        told["the cluster at"] = (before.get("server"), now["server"])
+    for name, (was, is_now) in told.items():
+        if was != is_now:
+            raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
+
+
+def where(settings: Settings) -> dict[str, str]:
+    """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
+    if settings.fleet.kind != "pods":
+        return {}
+    target = target_of(settings)
+    return {"context": target.context, "server": target.server, "namespace": target.namespace}
+
+
+def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
+    """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
+
+    shared = settings.shared_results
+
+    def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        command = _bench(
+            settings,
+            host,
+            *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
+            *("--trial-id", planned.trial_id, "--worker", host.name),
+            *("--run-id", run_id, "--attempt", str(attempt)),
+            *(["--strict"] if strict else []),
+        )
+        if is_gang(settings, planned):
+            count = {NODE_COUNT: str(planned.trial.world_size)}
+            command = replace(command, environment={**command.environment, **count})
+        if shared is None:
+            return command
+        place = place_of(shared, run_id, planned.trial_id, attempt)
+        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+
+    return launch
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """While workers are asked something before a run: one that cannot be asked ends the task with its exit code."""
+    try:
+        yield
+    except OperatorRefused as error:
+        raise UsageError(str(error)) from None
+    except HostError as error:
+        raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
+
+
+def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
+    """Ask all hosts at once for the model and the data they would use: what `python -m bench inspect` said there.
+
+    Raises UsageError with the first complaint, Refused where not all have the same, and as `answering` does.
+    """
+    is_local = settings.fleet.kind == "local"
+    if is_local and not settings.workspace.is_dir():
+        raise UsageError(
+            f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
+        )
+    # A pod has its node's GPU, and a bench that may not know the question yet.
+    profile = ("--profile", settings.bench.profile) if is_local else ()
+
+    def ask(host: Host) -> Mapping[str, Any]:
+        return _told(host, _bench(settings, host, "inspect", *_inputs(settings), *profile))
+
+    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        first, *others = pool.map(ask, hosts)
+    for host, said in zip(hosts[1:], others, strict=True):
+        for what in ("model", "data"):
+            if said[what]["sha256"] != first[what]["sha256"]:
+                raise Refused(
+                    f"{host.name} and {hosts[0].name} have different files at {what}.path: {first[what]['path']}; "
+                    "their results could not be compared; make them the same, then type the same again"
+                )
+    return first
+
+
+def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
+    """What `python -m bench survey` says on this host of its GPU, the data, and these trials. Raises as `inspect`."""
+    listed = json.dumps([trial.to_json() for trial in trials]).encode()
+    with answering():
+        return _told(host, _bench(settings, host, "survey", *_inputs(settings), "--trials", "-"), listed)
+
+
+def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
+    """What the host's GPUs are doing now, as `python -m bench sample` says it. Raises HostError."""
+    command = _bench(settings, host, "sample")
+    completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
+    try:
+        document: Mapping[str, Any] = json.loads(completed.stdout)
+    except ValueError:
+        raise HostUnreachable(f"{host.name}: the answer to {command.render()} was cut short") from None
+    return document
+
+
+def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
+    fleet = settings.fleet
+    threads = str(fleet.pods.threads if fleet.kind == "pods" else fleet.local.threads)
+    return Command(
+        argv=(*host.python, "-m", "bench", *arguments),
+        # Without these every worker starts as many threads as there are cores, and all of them crawl.
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
+        folder=str(settings.workspace),
+    )
+
+
+def _inputs(settings: Settings) -> tuple[str, ...]:
+    return ("--model", settings.model.path, "--data", settings.data.path)
+
+
+def _told(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
+    """The JSON document that the command prints. Raises UsageError with its one line of complaint, and HostError."""
+    completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_SEC)
+    if completed.exit_code == 0:
+        document: Mapping[str, Any] = json.loads(completed.stdout)
+        return document
+    if completed.exit_code > 128:  # a signal's: an eviction or the OOM killer, and no setting is to blame
+        raise CommandFailed(host.name, command, completed)
+    said = completed.stderr.decode(errors="replace").strip().splitlines()
+    raise UsageError(f"{host.name}: {said[-1] if said else f'exit {completed.exit_code}: {command.render()}'}")

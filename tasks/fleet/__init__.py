@@ -1,0 +1,1 @@
+"""`inv bench`, `cancel`, `monitor` and `collect`."""

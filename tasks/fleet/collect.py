@@ -1,0 +1,235 @@
+"""`inv collect`: every worker's results into the run's folder, each byte verified, as often as one likes.
+
+The ledger says which attempt of a trial counts. Its result is here already (the fleet brings it before it writes the
+trial's end); what else the trial left (telemetry, log) comes now. Where the workers share a volume and the one that ran
+a trial is gone, its files come through another. A trial that left no result gets a record of its end written from the
+ledger, so that whoever reads the folder finds one record for every planned trial.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
+
+if TYPE_CHECKING:
+    from bench.records.result import PlannedTrial, RunRecord
+    from remote.fleet.ledger import Attempt, Entry
+    from remote.jobs.agent import Agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What became of one trial: files that came, files that were here, and what is `missing` and why."""
+
+    trial_id: str
+    came: int = 0
+    already: int = 0
+    byte_count: int = 0
+    missing: str | None = None
+    is_open: bool = False
+    is_unsafe: bool = False
+
+
+@task(help={"run": "the run's id (default: the newest run)"})
+def collect(context: Context, run: str | None = None) -> None:
+    """Bring the results into results/RUN, every byte verified."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rich.progress import track
+
+    from remote.fleet.ledger import LEDGER_FILE, Ledger, LedgerError
+    from remote.hosts.host import OperatorRefused
+    from remote.jobs.agent import Agent
+    from tasks.connect.workers import refuse_other_fleet, workers
+    from tasks.fleet.folders import find_run, read_run
+    from tasks.settings import load as house
+
+    settings = house.load(context)
+    folder = find_run(settings.results_folder, run)
+    record = read_run(folder)
+    refuse_other_fleet(settings, record)
+    try:
+        entries = Ledger(folder / LEDGER_FILE).entries
+    except LedgerError as error:
+        raise UsageError(f"{error}; the results that are here can still be reported: inv report") from None
+    agents = {host.name: Agent(host) for host in workers(settings)}
+
+    def bring(planned: PlannedTrial) -> Collected:
+        return _bring(record, folder, planned, entries.get(planned.trial_id), agents, settings.shared_results)
+
+    try:
+        with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
+            done = pool.map(bring, record.planned)
+            is_seen = sys.stdout.isatty()  # elsewhere all that is left of a bar is an empty line
+            collected = list(track(done, "collect", total=len(record.planned), transient=True, disable=not is_seen))
+        _write_sums(folder)
+    except OperatorRefused as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise Resumable(f"{folder}: cannot be written: {error.strerror}; free it, then `inv collect` again") from None
+    _tell(record, folder, collected)
+
+
+def _bring(
+    run: RunRecord,
+    folder: Path,
+    planned: PlannedTrial,
+    entry: Entry | None,
+    agents: dict[str, Agent],
+    shared: str | None,
+) -> Collected:
+    from bench.records.result import RESULT_FILE, ResultError, TrialResult
+
+    trial_id = planned.trial_id
+    if entry is None or entry.end is None:
+        return Collected(trial_id=trial_id, missing="has not ended", is_open=True)
+    into = folder / "trials" / trial_id
+    into.mkdir(parents=True, exist_ok=True)
+    attempt = entry.winner
+    here = Collected(trial_id=trial_id)
+    if attempt is not None:
+        here = _from_its_worker(trial_id, entry, attempt, agents, into)
+        if here.missing is not None and not here.is_unsafe and shared is not None:
+            here = _from_the_volume(run, here, entry, attempt, agents, into, shared)
+    try:
+        known = TrialResult.read(into / RESULT_FILE)
+        tells_its_end = (known.trial_id, known.status) == (trial_id, entry.end)
+    except ResultError as error:
+        tells_its_end = False
+        if (into / RESULT_FILE).exists():
+            # Kept as it is, for the report to name: writing over it would hide that something went wrong.
+            return replace(here, missing=here.missing or str(error))
+    if not tells_its_end:
+        _record_end(run, planned, entry, into)
+    return here
+
+
+def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict[str, Agent], into: Path) -> Collected:
+    """The files of one attempt from the worker that ran it."""
+    from remote.hosts.host import HostError, OperatorRefused, one_line
+    from remote.jobs.transfer import ChecksumMismatch
+
+    agent = agents.get(attempt.worker)
+    if agent is None:
+        return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet; see fleet.size")
+    try:
+        return _pull(trial_id, agent, attempt, into, without=_unwanted(entry))
+    except ChecksumMismatch as error:
+        return Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
+    except OperatorRefused:
+        raise  # at no worker would there be another answer
+    except HostError as error:
+        return Collected(trial_id=trial_id, missing=one_line(error))
+
+
+def _from_the_volume(
+    run: RunRecord,
+    before: Collected,
+    entry: Entry,
+    attempt: Attempt,
+    agents: dict[str, Agent],
+    into: Path,
+    shared: str,
+) -> Collected:
+    """The attempt's files on the shared volume, through any worker that answers; `before` where none has them."""
+    from remote.fleet.shared_volume import place_of
+    from remote.hosts.host import HostError, one_line
+    from remote.jobs.transfer import ChecksumMismatch, pull
+
+    place = place_of(shared, run.run_id, before.trial_id, attempt.number)
+    for agent in agents.values():
+        try:
+            moved = pull(agent, place, into, without=_unwanted(entry))
+        except ChecksumMismatch as error:
+            return replace(before, missing=one_line(error), is_unsafe=True)
+        except HostError:
+            continue
+        if moved.came or moved.already:
+            return Collected(
+                trial_id=before.trial_id, came=len(moved.came), already=len(moved.already), byte_count=moved.byte_count
+            )
+        return before
+    return before
+
+
+def _unwanted(entry: Entry) -> set[str]:
+    from bench.records.result import PROGRESS_FILE, RESULT_FILE, End
+
+    # A result there that the fleet could not trust is not this trial's end; it stays on its worker.
+    return {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
+
+
+def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without: Collection[str]) -> Collected:
+    """The files of one attempt: its log, and what lies in its output folder."""
+    from remote.fleet.attempt import OUT_FOLDER
+    from remote.jobs.job import LOG_FILE
+    from remote.jobs.transfer import pull
+
+    log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
+    rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
+    came, already = (*log.came, *rest.came), (*log.already, *rest.already)
+    missing = None if came or already else f"{agent.host.name} has nothing of it any more"
+    return Collected(
+        trial_id=trial_id,
+        came=len(came),
+        already=len(already),
+        byte_count=log.byte_count + rest.byte_count,
+        missing=missing,
+    )
+
+
+def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path) -> None:
+    """Write down, in the place of a result, the end of a trial that left none."""
+    from bench.records.result import TrialResult
+    from remote.jobs.job import LOG_FILE
+
+    attempt = entry.winner
+    log = into / LOG_FILE
+    if entry.end is not None:
+        TrialResult(
+            trial_id=planned.trial_id,
+            trial=planned.trial,
+            status=entry.end,
+            reason=entry.reason,
+            worker=planned.worker if attempt is None else attempt.worker,
+            run_id=run.run_id,
+            attempt=1 if attempt is None else attempt.number,
+            written_by="collect",
+            log_tail=log.read_text(errors="replace").splitlines()[-20:] if log.exists() else [],
+        ).write(into)
+
+
+def _write_sums(folder: Path) -> None:
+    """SHA256SUMS over everything the run is made of; `sha256sum --check` verifies a copied folder."""
+    from bench.records.result import SUMS_FILE, sha256_of, write_atomic
+
+    def lines() -> Iterable[str]:
+        for path in sorted([*folder.glob("*.json*"), *folder.glob("trials/**/*")]):
+            if path.is_file() and not path.name.endswith(".part"):
+                yield f"{sha256_of(path)}  {path.relative_to(folder)}\n"
+
+    write_atomic(folder / SUMS_FILE, "".join(lines()).encode())
+
+
+def _tell(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
+    came, already = sum(one.came for one in collected), sum(one.already for one in collected)
+    size = sum(one.byte_count for one in collected)
+    print(f"run {run.run_id}: {came} files came ({size / 1e3:.1f} kB), {already} were here already, in {folder}")
+    missing = [one for one in collected if one.missing is not None]
+    for one in missing:
+        print(f"missing: {one.trial_id}: {one.missing}")
+    if any(one.is_unsafe for one in missing):
+        raise Refused(f"run {run.run_id}: a file's checksum was wrong, twice; look at that worker's disk")
+    if any(not one.is_open for one in missing):
+        raise Resumable(f"run {run.run_id}: not everything could be had; `inv collect --run={run.run_id}` tries again")
+    if missing:
+        advice = f"`inv bench --resume={run.run_id}` goes on with them"
+        raise SomeTrialsFailed(f"run {run.run_id}: {len(missing)} trials have not ended; {advice}")

@@ -1,0 +1,224 @@
+"""Running a plan over the fleet, to each trial's one end: what `inv bench` and `inv tune` share.
+
+The plan is on disk before anything starts; from then on its ledger says what is left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import secrets
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, UsageError
+
+if TYPE_CHECKING:
+    from bench.records import Trial
+    from bench.records.result import RunRecord
+    from remote.fleet.fleet import Fleet
+    from remote.fleet.ledger import Ledger
+    from remote.hosts.host import Host
+    from tasks.settings.load import Settings
+
+# A try that a dead node answers with silence takes 15 s, and the last one has to end within fleet.lost_after_sec.
+ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
+
+
+def plan_of(
+    settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
+) -> RunRecord:
+    """The run of these trials over these hosts, spread and repeated as the settings say. Touches nothing."""
+    from tasks.connect.workers import where
+    from tasks.fleet import plan
+
+    names = [host.name for host in hosts]
+    return plan.make_run(
+        settings,
+        suite_name=suite_name,
+        planned=plan.plan_trials(
+            trials,
+            names,
+            settings.bench.spread,
+            settings.bench.repeats,
+            is_over_pods=settings.fleet.kind == "pods",
+        ),
+        workers=names,
+        inputs=inputs,
+        cluster=where(settings),
+        now=datetime.datetime.now(datetime.timezone.utc),
+        word=secrets.token_hex(3) if settings.fleet.kind == "pods" else "",
+    )
+
+
+def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
+    """Take up a run where it was left: what needs work is opened again, what is finished is not repeated."""
+    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from tasks.fleet.folders import find_run, read_run
+
+    folder = find_run(settings.results_folder, run_id)
+    run = read_run(folder)
+    trial_ids = [planned.trial_id for planned in run.planned]
+    with ledger_errors(run.run_id):
+        ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
+        for trial_id in trial_ids:
+            if ledger.needs_work(trial_id) and not ledger.is_open(trial_id):
+                ledger.reopened(trial_id)
+        if ledger.open_trials():
+            work(settings, run, folder, ledger, hosts, plain=plain)
+            return
+        print(f"run {run.run_id}: nothing to resume")
+        conclude(run, ledger, interrupted=False)
+
+
+def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
+    """A run whose operator is gone, or another operator's, may be working there: two would measure each other.
+
+    Of two that begin in the same moment both may pass here; their trials then take turns (`remote.fleet.patience`).
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bench.records.result import RUN_FILE
+    from remote.jobs.agent import Agent
+    from remote.jobs.job import slot_holder, slot_of
+    from tasks.connect.workers import answering
+
+    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        holders = list(pool.map(lambda host: slot_holder(Agent(host), slot_of(host)), hosts))
+    busy = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
+    if not busy:
+        return
+    name, job = next(iter(busy.items()))
+    run_id, count = job.parent.name, f" ({len(busy)} of {len(hosts)} workers are busy)" if len(busy) > 1 else ""
+    said = f"{name} is still busy with {job.name} of run {run_id}{count}"
+    if (settings.results_folder / run_id / RUN_FILE).is_file():
+        raise Resumable(f"{said}; type `inv bench --resume={run_id}` to go on with it, or `inv cancel --run={run_id}`")
+    raise Resumable(
+        f"{said}, which is not in {settings.results_folder}: another operator's; `inv monitor` shows it; "
+        "when it is done, or cancelled where it was started, type the same again"
+    )
+
+
+def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
+    """Put the plan on disk before anything starts."""
+    import dataclasses
+
+    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from tasks.fleet.folders import make_folder, point_latest_at
+
+    try:
+        run_id, folder = make_folder(settings.results_folder, run.run_id)
+        run = dataclasses.replace(run, run_id=run_id)
+        run.write(folder)
+        with ledger_errors(run_id):
+            ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
+        point_latest_at(folder)
+    except OSError as error:
+        raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
+    return run, folder, ledger
+
+
+def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool) -> None:
+    """Run what is open in the ledger, with a live view, and say how it ended."""
+    from tasks.fleet.liveview import LiveView
+    from tasks.fleet.plan import expected_sec
+    from tasks.fleet.uncollected import DISCARDED_FILE
+
+    with ledger_errors(run.run_id):
+        (folder / DISCARDED_FILE).unlink(missing_ok=True)  # what it leaves from now on is to be collected
+    still_open = set(ledger.open_trials())
+    view = LiveView(
+        run_id=run.run_id,
+        planned=[planned for planned in run.planned if planned.trial_id in still_open],
+        workers=[host.name for host in hosts],
+        expected_sec=expected_sec(settings.results_folder, run.planned),
+        price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
+        plain=plain,
+    )
+    was_stopped = False
+    with ledger_errors(run.run_id), _terminated_like_ctrl_c(), view:
+        try:
+            for fleet in fleets_of(settings, run, folder, ledger, hosts, view):
+                if was_stopped:
+                    fleet.stop()
+                fleet.run()
+                was_stopped = fleet.was_stopped
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"run {run.run_id}: left at once; what runs goes on; `inv bench --resume={run.run_id}` goes back to it"
+            ) from None
+    conclude(run, ledger, interrupted=was_stopped)
+
+
+def fleets_of(
+    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any
+) -> Iterator[Fleet]:
+    """The run's fleets, to be run one after the other."""
+    from remote.fleet.fleet import Fleet
+    from remote.fleet.patience import Limits
+    from tasks.connect.workers import crews, launcher
+
+    strict = run.settings.get("bench", {}).get("strict", False)
+    for crew in crews(settings, hosts, run):
+        yield Fleet(
+            hosts=crew.hosts,
+            run=run,
+            run_folder=folder,
+            ledger=ledger,
+            launch=launcher(settings, run.run_id, strict=strict),
+            on_event=(lambda _: None) if view is None else view.handle,
+            limits=Limits(
+                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
+                give_up_after_sec=settings.fleet.give_up_after_sec,
+                max_attempts=settings.fleet.max_attempts,
+            ),
+            shared=settings.shared_results,
+            agents=crew.agents,
+            only=crew.trial_ids,
+        )
+
+
+def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
+    from bench.records.result import End
+
+    ends = Counter(entry.end for entry in ledger.entries.values() if entry.end is not None)
+    total = len(ledger.entries)
+    tally = ", ".join(f"{count} {end.value}" for end, count in ends.most_common())
+    if interrupted:
+        raise Interrupted(f"run {run.run_id}: interrupted: {tally}; `inv bench --resume={run.run_id}` goes on with it")
+    if ends[End.SUCCEEDED] == total:
+        print(f"run {run.run_id}: all {total} trials SUCCEEDED")
+        return
+    again = any(end.is_resumable for end in ends)
+    advice = f"; `inv bench --resume={run.run_id}` tries again what was not the trial's own doing" if again else ""
+    raise SomeTrialsFailed(f"run {run.run_id}: {tally} of {total}{advice}")
+
+
+@contextlib.contextmanager
+def ledger_errors(run_id: str) -> Iterator[None]:
+    from remote.fleet.ledger import LedgerError
+
+    try:
+        yield
+    except (LedgerError, OSError) as error:
+        raise Resumable(
+            f"{error}; what runs on the workers goes on: mend it, then type `inv bench --resume={run_id}`"
+        ) from None
+
+
+@contextlib.contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """A SIGTERM ends a run as Ctrl-C does: workers stopped, ledger complete."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,61 @@
+"""The runs on this machine: finding one by name, and pointing `latest` at the newest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bench.records.result import RUN_FILE, ResultError, RunRecord
+from tasks.errors import UsageError
+
+LATEST = "latest"
+
+
+def find_run(results_folder: Path, run: str | None) -> Path:
+    """The folder of the run with this id, or of the newest (`latest`). Raises UsageError, naming the runs there are."""
+    name = run or LATEST
+    folder = results_folder / name
+    if name != LATEST and Path(name).name != name:
+        raise UsageError(f"run {name!r}: expected a run's id, not a path; {_known(results_folder)}")
+    if not (folder / RUN_FILE).is_file():
+        newest = "the newest run is gone; name another one" if folder.is_symlink() else "there is no run yet"
+        what = newest if name == LATEST else f"run {name!r} is not there"
+        raise UsageError(f"{results_folder}: {what}; {_known(results_folder)}")
+    return folder.resolve()
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The plan of the run in `folder`. Raises UsageError when it cannot be trusted."""
+    try:
+        return RunRecord.read(folder / RUN_FILE)
+    except ResultError as error:
+        raise UsageError(f"{error}; choose another run with --run") from None
+
+
+def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:
+    """A new run's folder; a second run within one second gets a number. Raises OSError."""
+    for number in range(1, 1000):
+        name = run_id if number == 1 else f"{run_id}-{number}"
+        try:
+            (results_folder / name).mkdir()
+        except FileExistsError:
+            continue
+        return name, results_folder / name
+    raise FileExistsError(f"{results_folder / run_id} exists a thousand times")
+
+
+def point_latest_at(folder: Path) -> None:
+    """Make `latest` name this run, in one step. Raises OSError."""
+    link = folder.parent / f".{LATEST}.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(folder.parent / LATEST)
+
+
+def _known(results_folder: Path) -> str:
+    names = sorted((path.parent.name for path in results_folder.glob(f"*/{RUN_FILE}")), reverse=True)
+    names = [name for name in names if name != LATEST]
+    if not names:
+        return "type `inv bench --quick` to make one"
+    more = f" and {len(names) - 5} older" if len(names) > 5 else ""
+    return f"there are {', '.join(names[:5])}{more}"

@@ -1,0 +1,206 @@
+"""`inv monitor`: what every worker's GPU is doing right now, one row each, until Ctrl-C.
+
+It looks and changes nothing: beside a run, before one, or after its operator is gone. Each look is a command on the
+worker (`python -m bench sample`, a tenth of a second of one core), so it also says which workers can be reached at all.
+What a trial's GPU did over its whole time is in the trial's telemetry.csv.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from tasks.errors import one_line
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from remote.hosts.host import Host
+    from remote.jobs.agent import Agent
+
+EVERY_SEC = 2.0
+COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What one worker said. `gpus` are as `python -m bench sample` prints them; `trouble` is why it said nothing."""
+
+    worker: str
+    gpus: Sequence[Mapping[str, Any]] = ()
+    load_average_1min: float | None = None
+    trial: str | None = None
+    phase: str | None = None
+    trouble: str | None = None
+
+
+@task(
+    help={
+        "once": "print one table and leave",
+        "plain": "plain lines instead of the live table, also on a terminal",
+    }
+)
+def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
+    """Show what every worker's GPU is doing, live."""
+    from rich.console import Console
+
+    from remote.jobs.agent import Agent
+    from tasks.connect.workers import sample, workers
+    from tasks.settings import load as house
+
+    settings = house.load(context)
+    agents = {host.name: Agent(host) for host in workers(settings)}
+
+    def ask(worker: str) -> Look:
+        return look(agents[worker], lambda host: sample(settings, host))
+
+    watch = Watch(list(agents), ask)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # no edge where nobody sees one
+    try:
+        if once:
+            console.print(table(watch.round(wait_sec=None)))
+        elif plain or not console.is_terminal:
+            _print_lines(console, watch)
+        else:
+            _show_live(console, watch)
+    except KeyboardInterrupt:
+        return  # how one leaves
+    finally:
+        watch.close()
+
+
+def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
+    """Ask one worker. An answer that does not come is an answer too."""
+    from remote.fleet.attempt import PROGRESS
+    from remote.hosts.host import HostError
+    from remote.jobs.job import Job, slot_holder, slot_of
+
+    worker = agent.host.name
+    try:
+        said = sample(agent.host)
+        holder = slot_holder(agent, slot_of(agent.host))
+        progress = None
+        if holder is not None:
+            progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
+    except HostError as error:
+        return Look(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
+    phase = None
+    if progress is not None:
+        phase = f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
+    return Look(
+        worker=worker,
+        gpus=said["gpus"],
+        load_average_1min=said["load_average_1min"],
+        trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
+        phase=phase,
+    )
+
+
+class Watch:
+    """The last look at each worker. Workers are asked at the same time; a slow one keeps nobody waiting."""
+
+    def __init__(self, workers: Sequence[str], ask: Callable[[str], Look]) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._ask = ask
+        self._pool = ThreadPoolExecutor(max_workers=min(64, len(workers)))
+        self._asked: dict[str, Future[Look]] = {}
+        self._last = {worker: Look(worker=worker, trouble="asked, no answer yet") for worker in workers}
+
+    def round(self, *, wait_sec: float | None) -> list[Look]:
+        """Ask whoever is not still answering, wait at most `wait_sec` (None: for all), return the last look at each."""
+        from concurrent.futures import wait
+
+        for worker in self._last:
+            if worker not in self._asked:
+                self._asked[worker] = self._pool.submit(self._ask, worker)
+        done, _ = wait(self._asked.values(), timeout=wait_sec)
+        for worker, answer in list(self._asked.items()):
+            if answer in done:
+                self._last[worker] = answer.result()
+                del self._asked[worker]
+        return list(self._last.values())
+
+    def close(self) -> None:
+        """Ask nobody any more; who is answering has a deadline of its own."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
+    """The cells of the table: a row for each GPU, or one for a worker without."""
+    cells: list[tuple[str, ...]] = []
+    for one in looks:
+        doing = (one.trial or "idle", one.phase or UNKNOWN)
+        if one.trouble is not None:
+            cells.append((one.worker, f"unreachable: {one.trouble}", *[UNKNOWN] * 7))
+        elif not one.gpus:
+            load = UNKNOWN if one.load_average_1min is None else f"{one.load_average_1min:.1f}"
+            cells.append((one.worker, f"no GPU, load {load}", *[UNKNOWN] * 5, *doing))
+        for gpu in one.gpus:
+            cells.append((one.worker, *_gpu_cells(gpu), *doing))  # noqa: PERF401 - two shapes of row, one loop
+    return [tuple(one_line(cell) for cell in row) for row in cells]
+
+
+def table(looks: Sequence[Look]) -> Table:
+    """All rows, as wide as they need to be on the console that prints them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for title in COLUMNS:
+        is_number = title in ("busy", "memory", "power", "SM clock", "temp")
+        made.add_column(title, no_wrap=True, overflow="ellipsis", justify="right" if is_number else "left")
+    for row in rows(looks):
+        style = "red" if row[1].startswith("unreachable") else "dim" if row[-2] == "idle" else ""
+        made.add_row(*(Text(cell, style=style) for cell in row))
+    return made
+
+
+def _gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    memory = UNKNOWN if used is None or total is None else f"{used / 2**30:.1f}/{total / 2**30:.1f} GiB"
+    return (
+        f"{gpu['gpu']} {(gpu['name'] or UNKNOWN).removeprefix('NVIDIA ')}",
+        _with_unit(gpu["utilization_percent"], "%"),
+        memory,
+        _with_unit(gpu["power_watts"], "W"),
+        _with_unit(gpu["sm_clock_mhz"], "MHz"),
+        _with_unit(gpu["temperature_celsius"], "C"),
+    )
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:.0f} {unit}"
+
+
+def _print_lines(console: Console, watch: Watch) -> None:
+    import time
+
+    while True:
+        began = time.monotonic()
+        for row in rows(watch.round(wait_sec=EVERY_SEC)):
+            said = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
+            console.print(f"{row[0]}: {said}", markup=False, soft_wrap=True)
+        time.sleep(max(0.0, EVERY_SEC - (time.monotonic() - began)))
+
+
+def _show_live(console: Console, watch: Watch) -> None:
+    import time
+
+    from rich.live import Live
+
+    with Live(table(watch.round(wait_sec=EVERY_SEC)), console=console, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            live.update(table(watch.round(wait_sec=EVERY_SEC)), refresh=True)
+            time.sleep(max(0.0, EVERY_SEC - (time.monotonic() - began)))

@@ -1,0 +1,183 @@
+"""From settings to a plan: which trials, on which workers, for how long. Pure but for the looks at git and old runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.records import Trial, TrialError, choose, suite
+from bench.records import read_trials as bench_trials
+from bench.records.result import RESULT_FILE, End, PlannedTrial, ResultError, RunRecord, TrialResult
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+
+_RUNS_TO_LEARN_FROM = 20
+KINDS_WITH_STEPS = ("training", "distributed")
+_CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
+
+
+def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
+    """The suite's trials at the settings' profile; `only` narrows them to these ids. Raises UsageError."""
+    bench = settings.bench
+    changed = {name: getattr(bench, name) for name in _CHANGEABLE if getattr(bench, name) is not None}
+    try:
+        trials = tuple(
+            dataclasses.replace(trial, seed=bench.seed, **changed)
+            for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
+        )
+        return trials if only is None else choose(trials, tuple(only))
+    except TrialError as error:
+        raise UsageError(f"bench: {error}") from None
+
+
+def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
+    """The trials of a file; its path is from the project's folder. Raises UsageError."""
+    path = settings.root / file
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"bench: --trials: {path}: cannot be read: {said}") from None
+    try:
+        trials = bench_trials(text, file)
+        profiles = sorted({trial.profile for trial in trials})
+        if profiles != [settings.bench.profile]:
+            raise UsageError(
+                f"{file}: profile {' and '.join(profiles)}, but bench.profile is {settings.bench.profile}; "
+                "one run has one profile: change the setting or the file"
+            )
+        return trials if only is None else choose(trials, tuple(only))
+    except TrialError as error:
+        raise UsageError(f"bench: --trials: {error}") from None
+
+
+def size_of(trial: Trial) -> str:
+    """What a trial of its kind works on, in a few characters: sequence x batch (x ranks), or the base's precision.
+
+    Of an inference: prompt + answer x the largest batch.
+    """
+    if trial.kind == "hardware":
+        return "-"
+    if trial.kind == "loading":
+        return trial.base_precision
+    if trial.kind == "inference":
+        return f"{trial.max_seq_len} + {trial.new_tokens} x {trial.micro_batch_size}"
+    ranks = f" x {trial.world_size}" if trial.kind == "distributed" else ""
+    return f"{trial.max_seq_len} x {trial.micro_batch_size}{ranks}"
+
+
+def steps_of(trial: Trial) -> str:
+    """Warm-up and measured steps of a trial that trains; the others have none."""
+    return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.kind in KINDS_WITH_STEPS else "-"
+
+
+def plan_trials(
+    trials: Sequence[Trial],
+    workers: Sequence[str],
+    spread: str,
+    repeats: int = 1,
+    *,
+    is_over_pods: bool = False,
+) -> list[PlannedTrial]:
+    """replicate: every trial on each worker; shard: every trial once, on whichever worker is idle; all `repeats` times.
+
+    Each repeat is a process of its own, and a round of all trials ends before the next begins: what changes slowly
+    (heat, a neighbour) then meets every configuration alike. Over pods a distributed trial takes several workers at
+    once, and is run once a round whatever `spread` says. Raises UsageError where there are too few of them.
+    """
+    planned = []
+    for turn in range(1, repeats + 1):
+        for trial in trials:
+            together = is_over_pods and trial.kind == "distributed"
+            if together and trial.world_size > len(workers):
+                raise UsageError(
+                    f"fleet.size: {trial.trial_id} has {trial.world_size} ranks, one in each pod, and the fleet has "
+                    f"{len(workers)} pods; leave it out with --only, or raise fleet.size and type `inv deploy`"
+                )
+            places: Sequence[str | None] = [None] if spread == "shard" or together else workers
+            for worker in places:
+                parts = [trial.trial_id, *([] if worker is None else [worker]), *([f"r{turn}"] if repeats > 1 else [])]
+                planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=worker))
+    return planned
+
+
+def make_run(
+    settings: Settings,
+    *,
+    suite_name: str,
+    planned: list[PlannedTrial],
+    workers: list[str],
+    inputs: Mapping[str, Any],
+    cluster: Mapping[str, str],
+    now: datetime.datetime,
+    word: str = "",
+) -> RunRecord:
+    """The run as it will be written down. `inputs` is what the workers said of model and data.
+
+    `cluster` says where its pods are; empty where they are none. `word` is the last part of the run's id: jobs in pods
+    go by it, and two operators who type in the same second must not take each other's jobs for their own.
+    """
+    return RunRecord(
+        run_id="-".join([f"{now:%Y%m%d-%H%M%S}", suite_name, *([word] if word else [])]),
+        created_at=now.isoformat(timespec="seconds"),
+        suite=suite_name,
+        profile=settings.bench.profile,
+        spread=settings.bench.spread,
+        fleet_kind=settings.fleet.kind,
+        workers=workers,
+        planned=planned,
+        settings=settings.public(),
+        provenance={
+            **git_state(settings.root),
+            "inputs": dict(inputs),
+            **({"cluster": dict(cluster)} if cluster else {}),
+        },
+    )
+
+
+def git_state(root: Path) -> dict[str, Any]:
+    """The project's commit and whether the tree differs from it; both None where there is no repository."""
+    try:
+        sha = _git(root, "rev-parse", "HEAD")
+        return {"git_sha": sha, "git_dirty": _git(root, "status", "--porcelain") != ""}
+    except (OSError, subprocess.SubprocessError):
+        return {"git_sha": None, "git_dirty": None}
+
+
+def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[str, float | None]:
+    """How long each planned trial took when the same configuration last succeeded here; None where it never has."""
+    wanted = {trial.trial.digest() for trial in planned}
+    known: dict[str, float] = {}
+    runs = sorted(results_folder.glob("*/trials"), reverse=True)[:_RUNS_TO_LEARN_FROM]
+    for folder in runs:
+        if wanted <= known.keys():
+            break
+        taken: dict[str, list[float]] = {}
+        for path in folder.glob(f"*/{RESULT_FILE}"):
+            try:
+                result = TrialResult.read(path)
+            except ResultError:
+                continue  # the report says so; an estimate can do without
+            if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
+                taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
+        for digest, times in taken.items():
+            known.setdefault(digest, max(times))
+    return {trial.trial_id: known.get(trial.trial.digest()) for trial in planned}
+
+
+def expected_total_sec(planned: Sequence[PlannedTrial], workers: int, each: Mapping[str, float | None]) -> float | None:
+    """The run's expected length with all workers busy; None where a trial's own is unknown."""
+    times = [each[trial.trial_id] for trial in planned]
+    known = [time for time in times if time is not None]
+    return sum(known) / workers if known and len(known) == len(times) else None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    ended = subprocess.run(
+        ("git", *arguments), cwd=root, capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL
+    )
+    return ended.stdout.strip()

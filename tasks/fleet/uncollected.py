@@ -1,0 +1,107 @@
+"""Runs whose results still lie in the pods: what must not be thrown away unasked.
+
+Not by time: the laptop's clock and the cluster's can be hours apart, and then a run of today would seem older than the
+pods it ran in. A run counts until it is wholly here, or until somebody said that it may be lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remote.cluster.kubeconfig import Target
+    from tasks.settings.load import Settings
+
+DISCARDED_FILE = "discarded"  # in a run's folder: what it left in the pods was given up, and nobody is asked again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncollected:
+    """A run that is not wholly here: its folder, and one line that says what is missing and what to type."""
+
+    folder: Path
+    said: str
+
+
+def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
+    """The runs over this namespace's pods that are not wholly here.
+
+    Not covered: runs that another operator's machine planned.
+    """
+    from bench.records.result import RUN_FILE, ResultError, RunRecord
+
+    found = []
+    for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
+        folder = path.parent
+        if folder.is_symlink() or (folder / DISCARDED_FILE).exists():  # latest is a link
+            continue
+        try:
+            run = RunRecord.read(path)
+        except ResultError as error:
+            said = f"{folder.name}: cannot be read, so whether it was collected is not known: {error}"
+            found.append(Uncollected(folder=folder, said=said))
+            continue
+        # By address, not by context: a context can be renamed while the pods are the same.
+        cluster = run.provenance.get("cluster") or {}
+        is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
+        missing = _missing(folder, run.run_id, [planned.trial_id for planned in run.planned])
+        if run.fleet_kind == "pods" and is_here and missing:
+            found.append(Uncollected(folder=folder, said=f"run {run.run_id}: {missing}"))
+    return found
+
+
+def others_at_work(settings: Settings, target: Target) -> list[str]:
+    """A line for each pod that runs a trial which this machine knows nothing of: another operator's.
+
+    A pod that cannot be asked has none: whoever wants to end it may have just that reason.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bench.records.result import RUN_FILE
+    from remote.hosts.host import Host, HostError
+    from remote.jobs.agent import Agent
+    from remote.jobs.job import slot_holder, slot_of
+    from tasks.connect.workers import pod_hosts
+
+    def ask(host: Host) -> str | None:
+        try:
+            holder = slot_holder(Agent(host), slot_of(host))
+        except HostError:
+            return None
+        job = Path(holder or "")
+        if holder is None or (settings.results_folder / job.parent.name / RUN_FILE).is_file():
+            return None
+        return f"{host.name} is at {job.name} of run {job.parent.name}, another operator's"
+
+    hosts = pod_hosts(settings, target)
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        return [line for line in pool.map(ask, hosts) if line is not None]
+
+
+def discard(lost: list[Uncollected]) -> None:
+    """Write down that these runs were given up, and say so. Raises OSError."""
+    for one in lost:
+        print(f"discarded: {one.said}", flush=True)
+        (one.folder / DISCARDED_FILE).touch()
+
+
+def _missing(folder: Path, run_id: str, trial_ids: list[str]) -> str | None:
+    from bench.records.result import SUMS_FILE
+    from remote.fleet.ledger import LEDGER_FILE, Ledger, LedgerError
+
+    try:
+        ledger = Ledger(folder / LEDGER_FILE)
+        running = [trial_id for trial_id in trial_ids if ledger.is_open(trial_id)]
+    except LedgerError as error:
+        return str(error)
+    if running:
+        return f"{len(running)} of {len(trial_ids)} trials have not ended; `inv bench --resume={run_id}` goes on"
+    brings = f"`inv collect --run={run_id}` brings it"
+    try:
+        sums = (folder / SUMS_FILE).read_text(encoding="utf-8")
+    except OSError:
+        return f"it was never collected; {brings}"
+    absent = [trial_id for trial_id in trial_ids if f"  trials/{trial_id}/" not in sums]
+    return f"{len(absent)} of {len(trial_ids)} trials were not collected; {brings}" if absent else None

@@ -1,0 +1,1 @@
+"""`inv build`, `push`, `image.*`, `model.*` and `vm.*`."""

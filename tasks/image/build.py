@@ -1,0 +1,256 @@
+"""`inv build`: the offline image, built on the build VM with its bulk where `--tmpdir` says.
+
+Observe (the engine, its disks, the models there, the image that may exist), plan (`remote.image.plan`, which --dry-run
+prints), act (a detached job), observe again (what the engine has now). A second `inv build` finds the first one's job
+and follows it: exactly one build runs on a VM.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from tasks.errors import Interrupted, Resumable, TaskFailed, UsageError
+
+if TYPE_CHECKING:
+    from remote.hosts.host import Host
+    from remote.image.engine import Client
+    from remote.image.plan import BuildPlan, Wanted
+    from remote.image.vmjob import Outcome
+    from remote.jobs.agent import Agent
+    from remote.jobs.job import Job
+    from tasks.settings.load import Settings
+
+GIT_SEC = 20.0
+
+
+@task(
+    help={
+        "tmpdir": "folder on the VM for models, context and archives, e.g. /mnt/fss (default: build.tmpdir)",
+        "dry-run": "print the plan that would run, and touch nothing",
+        "cancel": "stop the build that runs on the VM",
+    }
+)
+def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False) -> None:
+    """Build the offline image on the build VM, or follow its build."""
+    from remote.image import vmjob
+    from remote.jobs.agent import Agent
+    from tasks.connect.buildvm import build_vm, tmpdir_on
+    from tasks.settings import load as house
+
+    settings = house.load(context)
+    again = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
+    began = time.monotonic()
+    try:
+        with build_vm(settings, again) as host:
+            agent = Agent(host)
+            if cancel:
+                _cancel(vmjob.running(agent))
+                return
+            tmp = tmpdir_on(settings, host, tmpdir)
+            if dry_run:
+                plan = _plan(settings, host, tmp)
+                print(f"{host.name}: the image is up to date" if plan is None else render(plan))
+                return
+            _work(settings, agent, tmp, again, began)
+    except KeyboardInterrupt:
+        raise Interrupted(f"left; what runs on the VM goes on: `{again}` goes back to it, --cancel stops it") from None
+
+
+def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) -> None:
+    """Until the image is what is wanted: follow the build that runs, or start one."""
+    from remote.image import vmjob
+    from remote.jobs.job import HostBusy
+
+    how = "is up to date: nothing was sent, nothing was built"
+    for _ in range(3):  # a build of older sources may run, and somebody else may be quicker, each once or so
+        job = vmjob.running(agent)
+        if job is None:
+            plan = _plan(settings, agent.host, tmp)
+            if plan is None:
+                _conclude(settings, agent.host, how, began)
+                return
+            job = vmjob.new(agent, "build", plan.digest[:12])
+            print(render(plan), flush=True)
+            _send(settings, agent, plan)
+            try:
+                vmjob.start(job, plan.to_job(), deadline_sec=settings.image.deadline_sec)
+            except HostBusy:
+                continue
+        elif vmjob.verb_of(job) != "build":
+            raise Resumable(f"{agent.host.name}: busy with {job.folder}; when that has ended, `{again}`")
+        else:
+            print(f"{agent.host.name}: a build is running already ({job.folder}); following it", flush=True)
+        outcome = _follow(settings, job)
+        how = f"is built; log: {keep_log(settings, job)}"
+        _suggest_pin(settings, outcome)
+    if _plan(settings, agent.host, tmp) is not None:
+        raise Resumable(f"{agent.host.name}: other builds were quicker, three times; `{again}`")
+    _conclude(settings, agent.host, how, began)
+
+
+def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:
+    """The build that is due, or None where the image is already what is wanted."""
+    from remote.image import engine
+    from remote.image import plan as buildplan
+    from remote.image.context import ContextError
+
+    try:
+        want = wanted(settings, tmp)
+        facts = engine.observe(host, want.client)
+        look = engine.look(host, (tmp, facts.data_root), want.model_folders())
+        labels = labels_of(host, want.client, want.image)
+        if buildplan.is_built(want, look, labels):
+            return None
+        return buildplan.plan(want, facts, look, labels)
+    except ContextError as error:
+        raise UsageError(str(error)) from None
+
+
+def wanted(settings: Settings, tmp: str) -> Wanted:
+    """What the settings and the project's folder ask for. Raises ContextError, UsageError."""
+    from remote.image.context import code_files
+    from remote.image.plan import Wanted
+    from tasks.image import profiles
+
+    image = settings.image
+    profile = profiles.read(settings)
+    wheels = None if image.wheels is None else settings.root / Path(image.wheels).expanduser()
+    return Wanted(
+        profile=profile,
+        image=profiles.image_name(settings),
+        target=image.target,
+        tmpdir=tmp,
+        code=code_files(settings.root, profile.name, wheels),
+        models=image.models,
+        extra_packages=image.extra_packages,
+        index_url=image.index_url,
+        pip_conf=image.pip_conf,
+        network=image.network,
+        git_sha=_git_sha(settings.root),
+        client=client(settings),
+    )
+
+
+def client(settings: Settings) -> Client:
+    from remote.image.engine import Client
+
+    return Client(program=settings.image.client, address=settings.image.engine)
+
+
+def labels_of(host: Host, client: Client, image: str) -> dict[str, str]:
+    """The labels of the image that has the name now; empty where there is none."""
+    from remote.image.engine import inspect
+
+    found = inspect(host, client, image)
+    return dict((found or {}).get("Config", {}).get("Labels") or {})
+
+
+def render(plan: BuildPlan) -> str:
+    """The plan as lines for people."""
+    import shlex
+
+    disks = {need.place.device: need.place for need in plan.needs}.values()
+    lines = [
+        f"image {plan.image}, build {plan.digest[:12]}",
+        *(f"  {note}" for note in plan.notes),
+        *(f"  {need.place.path}: {need.need_bytes / 1e9:.2f} GB for {need.what}" for need in plan.needs),
+        *(f"  {disk.path}: {disk.free_bytes / 1e9:.1f} GB free on {disk.kind}" for disk in disks),
+        *(f"  slot {file.slot:02d} <- {file.source} ({file.size / 1e9:.2f} GB)" for file in plan.packed),
+        f"  {len(plan.code)} files of ours -> {plan.code_folder}",
+        f"  {shlex.join(plan.argv)}",
+    ]
+    return "\n".join(lines)
+
+
+def _send(settings: Settings, agent: Agent, plan: BuildPlan) -> None:
+    """Bring our files to the VM, verified, below the folder named by their digest."""
+    from remote.image.context import code_files
+    from remote.jobs import transfer
+
+    wheels = None if settings.image.wheels is None else settings.root / Path(settings.image.wheels).expanduser()
+    with tempfile.TemporaryDirectory(prefix="qlora-fleet-context-") as folder:
+        for file in code_files(settings.root, settings.image.profile, wheels):
+            place = Path(folder, file.place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.source, place)
+        moved = transfer.push(agent, Path(folder), plan.code_folder)
+    print(f"sent {len(moved.came)} files, {moved.byte_count / 1e6:.2f} MB; {len(moved.already)} were there", flush=True)
+
+
+def _follow(settings: Settings, job: Job) -> Outcome:
+    """Follow a job to its end, and keep its whole log beside the results, also when it fails."""
+    from remote.image import vmjob
+    from tasks.connect.buildvm import show_cut, show_line
+
+    try:
+        return vmjob.follow(job, show_line, show_cut)
+    except vmjob.JobFailed:
+        keep_log(settings, job)
+        raise
+
+
+def keep_log(settings: Settings, job: Job) -> Path:
+    """Bring a job's log into results/jobs."""
+    from remote.jobs import transfer
+    from remote.jobs.job import LOG_FILE
+
+    kept = settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # Through a folder of its own: several may follow one job, and keep its log at the same moment.
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".log-") as folder:
+        transfer.pull(job.agent, job.folder, Path(folder), only=(LOG_FILE,))
+        Path(folder, LOG_FILE).replace(kept)
+    return kept
+
+
+def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
+    """Once the base has been pulled its digest is known; say how to pin it."""
+    digests = outcome.facts.get("base_digests") or []
+    base = settings.image.base or ""
+    if digests and "@" not in base:
+        print(f"base image: {digests[0]}; to build on this very one from now on, set image.base to that")
+
+
+def _conclude(settings: Settings, host: Host, how: str, began: float) -> None:
+    from remote.image.engine import inspect
+    from tasks.image import profiles
+
+    name = profiles.image_name(settings)
+    found = inspect(host, client(settings), name)
+    if found is None:
+        raise TaskFailed(f"{host.name}: {name} was there and is gone; somebody removed it; `inv build`")
+    print(f"{name} {found['Id'][7:19]} {how}; {found['Size'] / 1e9:.2f} GB, {time.monotonic() - began:.1f} s")
+
+
+def _cancel(job: Job | None) -> None:
+    if job is None:
+        print("nothing runs on the VM")
+        return
+    status = job.cancel()
+    print(f"{job.folder}: {status.state.value}")
+
+
+def _git_sha(root: Path) -> str:
+    """The commit this image is of, marked where what goes into it was changed since; empty outside of git."""
+
+    def git(*words: str) -> str | None:
+        try:
+            said = subprocess.run(
+                ("git", "-C", str(root), *words), capture_output=True, text=True, timeout=GIT_SEC, check=False
+            )
+        except OSError:  # no git here
+            return None
+        return said.stdout.strip() if said.returncode == 0 else None
+
+    sha = git("rev-parse", "HEAD")
+    if sha is None:
+        return ""
+    return f"{sha}-dirty" if git("status", "--porcelain", "--", "bench", "image") else sha

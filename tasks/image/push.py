@@ -1,0 +1,169 @@
+"""`inv push`: the image into the registry, and its digest, as the registry names it, into results/image.json.
+
+The push is a job on the build VM like the build; this side has the password, keeps it in memory, and logs in again
+once if the registry stops to accept it halfway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import getpass
+import sys
+from typing import TYPE_CHECKING
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from tasks.errors import Interrupted, Resumable, UsageError
+
+if TYPE_CHECKING:
+    from remote.hosts.command import Secret
+    from remote.image.registry import Reference
+    from remote.image.vmjob import Outcome
+    from remote.jobs.agent import Agent
+    from remote.jobs.job import Job
+    from tasks.settings.load import Settings
+
+IMAGE_FILE = "image.json"
+AGAIN = "inv push"
+LOGINS = 2  # a token may expire between the first layer and the last
+
+
+@task(help={"dry-run": "print what would be pushed where, and touch nothing"})
+def push(context: Context, dry_run: bool = False) -> None:
+    """Push the image, and write down the digest that pods run."""
+    from remote.jobs.agent import Agent
+    from tasks.connect.buildvm import build_vm
+    from tasks.image import profiles
+    from tasks.settings import load as house
+
+    settings = house.load(context)
+    where, user = _where(settings)
+    image = profiles.image_name(settings)
+    if dry_run:
+        print(f"{image} -> {where} as {user}; nothing was touched")
+        return
+    try:
+        with build_vm(settings, AGAIN) as host:
+            outcome = _work(settings, Agent(host), where, user, image)
+    except KeyboardInterrupt:
+        raise Interrupted(f"left; a push on the VM goes on: `{AGAIN}` goes back to it") from None
+    facts = outcome.facts
+    _write(settings, where, facts)
+    how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
+    print(f"{where.repository}@{facts['digest']} {how}; {facts['compressed_bytes'] / 1e6:.2f} MB in the registry")
+
+
+def _where(settings: Settings) -> tuple[Reference, str]:
+    from remote.image.registry import USER_FORMS, NameWrong, check_user, reference
+
+    section = settings.registry
+    if section.image is None:
+        raise UsageError(
+            "registry.image: not set; REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG, in invoke.yaml or ~/.invoke.yaml"
+        )
+    if section.user is None:
+        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+    try:
+        where = reference(section.image, settings.image.profile)
+    except NameWrong as error:
+        raise UsageError(f"registry.image: {error}") from None
+    try:
+        check_user(section.user, where)
+    except NameWrong as error:
+        raise UsageError(f"registry.user: {error}") from None
+    return where, section.user
+
+
+def _work(settings: Settings, agent: Agent, where: Reference, user: str, image: str) -> Outcome:
+    """Follow the push that runs, or log in and start one."""
+    from remote.hosts.host import HostError
+    from remote.image import registry, vmjob
+    from remote.jobs.job import HostBusy
+    from tasks.image.build import client
+
+    job = vmjob.running(agent)
+    if job is not None:
+        if vmjob.verb_of(job) != "push" or not job.folder.rpartition("/")[2].startswith(_name(where)):
+            raise Resumable(f"{agent.host.name}: busy with {job.folder}; when that has ended, `{AGAIN}`")
+        print(f"{agent.host.name}: a push is running already ({job.folder}); following it", flush=True)
+        return _follow(settings, job)
+    secret = password(settings, where, user)
+    how = client(settings)
+    for login in range(1, LOGINS + 1):
+        folder = registry.log_in(agent.host, how, where, user, secret, tidy=True)
+        job = vmjob.new(agent, "push", _name(where).removeprefix("push-"))
+        document = {
+            "docker": [how.program],
+            "environment": how.environment,
+            "login": folder,
+            "image": image,
+            "host": where.host,
+            "path": where.path,
+            "tag": where.tag,
+        }
+        try:
+            vmjob.start(job, document, deadline_sec=settings.image.deadline_sec)
+        except HostBusy as busy:
+            registry.forget(agent.host, folder)
+            raise Resumable(f"{busy}; when that has ended, `{AGAIN}`") from None
+        try:
+            return _follow(settings, job)
+        except vmjob.JobFailed as failure:
+            with contextlib.suppress(HostError):  # the job does so itself; a killed one did not
+                registry.forget(agent.host, folder)
+            if failure.kind != "unauthorized" or login == LOGINS:
+                raise
+            print(f"{where.host}: no longer logged in ({failure}); logging in once more", flush=True)
+    raise AssertionError("unreachable")
+
+
+def _name(where: Reference) -> str:
+    safe = "".join(c if c.isalnum() else "-" for c in f"{where.path}-{where.tag}")
+    return f"push-{safe}"
+
+
+def _follow(settings: Settings, job: Job) -> Outcome:
+    from remote.hosts.host import HostError
+    from remote.image import vmjob
+    from tasks.connect.buildvm import show_cut, show_line
+    from tasks.image.build import keep_log
+
+    try:
+        return vmjob.follow(job, show_line, show_cut)
+    finally:
+        with contextlib.suppress(HostError):  # the log is a convenience; what became of the push is not
+            keep_log(settings, job)
+
+
+def password(settings: Settings, where: Reference, user: str) -> Secret:
+    """The registry's password: from its file, from a pipe, or asked for. Raises UsageError."""
+    from remote.hosts.command import Secret
+    from tasks.connect import secrets as secretfile
+
+    name = settings.registry.password_file
+    if name is not None:
+        text, source = secretfile.read(settings, "registry.password_file", name), f"registry.password_file: {name}"
+    elif sys.stdin is not None and not sys.stdin.isatty():
+        text, source = sys.stdin.read(), "standard input"
+    else:
+        text, source = getpass.getpass(f"password (auth token) of {user} at {where.host}: "), "the password"
+    text = text.removesuffix("\n")
+    if not text:
+        raise UsageError(f"{source} is empty; the auth token of {user} at {where.host} is needed")
+    return Secret(text)
+
+
+def _write(settings: Settings, where: Reference, facts: object) -> None:
+    from bench.records.result import write_atomic
+    from remote.image.registry import outcome_json
+
+    moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    path = settings.results_folder / IMAGE_FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, outcome_json(where, dict(facts), moment).encode())  # type: ignore[call-overload]
+    except OSError as error:
+        raise UsageError(f"results.folder: {path}: cannot be written: {error.strerror}; then `{AGAIN}` again") from None
+    print(f"wrote {path}")

@@ -1,0 +1,1 @@
+"""`inv report` and `inv compare`."""

@@ -1,0 +1,177 @@
+"""`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may long be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from tasks.errors import Resumable, SomeTrialsFailed, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reports.output.build import ReportSummary
+    from reports.statistics.configurations import Ratio
+    from reports.summary.prices import Pricing
+    from tasks.settings.load import Settings
+
+
+@task(
+    help={
+        "run": "the run's id (default: the newest run)",
+        "watch": "renew the report as results arrive, until every planned trial has one",
+        "against": "a run's id to compare this one with, in a figure",
+    }
+)
+def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
+    """Write a run's report: page, Markdown, CSV, JSON and figures."""
+    from reports.output.build import build
+    from reports.read.load import ReportError
+    from tasks.fleet.folders import find_run
+    from tasks.settings import load as house
+
+    settings = house.load(context)
+    folder = find_run(settings.results_folder, run)
+    other = None if against is None else find_run(settings.results_folder, against)
+    make = partial(build, folder, pricing=pricing(settings), against=other)
+    try:
+        made = _watch(folder, make, settings.root) if watch else make()
+    except ReportError as error:
+        raise UsageError(str(error)) from None
+    show(made, settings.root)
+    if made.exit_code != 0:
+        raise SomeTrialsFailed(_shortfall(made))
+
+
+def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> ReportSummary:
+    """Renew the report until the run is over, a line for each version."""
+    from reports.output import watch as watching
+    from reports.output.build import INDEX_FILE
+    from reports.read.load import REPORT_FOLDER
+
+    page = _short(folder / REPORT_FOLDER / INDEX_FILE, root)
+
+    def say(now: watching.Progress) -> None:
+        print(f"{now.ended} of {now.planned} trials have ended: {page}", flush=True)
+
+    try:
+        return watching.watch(folder, lambda refresh_sec: make(refresh_sec=refresh_sec), say)
+    except watching.Unchanged as error:
+        advice = f"inv collect --run={folder.name} report --run={folder.name}"
+        raise Resumable(f"run {folder.name}: {error}; bring what there is, and report it: {advice}") from None
+
+
+def pricing(settings: Settings) -> Pricing:
+    """What the settings say about cost."""
+    from reports.summary.prices import Pricing
+
+    given = settings.cost
+    return Pricing(
+        usd_per_gpu_hour=given.price_usd_per_gpu_hour,
+        source=given.price_source,
+        shape=given.shape,
+        table=None if given.prices is None else settings.root / given.prices,
+        hosted_usd_per_10000_samples=given.hosted_usd_per_10000_samples,
+        hosted_source=given.hosted_source,
+    )
+
+
+def show(made: ReportSummary, root: Path) -> None:
+    """Print the recommendation, the finding, the table and where the page is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(Text(made.recommendation, style="bold"))
+    if made.finding != made.recommendation:
+        console.print(Text(made.finding))
+    for caution in made.cautions:
+        console.print(Text(f"! {caution}"))
+    if made.rows:
+        console.print(table(made))
+    if made.others:
+        console.print(others(made))
+    if made.profile_note is not None:
+        console.print(Text(made.profile_note, style="yellow"))
+    # As it stands, not wrapped: a path is there to be clicked and copied.
+    print(_short(made.index, root))
+
+
+def table(made: ReportSummary) -> Table:
+    """One line per configuration, within 80 characters; a long name wraps rather than push a number out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from reports import text
+
+    priced = any(row.cost is not None for row in made.rows)
+    heads = ["n", "step s", "samples/s", f"x {text.shorten(made.baseline, 14)}", "useful tok/s"]
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("configuration", overflow="fold", max_width=18 if priced else 26)
+    for head in [*heads, *(["$/1000"] if priced else [])]:
+        shown.add_column(head, justify="right", no_wrap=True)
+    for row in made.rows:
+        measured = row.measured
+        name = Text(row.label)  # a name may hold what rich would take for markup
+        if measured is None:
+            shown.add_row(name, "0", *["-"] * (len(heads) - 1 + priced))
+            continue
+        cells = [
+            str(measured.n_steps),
+            text.number(measured.step_time_sec.value),
+            text.number(measured.samples_per_sec.value),
+            "1" if row.is_baseline else "-" if row.samples_ratio is None else _times(row.samples_ratio),
+            text.number(measured.useful_tokens_per_sec.value),
+        ]
+        if priced:
+            cells.append("-" if row.cost is None else text.number(row.cost.usd_per_1000_samples))
+        shown.add_row(name, *cells)
+    return shown
+
+
+def others(made: ReportSummary) -> Table:
+    """One line per configuration of another kind than training: what it took, in numbers of measurements."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("configuration", overflow="fold", max_width=26)
+    shown.add_column("kind")
+    shown.add_column("trials", justify="right")
+    shown.add_column("measurements", justify="right")
+    for one in made.others:
+        shown.add_row(Text(one.label), one.kind, f"{one.succeeded} of {one.planned}", f"{one.n_measurements:,}")
+    return shown
+
+
+def _times(of: Ratio) -> str:
+    from reports import text
+
+    if of.low is None or of.high is None:
+        return text.number(of.value, 2)
+    return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)})"
+
+
+def _short(path: Path, root: Path) -> Path:
+    return path.relative_to(root) if path.is_relative_to(root) else path
+
+
+def _shortfall(made: ReportSummary) -> str:
+    from bench.records.result import End
+
+    told = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
+    if made.missing:
+        told.append(f"{len(made.missing)} missing")
+    rejected = f"; {len(made.rejected)} files rejected" if made.rejected else ""
+    succeeded = made.counts.get(End.SUCCEEDED, 0)
+    return (
+        f"run {made.run_id}: {succeeded} of {made.planned} trials succeeded ({', '.join(told)}{rejected}); "
+        "the report says which and why"
+    )

@@ -1,0 +1,1 @@
+"""What may be set, and which layer (file, environment, flag) each setting comes from."""

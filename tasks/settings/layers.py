@@ -1,0 +1,253 @@
+"""Where settings come from: the layers Invoke knows, read again here so that every value can name its origin.
+
+Invoke merges the same layers, but forgets file and line on the way, skips a missing -f file in silence, takes the
+last of two equal keys, and ends in a traceback where a file cannot be parsed. Here each of these is one line.
+
+Not covered: which keys exist and what they may hold; `tasks.settings.load` knows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from invoke.config import Config
+
+from tasks.errors import UsageError
+
+ENV_PREFIX = "INVOKE_"
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One source of settings. `shared` marks files that other projects' settings may stand in, too."""
+
+    data: Mapping[Any, Any]
+    path: Path | None = None
+    node: yaml.Node | None = None
+    environment: bool = False
+    shared: bool = False
+
+    def has(self, keys: Keys) -> bool:
+        """True when this layer gives a value, even null, for exactly this key."""
+        found: Any = self.data
+        for key in keys:
+            if not isinstance(found, Mapping) or key not in found:
+                return False
+            found = found[key]
+        return True
+
+    def where(self, keys: Keys) -> str:
+        """The place of a key as a person would look it up: `invoke.yaml:14`, or the variable's name."""
+        if self.environment:
+            return f"environment {env_name(keys)}"
+        if self.path is None:
+            return "set by a program"
+        line = _line_of(self.node, keys)
+        return shown(self.path) if line is None else f"{shown(self.path)}:{line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """All layers, the weakest first, and the project's folder."""
+
+    root: Path
+    weakest_first: list[Layer] = field(default_factory=list)
+
+    def strongest(self, keys: Keys) -> Layer | None:
+        """The layer whose value for this key counts; None where only the built-in default does."""
+        return next((layer for layer in reversed(self.weakest_first) if layer.has(keys)), None)
+
+    def merged(self) -> dict[Any, Any]:
+        """The values that count. Call it on checked layers only: it takes what is a section in one to be one in all."""
+        merged: dict[Any, Any] = {}
+        for layer in self.weakest_first:
+            _merge(merged, layer.data)
+        return merged
+
+
+def read(config: Config, text_keys: Mapping[str, Keys]) -> Layers:
+    """The layers of a config, which may have failed half-way through its own reading. Raises UsageError.
+
+    `text_keys` maps the names of environment variables to the keys they set.
+    """
+    prefix = config._project_prefix
+    root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
+    project = _first_existing(root)
+    if project is None:
+        raise UsageError(f"{shown(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back")
+    layers = [
+        *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
+        # For Invoke the project wins over the user. But our invoke.yaml names every setting, with its default: a user's
+        # own file would never count.
+        _file(config, "project", project),
+        *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
+        _environment(text_keys),
+        *(_file(config, "runtime", Path(path).expanduser()) for path in [config._runtime_path] if path),
+        Layer(data=config._overrides),
+        Layer(data=config._modifications),
+    ]
+    return Layers(root=root, weakest_first=layers)
+
+
+def env_name(keys: Keys) -> str:
+    return ENV_PREFIX + "_".join(keys).upper()
+
+
+def shown(path: Path) -> str:
+    """A path the short way: from here where it lies below, with ~ where it lies at home."""
+    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if path.is_absolute() and path.is_relative_to(base):
+            return prefix + str(path.relative_to(base))
+    return str(path)
+
+
+def _first_existing(root: Path) -> Path | None:
+    candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _environment(text_keys: Mapping[str, Keys]) -> Layer:
+    data: dict[str, Any] = {}
+    for name, keys in text_keys.items():
+        if name in os.environ:
+            section = data
+            for key in keys[:-1]:
+                section = section.setdefault(key, {})
+            section[keys[-1]] = os.environ[name]
+    return Layer(data=data, environment=True)
+
+
+def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Layer:
+    if path.suffix == ".py" and shared:  # Invoke has run it; running it again could do its work twice
+        return Layer(data=getattr(config, f"_{name}"), path=path, shared=shared)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise UsageError(f"{shown(path)}: expected a name that ends in .yaml, .yml or .json")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{shown(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown(path)}: expected UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
+    return Layer(data=data, path=path, node=node, shared=shared)
+
+
+def _parse_json(text: str, path: Path) -> tuple[Any, None]:
+    try:
+        return json.loads(text), None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{shown(path)}:{error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{shown(path)}: not usable JSON: {error}") from None
+
+
+def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        _refuse_twice(node, path)
+        _refuse_unreadable_scalars(node, path)
+        return loader.construct_document(node), node
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise UsageError(f"{shown(path)}{line}: not YAML: {error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:
+        line = f":{text.count(chr(10), 0, error.position) + 1}"
+        raise UsageError(f"{shown(path)}{line}: not YAML: a character that may not stand in it") from None
+    except RecursionError:
+        raise UsageError(f"{shown(path)}: not YAML that can be used: nested too deeply") from None
+
+
+def _refuse_twice(node: yaml.Node, path: Path, above: Keys = ()) -> None:
+    # YAML forbids equal keys in one section; the parser takes the last in silence: an edit of the first does nothing.
+    if not isinstance(node, yaml.MappingNode) or len(above) > 8:
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        keys, line = (*above, key.value), key.start_mark.line + 1
+        if key.value in lines and key.value != "<<":
+            raise UsageError(f"{shown(path)}:{line}: {'.'.join(keys)}: given twice, first on line {lines[key.value]}")
+        lines[key.value] = line
+        _refuse_twice(value, path, keys)
+
+
+def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
+    # `2025-13-45` and `!!int x` leave the constructor as bare ValueErrors, IndexErrors and worse, with no line.
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias may lead back to where it stands
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            waiting.extend(part for pair in node.value for part in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+        else:
+            try:
+                yaml.SafeLoader("").construct_object(node)
+            except yaml.YAMLError:
+                continue  # has its line; the document's own construction raises it again
+            except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+                kind = node.tag.rpartition(":")[2]
+                line = node.start_mark.line + 1
+                raise UsageError(f"{shown(path)}:{line}: not YAML: {clip(node.value)} is no {kind}") from None
+
+
+def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
+    line = None
+    for key in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
+        if not found:
+            break  # a key such as `yes`, which YAML reads as true: its section's line is as near as we get
+        line, node = found[-1][0].start_mark.line + 1, found[-1][1]
+    return line
+
+
+def clip(text: str, length: int = 60) -> str:
+    """`text` as it is, or cut with an ellipsis: what is quoted in a message has to leave room for the message."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def found_text(value: object) -> str:
+    """A value as it would stand in a settings file, short enough for one line."""
+    if isinstance(value, Mapping):
+        return "a section"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, set):
+        return "a set"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value).replace("inf", ".inf").replace("nan", ".nan")
+    try:
+        return clip(json.dumps(value, ensure_ascii=False, default=str))
+    except ValueError:  # more digits than Python agrees to print
+        return "a number too long to show"
+
+
+def _merge(into: dict[Any, Any], data: Mapping[Any, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,179 @@
+"""The settings that count, typed and checked once. `tasks.settings.sections` says what each may hold.
+
+`load(context)` merges the layers Invoke knows (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
+INVOKE_* variables, the -f file) and either returns frozen settings or raises UsageError with one line:
+
+    invoke.yaml:27: fleet.size: expected a whole number from 1 to 1024, found "four"
+
+Not covered: whether a folder or a model exists; that is looked at where it is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from invoke.config import Config
+from invoke.context import Context
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from tasks.errors import UsageError
+from tasks.settings import layers
+from tasks.settings.layers import Keys, Layer, Layers, found_text
+from tasks.settings.sections import LEAVES, SOURCE_OF_PRICE, Section, Sections, expected, field, kind_of, section
+
+_IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # as image and manifests have them
+
+
+class Settings(Sections):
+    """The settings that count. `root` is the project's folder: where tasks.py and invoke.yaml are."""
+
+    root: Path
+
+    @property
+    def workspace(self) -> Path:
+        """The folder on a worker where `python -m bench` is started and relative paths begin."""
+        if self.fleet.kind == "pods":
+            return Path(_IMAGE_WORKSPACE, self.fleet.workspace or "")
+        return self.root / (self.fleet.workspace or "")
+
+    @property
+    def shared_results(self) -> str | None:
+        """A folder that every worker sees and that outlives them all; None where the fleet has none."""
+        if self.fleet.kind != "pods":
+            return None
+        return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.fss.volume_handle else None)
+
+    @property
+    def results_folder(self) -> Path:
+        """Where runs are kept on this machine."""
+        return self.root / self.results.folder
+
+    def public(self) -> dict[str, Any]:
+        """All settings as plain JSON values, for run.json. There is no secret among them to leave out."""
+        return self.model_dump(mode="json", exclude={"root"})
+
+
+def load(context: Context) -> Settings:
+    """The settings of a task's context. Raises UsageError: one line naming the first problem and its place."""
+    config = context.config
+    found = layers.read(config, ENVIRONMENT)
+    for layer in found.weakest_first:
+        _refuse_unknown(layer, layer.data, Sections)
+    _refuse_unknown_variables()
+    merged = {key: value for key, value in found.merged().items() if key in Sections.model_fields}
+    for name, keys in ENVIRONMENT.items():
+        strongest = found.strongest(keys)
+        if strongest is not None and strongest.environment:
+            _put(merged, keys, _cast(os.environ[name], field(keys)))
+    try:
+        sections = Sections.model_validate(merged)
+    except ValidationError as error:
+        raise UsageError(_first_problem(error, found)) from None
+    return Settings(root=found.root, **{name: getattr(sections, name) for name in Sections.model_fields})
+
+
+INVOKES_OWN: dict[str, Any] = Config.global_defaults()  # run, sudo, tasks, timeouts, ...
+ENVIRONMENT: dict[str, Keys] = {layers.env_name(keys): keys for keys in LEAVES}
+
+
+def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section], above: Keys = ()) -> None:
+    for key, value in data.items():
+        keys = (*above, str(key))
+        info = model.model_fields.get(key) if isinstance(key, str) else None
+        if info is None:
+            if not above and key in INVOKES_OWN:
+                _refuse_unmergeable(layer, keys, value, INVOKES_OWN[key])
+                continue
+            nearest = _nearest(keys, model)
+            if not above and layer.shared and nearest is None:
+                continue  # another project's section in a file that all of the user's projects share
+            names = f"{'.'.join(above) or 'the project'} has {', '.join(model.model_fields)}"
+            advice = f"did you mean {nearest}?" if nearest else names
+            raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
+        below = section(info)
+        if below is not None and not isinstance(value, Mapping):
+            names = ", ".join(below.model_fields)
+            raise UsageError(
+                f"{layer.where(keys)}: {'.'.join(keys)}: expected a section with {names}, found {found_text(value)}"
+            )
+        if below is not None:
+            _refuse_unknown(layer, value, below, keys)
+
+
+def _refuse_unmergeable(layer: Layer, keys: Keys, value: object, default: object) -> None:
+    # What Invoke's own keys hold is not ours to judge, save what its merge would answer with a traceback.
+    if isinstance(default, Mapping) != isinstance(value, Mapping):
+        kind = "a section" if isinstance(default, Mapping) else "a value"
+        raise UsageError(f"{layer.where(keys)}: {'.'.join(keys)}: expected {kind}, found {found_text(value)}")
+    if isinstance(default, Mapping) and isinstance(value, Mapping):
+        for key in value:
+            if key in default:
+                _refuse_unmergeable(layer, (*keys, str(key)), value[key], default[key])
+
+
+def _nearest(keys: Keys, model: type[Section]) -> str | None:
+    beside = difflib.get_close_matches(keys[-1].lower(), list(model.model_fields), 1, 0.6)
+    elsewhere = [".".join(leaf) for leaf in LEAVES if leaf[-1] == keys[-1]]
+    return ".".join((*keys[:-1], beside[0])) if beside else next(iter(elsewhere), None)
+
+
+def _refuse_unknown_variables() -> None:
+    ours = tuple(layers.env_name((name,)) + "_" for name in Sections.model_fields)
+    for name in sorted(os.environ):
+        if not name.startswith(layers.ENV_PREFIX) or name in ENVIRONMENT:
+            continue
+        near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if name.startswith(ours) else 0.9)
+        if near or name.startswith(ours):
+            advice = f"did you mean {near[0]}?" if near else "`invoke.yaml` lists all settings"
+            raise UsageError(f"environment {name}: unknown setting; {advice}")
+
+
+def _cast(text: str, info: FieldInfo) -> Any:
+    kind, nullable = kind_of(info)
+    if nullable and text == "":
+        return None
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            return text  # validation names it
+    return text
+
+
+def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
+    for key in keys[:-1]:
+        into = into.setdefault(key, {})
+    into[keys[-1]] = value
+
+
+def _first_problem(error: ValidationError, found: Layers) -> str:
+    problem = error.errors()[0]
+    if problem["type"] == "price_without_source":
+        priced = ("cost", problem["ctx"]["priced"])
+        price = found.strongest(priced)
+        at = price.where(priced) if price is not None else "settings"
+        source = SOURCE_OF_PRICE[priced[1]]
+        return f"{at}: cost.{source}: expected text that says where the price is from, found null"
+    if problem["type"] == "shm_beyond_memory":
+        shm = ("cluster", "shm")
+        layer, told = found.strongest(shm), problem["ctx"]
+        at = layer.where(shm) if layer is not None else "settings"
+        return (
+            f"{at}: cluster.shm: expected at most cluster.memory, {told['memory']}, of which it is a part, "
+            f"found {told['shm']}"
+        )
+    place = problem["loc"]
+    keys = tuple(part for part in place if isinstance(part, str))
+    layer = found.strongest(keys)
+    at = layer.where(keys) if layer is not None else "settings"
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    words = "text" if isinstance(place[-1], int) else expected(field(keys))
+    advice = "; a list stands in files only" if layer is not None and layer.environment and "list" in words else ""
+    return f"{at}: {name}: expected {words}, found {found_text(problem['input'])}{advice}"

@@ -1,0 +1,268 @@
+"""What each setting may hold: its type, range and default, section by section. `invoke.yaml` explains them."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from remote.cluster.quantity import amount
+from tasks.settings.layers import Keys
+
+
+def _printable(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise ValueError("blank, or with control characters")
+    return value
+
+
+def _ordered(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value  # and not YAML's `!!set`: order is what one asked for
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
+
+
+class Section(BaseModel):
+    # Strict: a file that says "4" where it means 4 has another mistake nearby. Text from the environment is cast here.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    path: Text = Field(default="models/qlora-fleet--tiny-mistral", description="a folder's path")
+
+
+class DataSection(Section):
+    path: Text = Field(default="data/python-docstrings.jsonl", description="a file's path")
+
+
+class ResultsSection(Section):
+    folder: Text = Field(default="results", description="a folder's path")
+
+
+class LocalSection(Section):
+    folder: Text = Field(default=".workers", description="a folder's path")
+    threads: int = Field(default=1, ge=1, le=256)
+
+
+class PodsSection(Section):
+    selector: Text = Field(
+        default="app.kubernetes.io/name=bench,app.kubernetes.io/component=worker", description="a label selector"
+    )
+    container: Text = Field(default="bench", description="a container's name")
+    python: Text = Field(default="python3", description="a program in the image")
+    scratch: Text = Field(default="/scratch/qlora-fleet", pattern="^/", description="an absolute path in the pod")
+    shared: Text | None = Field(default=None, pattern="^/", description="an absolute path in the pod")
+    threads: int = Field(default=4, ge=1, le=256)
+
+
+class FleetSection(Section):
+    kind: Literal["local", "pods"] = "local"
+    size: int = Field(default=4, ge=1, le=1024)
+    workspace: Text | None = Field(default=None, description="a folder's path")
+    lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
+    give_up_after_sec: float = Field(default=600.0, ge=1, le=604_800)
+    max_attempts: int = Field(default=2, ge=1, le=10)
+    local: LocalSection = LocalSection()
+    pods: PodsSection = PodsSection()
+
+
+class BenchSection(Section):
+    suite: Literal["quick", "full", "hardware", "loading", "inference", "distributed", "recipes", "all"] = "quick"
+    profile: Literal["gpu", "tiny"] = "tiny"
+    spread: Literal["replicate", "shard"] = "replicate"
+    repeats: int = Field(default=1, ge=1, le=100)
+    strict: bool = Field(default=False, description="true or false")
+    only: Texts = Field(default=(), description="a list of trial ids")
+    deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
+    warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
+    measured_steps: int | None = Field(default=None, ge=1, le=100_000)
+    learning_rate: float | None = Field(default=None, gt=0, le=1)
+    seed: int = Field(default=42, ge=0, le=2**31 - 1)
+
+
+SOURCE_OF_PRICE = {"price_usd_per_gpu_hour": "price_source", "hosted_usd_per_10000_samples": "hosted_source"}
+
+
+class TuneSection(Section):
+    recipes: Texts = Field(default=("reference", "stock", "fast"), description="a list of reference, stock, fast")
+    keep_percent: int = Field(default=99, ge=90, le=100)
+    memory_gib: float | None = Field(default=None, gt=0, le=1024)
+    trials: int = Field(default=16, ge=1, le=1000)
+    finalists: int = Field(default=3, ge=1, le=20)
+    repeats: int = Field(default=2, ge=1, le=20)
+    lora_targets: Literal["attention", "all-linear"] = "attention"
+    lora_rank: int = Field(default=16, ge=1, le=1024)
+
+
+class BuildSection(Section):
+    host: Text | None = Field(default=None, description="what one would type after `ssh`")
+    user: Text | None = Field(default=None, description="a user's name there")
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: Text | None = Field(default=None, description="a private key's path")
+    tmpdir: Text | None = Field(default=None, description="an absolute path on the VM")
+
+
+class ImageSection(Section):
+    profile: Text = Field(default="current", description="a profile of image/profiles.yaml")
+    name: Text = Field(default="qlora-fleet", description="an image's name without a tag")
+    base: Text | None = Field(default=None, description="an image, best with its digest")
+    python: Text | None = Field(default=None, description="a version like 3.12")
+    target: Literal["prod", "dev"] = "prod"
+    models: Texts = Field(default=(), description="a list of models, each an organisation and a name")
+    extra_packages: Texts = Field(default=(), description="a list of the base's packages")
+    index_url: Text | None = Field(default=None, description="a package index's address")
+    wheels: Text | None = Field(default=None, description="a folder's path")
+    pip_conf: Text | None = Field(default=None, description="a file's path on the VM")
+    network: Literal["default", "host", "none"] = "default"
+    client: Text = Field(default="docker", description="a program's name or path")
+    engine: Text | None = Field(default=None, description="an engine's address")
+    deadline_sec: float = Field(default=14_400.0, ge=60, le=604_800)
+
+
+class RegistrySection(Section):
+    image: Text | None = Field(default=None, description="a name like fra.ocir.io/namespace/repository:tag")
+    user: Text | None = Field(default=None, description="a user's name in one of the three forms")
+    password_file: Text | None = Field(default=None, description="a file's path")
+
+
+class HubSection(Section):
+    endpoint: Text | None = Field(default=None, description="an address like https://huggingface.co")
+    token_file: Text | None = Field(default=None, description="a file's path")
+
+
+class CostSection(Section):
+    price_usd_per_gpu_hour: float | None = Field(default=None, gt=0, le=1000)
+    price_source: Text | None = Field(default=None, description="text that says where the price is from")
+    shape: Text | None = Field(default=None, description="a shape's name in the table of prices")
+    prices: Text | None = Field(default=None, description="a file's path")
+    hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
+    hosted_source: Text | None = Field(default=None, description="text that says where the price is from")
+
+    @model_validator(mode="after")
+    def _every_dollar_names_its_source(self) -> CostSection:
+        for priced, source in SOURCE_OF_PRICE.items():
+            if getattr(self, priced) is not None and getattr(self, source) is None:
+                raise PydanticCustomError("price_without_source", "a price needs its source", {"priced": priced})
+        return self
+
+
+_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
+_QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+
+Name = Annotated[str, Field(pattern=_NAME)]
+Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+_NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
+
+
+class FssSection(Section):
+    volume_handle: Text | None = Field(
+        default=None,
+        pattern=r"^\S+:\S+:/\S*$",
+        description="text like ocid1.filesystem...:MOUNT-TARGET-IP:/EXPORT",
+    )
+    capacity: Quantity = Field(default="200Gi", description="a Kubernetes quantity like 200Gi")
+
+
+class ClusterSection(Section):
+    kubeconfig: Text | None = Field(default=None, description="a file's path")
+    context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
+    namespace: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    overlay: Literal[
+        "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
+    ] = "pods"
+    image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
+    pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
+    registry_user: Text | None = Field(default=None, description="a registry's user name")
+    instance_type: Text = Field(
+        default="VM.GPU.A10.1", pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label"
+    )
+    preemptible: bool = False
+    cpu: Quantity = Field(default="4", description="a Kubernetes quantity like 4 or 500m")
+    memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
+    shm: Quantity = Field(default="4Gi", description="a Kubernetes quantity like 4Gi")
+    scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
+    queue: Name = Field(default="qlora-fleet", description=_NAME_WORDS)
+    ready_within_sec: float = Field(default=1800.0, ge=1, le=86_400)
+    fss: FssSection = FssSection()
+
+    @model_validator(mode="after")
+    def _shared_memory_is_a_part_of_memory(self) -> ClusterSection:
+        if amount(self.shm) > amount(self.memory):
+            raise PydanticCustomError("shm_beyond_memory", "shm is a part of memory", self.model_dump())
+        return self
+
+
+class Sections(Section):
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    results: ResultsSection = ResultsSection()
+    fleet: FleetSection = FleetSection()
+    bench: BenchSection = BenchSection()
+    tune: TuneSection = TuneSection()
+    build: BuildSection = BuildSection()
+    image: ImageSection = ImageSection()
+    registry: RegistrySection = RegistrySection()
+    hub: HubSection = HubSection()
+    cost: CostSection = CostSection()
+    cluster: ClusterSection = ClusterSection()
+
+
+def _leaves(model: type[Section], above: Keys = ()) -> Iterator[Keys]:
+    for name, info in model.model_fields.items():
+        below = section(info)
+        if below is None:
+            yield (*above, name)
+        else:
+            yield from _leaves(below, (*above, name))
+
+
+def section(info: FieldInfo) -> type[Section] | None:
+    """The section below a field; None for a field that holds a value."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def field(keys: Keys) -> FieldInfo:
+    """The field that a setting's keys name, such as ("fleet", "size")."""
+    model: type[Section] = Sections
+    for key in keys[:-1]:
+        model = typing.cast("type[Section]", model.model_fields[key].annotation)
+    return model.model_fields[keys[-1]]
+
+
+LEAVES: tuple[Keys, ...] = tuple(_leaves(Sections))
+
+
+def expected(info: FieldInfo) -> str:
+    """What a setting may hold, in words: its description or type, and its range."""
+    kind, nullable = kind_of(info)
+    bounds = {name: getattr(rule, name) for rule in info.metadata for name in ("ge", "gt", "le") if hasattr(rule, name)}
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    else:
+        words = info.description or {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
+    if "ge" in bounds:
+        words += f" from {bounds['ge']} to {bounds['le']}"
+    if "gt" in bounds:
+        words += f" above {bounds['gt']}, at most {bounds['le']}"
+    return f"{words}, or null" if nullable else words
+
+
+def kind_of(info: FieldInfo) -> tuple[Any, bool]:
+    """A field's type without `| None` and annotations, and whether it may be null."""
+    kind: Any = info.annotation
+    parts = (
+        typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union else ()
+    )
+    nullable = type(None) in parts
+    if nullable:
+        kind = next(part for part in parts if part is not type(None))
+    return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), nullable

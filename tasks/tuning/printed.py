@@ -1,0 +1,77 @@
+"""What `inv tune` prints: the plan, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.tuning.answer import titles
+from tasks.tuning.search import choose
+from tasks.tuning.surrogate import Belief
+
+if TYPE_CHECKING:
+    from tasks.settings.load import Settings
+    from tasks.tuning.answer import Measured
+    from tasks.tuning.record import TuneRecord
+
+
+def show_plan(record: TuneRecord, workers: int) -> None:
+    """The candidates in numbers, and the first wave, which is what `inv tune` would start with."""
+    limit, console = record.memory(), Console()
+    fitting = [one for one in record.candidates if limit.fits(one)]
+    room = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
+    console.print(
+        f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {len(fitting)} fit ({room}); "
+        f"first wave over {workers} workers:",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = _table("configuration", "predicted GiB", "useful positions")
+    for one in choose(Belief(record.candidates), {}, limit, workers):
+        peak = limit.corrected(one)
+        size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
+        table.add_row(one.key, size, f"{100 * one.useful_share:.0f} %")
+    console.print(table)
+    console.print("nothing was touched", markup=False)
+
+
+def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured], about: Mapping[str, Any]) -> None:
+    """The front as a table, what the search cost, and the command that runs its best again."""
+    console, best_at = Console(), titles(kept)
+    table = _table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
+    for one in kept:
+        between = "-" if one.interval is None else f"{one.interval.low:,.0f} to {one.interval.high:,.0f}"
+        table.add_row(
+            one.trial.trial_id,
+            f"{one.useful_tokens_per_sec:,.0f}",
+            between,
+            f"{_gib(one.peak_vram_bytes)}  {_gib(one.predicted_bytes)}",
+            "-" if one.usd_per_million_useful_tokens is None else f"{one.usd_per_million_useful_tokens:.3f}",
+            best_at[one.trial.trial_id],
+        )
+    on = f"on {record.gpu}" if record.gpu else "on CPUs, profile tiny: these numbers say nothing about a GPU"
+    console.print(
+        f"search {record.tune_id}: {about['tried']} of {len(record.candidates)} candidates tried, "
+        f"{about['worker_sec'] / 60:.1f} minutes of workers, {on}",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(table)
+    folder = Path(settings.results.folder) / "tune" / record.tune_id
+    console.print(f"`inv bench --trials {folder / 'best.json'}` runs the best again", markup=False, soft_wrap=True)
+
+
+def _gib(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**30:.1f}"
+
+
+def _table(*heads: str) -> Table:
+    """Within 80 characters the last column wraps, and no other."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
+    return table

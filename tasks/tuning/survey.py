@@ -1,0 +1,115 @@
+"""What a search stands on: the GPU, the model and the data, as one worker's survey tells them, and what follows.
+
+Observe and plan. Nothing is written here, and nothing runs but `python -m bench survey`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
+from tasks.cli.flags import number
+from tasks.errors import Refused, UsageError
+from tasks.tuning import space
+from tasks.tuning.record import TuneRecord
+
+if TYPE_CHECKING:
+    from remote.hosts.host import Host
+    from tasks.settings.load import Settings
+
+CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what the allocator cannot hand out
+SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
+
+
+def check_recipes(settings: Settings) -> None:
+    """Raises UsageError for a name that is none."""
+    from bench.records import RECIPES
+
+    for name in settings.tune.recipes:
+        if name not in RECIPES:
+            raise UsageError(f"tune.recipes: expected names of {', '.join(RECIPES)}, found {name!r}")
+    if not settings.tune.recipes:
+        raise UsageError(f"tune.recipes: expected at least one of {', '.join(RECIPES)}")
+
+
+def limit_gib(settings: Settings, asked: str | None) -> float | None:
+    """The memory limit: the flag's, else the settings'. Raises UsageError."""
+    if asked is None:
+        return settings.tune.memory_gib
+    return number("tune: --memory-gib", asked, "a number above 0, at most 1024", lambda given: 0.0 < given <= 1024.0)
+
+
+def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
+    """A new search within `limit` GiB, not yet on disk. Raises Resumable, Refused and UsageError."""
+    from tasks.connect.workers import inspect, survey
+
+    bench, chosen = settings.bench, settings.tune
+    inspect(settings, hosts)
+    ground = survey(settings, hosts[0], [])
+    longest = space.max_seq_len(
+        ground["data"]["percentiles"], chosen.keep_percent, bench.profile, ground["model"]["positions"]
+    )
+    targets = ALL_LINEAR if chosen.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
+    found = space.candidates(
+        model=settings.model.path,
+        data=settings.data.path,
+        profile=bench.profile,
+        recipes=chosen.recipes,
+        longest=longest,
+        lora={"lora_rank": chosen.lora_rank, "lora_alpha": 2 * chosen.lora_rank, "lora_targets": targets},
+        steps=SHORT_STEPS[bench.profile],
+        seed=bench.seed,
+        samples=ground["data"]["samples"],
+    )
+    predicted = survey(settings, hosts[0], [one.trial for one in found])["trials"]
+    gpu = ground["gpu"] if bench.profile == "gpu" else None
+    record = TuneRecord(
+        tune_id=f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-tune",
+        gpu=None if gpu is None else gpu["name"],
+        model_sha256=ground["model"]["sha256"],
+        data_sha256=ground["data"]["sha256"],
+        longest=longest,
+        limit_bytes=_limit_bytes(limit, gpu),
+        settings=settings.public(),
+        candidates=space.with_predictions(found, predicted),
+        inputs={what: {"sha256": ground[what]["sha256"]} for what in ("model", "data")},
+    )
+    _refuse_too_little(record)
+    return record
+
+
+def refuse_other_ground(record: TuneRecord, ground: Mapping[str, Any]) -> None:
+    """Figures of two GPUs, models or data sets are not to be ranked in one table. Raises Refused."""
+    gpu = None if ground["gpu"] is None or record.gpu is None else ground["gpu"]["name"]
+    for what, before, now in (
+        ("the GPU", record.gpu, gpu),
+        ("the model (sha256)", record.model_sha256, ground["model"]["sha256"]),
+        ("the data (sha256)", record.data_sha256, ground["data"]["sha256"]),
+    ):
+        if before != now:
+            raise Refused(
+                f"search {record.tune_id}: {what} was {before}, and is {now} now; their figures cannot be ranked "
+                "together: begin a new search with `inv tune`"
+            )
+
+
+def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | None:
+    """What a configuration may use; what the driver and fragments take is left out where the GPU's own size counts."""
+    if limit is not None:
+        return round(limit * 2**30)
+    total = None if gpu is None else gpu["memory_bytes"]
+    return None if total is None else total - CONTEXT_BYTES
+
+
+def _refuse_too_little(record: TuneRecord) -> None:
+    limit = record.memory()
+    if any(limit.fits(one) for one in record.candidates):
+        return
+    smallest = min(record.candidates, key=lambda one: one.peak_bytes or 0)
+    raise UsageError(
+        f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.3g} GiB is below the smallest configuration, "
+        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB; "
+        "raise it, shorten samples (tune.keep_percent), or take a smaller model"
+    )

@@ -1,0 +1,264 @@
+"""Real trials, ended in every way a trial can end: each leaves a result that says so, or none, never half of one."""
+
+import contextlib
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records import Trial, suite
+from bench.records.result import EXIT_NOT_WRITTEN, End, ResultError, TrialResult
+
+PHASE_SEC = 120.0
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(bench_environment, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `python -m bench run` on a trial; whatever still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(trial: Trial, out: Path, *, before: str = "pass") -> subprocess.Popen[str]:
+        file = tmp_path / f"trial-{len(started)}.json"
+        file.write_text(json.dumps(trial.to_json()))
+        # `before` runs in the process itself, ahead of the bench: to limit what it may use.
+        code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
+        argv = (sys.executable, "-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
+        process = subprocess.Popen(
+            argv, env=bench_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def tiny_trial(make_trial, tiny_model: Path, tiny_data: Path) -> Callable[..., Trial]:
+    def make(**changes: Any) -> Trial:
+        return make_trial(**({"model": str(tiny_model), "data": str(tiny_data)} | changes))
+
+    return make
+
+
+def wait_for(process: subprocess.Popen[str], out: Path, phase: str, step: int) -> None:
+    """Until the trial says that it is in `phase` with `step` steps done."""
+    deadline = time.monotonic() + PHASE_SEC
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"ended before {phase}: {process.communicate()}")
+        if (out / "progress.json").exists():
+            progress = json.loads((out / "progress.json").read_text())
+            if progress["phase"] == phase and progress["step"] >= step:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"not in {phase} after {PHASE_SEC} s")
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PHASE_SEC)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("name", ["baseline", "optimized"])
+def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny_model, tiny_data, name):
+    model, data = tmp_path / 'it\'s "a" model', tmp_path / "$(touch x) data.jsonl"
+    model.symlink_to(tiny_model)
+    data.symlink_to(tiny_data)
+    out = tmp_path / "out with 'quotes' and spaces"
+    (trial,) = (trial for trial in suite("quick", "tiny", str(model), str(data)) if trial.trial_id == name)
+    code, said, err = finish(start(trial, out))
+    assert (code, err) == (0, "")
+    result = TrialResult.read(out / "result.json")
+    assert (result.status, result.reason, result.trial, result.worker) == (End.SUCCEEDED, None, trial, "it's w-1")
+    assert set(result.phases) == {"import", "data", "load", "warmup", "measure", "ceilings"}
+    losses = [loss for loss in result.steps.loss if loss is not None]
+    assert len(losses) == trial.measured_steps
+    assert statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) - 0.3
+    assert result.steps.tokens == [trial.tokens_per_step] * trial.measured_steps
+    assert result.metrics is not None
+    assert 0 < result.metrics.useful_tokens_per_sec < result.metrics.tokens_per_sec
+    assert said.splitlines()[-1].split("] ", 1)[1].startswith(f"SUCCEEDED {name} [tiny]: ")
+    assert result.fingerprint["seed"] == 42
+    assert "not paged" in result.fingerprint["optimizer"]
+
+
+def test_every_other_option_works_too(start, tmp_path, tiny_trial):
+    trial = tiny_trial(
+        layout="pack",
+        base_precision="bf16",
+        optimizer="adamw_torch",
+        gradient_checkpointing=False,
+        data_workers=2,
+        gradient_accumulation_steps=2,
+        lora_targets=("q_proj", "down_proj"),
+    )
+    code, _, err = finish(start(trial, tmp_path / "out"))
+    assert (code, err) == (0, "")
+    result = TrialResult.read(tmp_path / "out" / "result.json")
+    assert result.steps.useful_tokens == result.steps.tokens == [trial.tokens_per_step] * 2
+    assert result.metrics is not None
+    assert result.metrics.padding_percent == 0
+    assert result.fingerprint["optimizer"] == "torch AdamW, 32 bit"
+
+
+def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
+    process = start(tiny_trial(), tmp_path)
+    wait_for(process, tmp_path, "import", 0)
+    process.terminate()
+    assert finish(process)[0] == 143
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.status, result.metrics) == (End.PREEMPTED, None)
+    assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
+
+
+def test_a_stop_that_a_library_made_an_error_of_is_still_the_stop(start, tmp_path, tiny_trial):
+    broken = (
+        "import bench.qlora.step, signal\n"
+        "def place(_):\n"
+        "    try: signal.raise_signal(signal.SIGTERM)\n"
+        "    except BaseException: raise RecursionError('half an import') from None\n"
+        "bench.qlora.step.place = place"
+    )
+    assert finish(start(tiny_trial(), tmp_path, before=broken))[0] == 143
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.status, result.metrics) == (End.PREEMPTED, None)
+    assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
+    assert any("half an import" in line for line in result.log_tail)
+
+
+def test_sigterm_in_warmup_is_preempted_and_measured_nothing(start, tmp_path, tiny_trial):
+    process = start(tiny_trial(warmup_steps=10_000), tmp_path)
+    wait_for(process, tmp_path, "warmup", 1)
+    process.terminate()
+    assert finish(process)[0] == 143
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.status, result.metrics, result.steps.step_time_sec) == (End.PREEMPTED, None, [])
+    assert len(result.warmup.step_time_sec) >= 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "end", "reason"),
+    [
+        (signal.SIGINT, 130, End.CANCELLED, "stopped by SIGINT"),
+        (signal.SIGALRM, 1, End.TIMED_OUT, "the deadline of 300 s passed"),  # the deadline's own signal, at our moment
+    ],
+)
+def test_a_stop_in_measuring_keeps_the_steps_measured(start, tmp_path, tiny_trial, number, code, end, reason):
+    process = start(tiny_trial(measured_steps=100_000, deadline_sec=300.0), tmp_path)
+    wait_for(process, tmp_path, "measure", 3)
+    process.send_signal(number)
+    assert finish(process)[0] == code
+    result = TrialResult.read(tmp_path / "result.json")
+    assert result.status is end
+    assert str(result.reason).startswith(f"{reason} (in measure, ")
+    assert result.metrics is not None
+    assert result.metrics.step_time_sec.n == len(result.steps.loss) == len(result.steps.step_time_sec) >= 2
+
+
+def test_a_deadline_that_passes_ends_the_trial(start, tmp_path, tiny_trial):
+    code, _, _ = finish(start(tiny_trial(measured_steps=100_000, deadline_sec=1.0), tmp_path))
+    assert code == 1
+    result = TrialResult.read(tmp_path / "result.json")
+    assert result.status is End.TIMED_OUT
+    assert str(result.reason).startswith("the deadline of 1 s passed (in ")
+
+
+def test_sigkill_in_measuring_leaves_no_result_and_no_torn_file(start, tmp_path, tiny_trial):
+    process = start(tiny_trial(measured_steps=100_000), tmp_path)
+    wait_for(process, tmp_path, "measure", 3)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+    with pytest.raises(ResultError, match="cannot be read: No such file"):
+        TrialResult.read(tmp_path / "result.json")
+    assert json.loads((tmp_path / "progress.json").read_text())["phase"] == "measure"
+
+
+def test_memory_that_runs_out_is_its_own_end(start, tmp_path, tiny_trial):
+    trial = tiny_trial(max_seq_len=4096, micro_batch_size=1024)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))"
+    code, _, _ = finish(start(trial, tmp_path, before=limit))
+    assert code == 1
+    result = TrialResult.read(tmp_path / "result.json")
+    assert result.status is End.OUT_OF_MEMORY, result.reason
+    assert "(in warmup, 0 of 3 steps done)" in str(result.reason)
+
+
+def test_a_loss_that_is_no_number_fails_by_its_step(start, tmp_path, tiny_model, tiny_trial):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "SHA256SUMS").unlink()
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-(1 << 20) :] = b"\xc0\x7f" * (1 << 19)  # the last half million weights become bf16's not-a-number
+    weights.write_bytes(content)
+    code, _, _ = finish(start(tiny_trial(model=str(model), warmup_steps=0), tmp_path / "out"))
+    assert code == 1
+    result = TrialResult.read(tmp_path / "out" / "result.json")
+    assert result.status is End.FAILED
+    assert str(result.reason).startswith("NotFinite: the loss is nan at measure step 1; try a lower learning_rate")
+    assert result.steps.loss == [None]
+
+
+def test_an_unforeseen_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
+    broken = "import bench.qlora.step\ndef place(_): raise LookupError('no\\nplace')\nbench.qlora.step.place = place"
+    code, _, _ = finish(start(tiny_trial(), tmp_path, before=broken))
+    assert code == 1
+    result = TrialResult.read(tmp_path / "result.json")
+    assert result.status is End.FAILED
+    assert result.reason == "LookupError: no place (in import, 0 of 3 steps done)"
+    assert any("raise LookupError" in line or "in place" in line for line in result.log_tail)
+
+
+def test_a_library_that_is_missing_fails_by_its_name(start, tmp_path, tiny_trial):
+    code, _, _ = finish(start(tiny_trial(), tmp_path, before="import sys; sys.modules['torch'] = None"))
+    assert code == 1
+    result = TrialResult.read(tmp_path / "result.json")
+    assert result.status is End.FAILED
+    assert "torch" in str(result.reason)
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert shutil.disk_usage(disk).free == 0
+
+
+def test_a_full_disk_is_refused_before_any_work(start, small_disk, tiny_trial):
+    fill(small_disk)
+    code, said, err = finish(start(tiny_trial(), small_disk))
+    assert (code, said) == (2, "")
+    assert err == f"{small_disk}: results cannot be written there: No space left on device; name another --out\n"
+    assert [entry.name for entry in small_disk.iterdir()] == ["filler"]
+
+
+def test_a_read_only_folder_is_refused_before_any_work(start, small_disk, tiny_trial):
+    subprocess.run(("mount", "-o", "remount,ro", str(small_disk)), check=True)
+    code, said, err = finish(start(tiny_trial(), small_disk / "out"))
+    assert (code, said) == (2, "")
+    assert err == f"{small_disk / 'out'}: results cannot be written there: Read-only file system; name another --out\n"
+
+
+def test_a_disk_that_fills_up_later_leaves_one_line_and_no_torn_result(start, small_disk, tiny_trial):
+    process = start(tiny_trial(measured_steps=100_000), small_disk)
+    wait_for(process, small_disk, "measure", 2)
+    fill(small_disk)
+    process.terminate()
+    code, said, err = finish(process)
+    assert code == EXIT_NOT_WRITTEN
+    assert err == f"{small_disk / 'result.json'}: the result cannot be written: No space left on device\n"
+    assert "PREEMPTED small [tiny]" in said
+    assert not [entry.name for entry in small_disk.iterdir() if "result" in entry.name]

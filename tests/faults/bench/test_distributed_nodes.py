@@ -1,0 +1,160 @@
+"""One trial on two machines, both of them this one: real ranks, each under a parent of its own that must hear of all.
+
+Not covered: two kernels, two clocks, a network that loses packets.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.kinds.distributed.torchrun import descendants
+from bench.records import NODE_ADDRESS as ADDRESS
+from bench.records import NODE_COUNT as COUNT
+from bench.records import NODE_PORT as PORT
+from bench.records import NODE_RANK as RANK
+from bench.records import NODE_TOKEN as TOKEN
+from bench.records import Trial
+from bench.records.result import End, TrialResult
+from tests.support.hosts.rankpids import alive, end
+from tests.support.machines.ports import free_ports
+
+WAIT_SEC = 150.0
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Iterator[Callable[..., list]]:
+    started: list[subprocess.Popen] = []
+    meeting = {COUNT: "2", ADDRESS: "127.0.0.1", PORT: str(free_ports(2)), TOKEN: "word", "GLOO_SOCKET_IFNAME": "lo"}
+
+    def run(*, broken_on: int | None = None, **changes: object) -> list[subprocess.Popen]:
+        for node in range(2):
+            home = tmp_path / f"node-{node}"
+            (home / "tmp").mkdir(parents=True)
+            data = "/no/data" if node == broken_on else str(tiny_data)
+            fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": data}
+            trial: Trial = make_trial(**(fields | changes))
+            (home / "trial.json").write_text(trial.to_text())
+            argv = (sys.executable, "-m", "bench", "run", "--trial", str(home / "trial.json"), "--out", str(home))
+            more = {RANK: str(node), "TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": "6"}
+            started.append(
+                subprocess.Popen(
+                    argv,
+                    env=bench_environment | meeting | more,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+        return started
+
+    yield run
+    end(started)
+
+
+def in_measure(nodes: list[subprocess.Popen], folder: Path) -> None:
+    """Wait until the first machine knows both ranks to be measuring."""
+    deadline = time.monotonic() + WAIT_SEC
+    while time.monotonic() < deadline:
+        assert all(node.poll() is None for node in nodes), [node.communicate() for node in nodes if node.poll()]
+        signs = list((folder / "node-0" / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
+        if len(signs) == 2 and all('"measure", "step": ' in sign.read_text() for sign in signs):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"measured nothing within {WAIT_SEC} s")
+
+
+def rank_of(node: subprocess.Popen) -> int:
+    """The pid of a machine's only rank."""
+    for pid in descendants(node.pid):
+        with contextlib.suppress(OSError):
+            if (
+                b"bench.kinds.distributed.rank" in (words := Path(f"/proc/{pid}/cmdline").read_bytes())
+                and b"torchrun" not in words
+            ):
+                return pid
+    raise AssertionError("no rank is running")
+
+
+def ends(nodes: list[subprocess.Popen], folder: Path, *, tidy: str = "node-*") -> TrialResult:
+    """Both machines' ends: nothing runs, `tidy` ones leave nothing lying, only the first has written a result."""
+    below = [pid for node in nodes for pid in descendants(node.pid)]
+    for node in nodes:
+        node.communicate(timeout=WAIT_SEC)
+    assert alive(below) == []
+    assert not list(folder.glob(f"{tidy}/tmp/qlora-fleet-*"))
+    assert not (folder / "node-1" / "result.json").exists()
+    return TrialResult.read(folder / "node-0" / "result.json")
+
+
+def test_two_machines_train_one_model_and_the_first_tells_of_it(start, tmp_path):
+    nodes = start(measured_steps=3)
+    result = ends(nodes, tmp_path)
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    assert [node.returncode for node in nodes] == [0, 0]
+    found = {(m.name, m.context.get("rank")) for m in result.measurements}
+    assert {("step_time_sec", 0), ("step_time_sec", 1), ("efficiency_percent", None)} <= found
+
+
+def test_a_rank_killed_on_the_other_machine_is_named_and_all_are_stopped(start, tmp_path):
+    nodes = start(measured_steps=100_000)
+    in_measure(nodes, tmp_path)
+    os.kill(rank_of(nodes[1]), signal.SIGKILL)
+    result = ends(nodes, tmp_path)
+    assert result.status is End.FAILED
+    assert str(result.reason).startswith("RankFailed: rank 1 was killed by SIGKILL in measure step ")
+
+
+def test_a_rank_killed_on_the_first_machine_is_named_and_all_are_stopped(start, tmp_path):
+    nodes = start(measured_steps=100_000)
+    in_measure(nodes, tmp_path)
+    os.kill(rank_of(nodes[0]), signal.SIGKILL)
+    result = ends(nodes, tmp_path)
+    assert result.status is End.FAILED
+    assert str(result.reason).startswith("RankFailed: rank 0 was killed by SIGKILL in measure step ")
+
+
+def test_a_rank_that_hangs_on_the_other_machine_is_named(start, tmp_path):
+    nodes = start(measured_steps=100_000)
+    in_measure(nodes, tmp_path)
+    os.kill(rank_of(nodes[1]), signal.SIGSTOP)
+    result = ends(nodes, tmp_path)
+    assert result.status is End.FAILED
+    assert str(result.reason).startswith("RankFailed: rank 1 has been silent for 6 s in measure step ")
+
+
+def test_a_machine_that_goes_is_not_the_trials_fault(start, tmp_path):
+    nodes = start(measured_steps=100_000)
+    in_measure(nodes, tmp_path)
+    for pid in [nodes[1].pid, *descendants(nodes[1].pid)]:
+        os.kill(pid, signal.SIGKILL)
+    result = ends(nodes, tmp_path, tidy="node-0")
+    assert result.status is End.LOST  # and so tried again
+    assert str(result.reason).startswith("rank 1 is gone with its machine in measure")
+
+
+def test_when_the_first_machine_goes_the_others_stop(start, tmp_path):
+    nodes = start(measured_steps=100_000)
+    in_measure(nodes, tmp_path)
+    below = descendants(nodes[1].pid)
+    for pid in [nodes[0].pid, *descendants(nodes[0].pid)]:
+        os.kill(pid, signal.SIGKILL)
+    _, err = nodes[1].communicate(timeout=WAIT_SEC)
+    assert (nodes[1].returncode, alive(below)) == (1, [])
+    assert err.endswith("ranks 1 to 1 were ended\n")
+
+
+def test_input_missing_on_one_machine_is_said_by_the_first(start, tmp_path):
+    nodes = start(broken_on=1)
+    said = [node.communicate(timeout=WAIT_SEC)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2]
+    assert all("/no/data" in words for words in said)
+    assert not (tmp_path / "node-0" / "result.json").exists()

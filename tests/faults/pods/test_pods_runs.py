@@ -1,0 +1,217 @@
+"""A run over pods, struck at its start, in its middle and after its last byte, by each fault of a cluster.
+
+Real kubectl against the tests' own cluster. Not covered: a real kernel's out-of-memory killer, a real network between
+nodes. test_pods_outage.py has the faults that last half a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.fleet.events import Happening
+from remote.fleet.ledger import LEDGER_FILE, Ledger
+from tests.support import pods as podyard
+from tests.support.hosts.hostyard import kill_kubectls, wait_for
+from tests.support.pods import EVICTION, LIMITS, PodYard, fixtures, hasty, started, worker_of
+
+PODS = 3
+shared_yard, yard = fixtures(PODS, toleration_scale=EVICTION)
+
+
+@pytest.mark.parametrize("fault", ["deleted", "evicted", "out of memory", "node lost"])
+def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(yard: PodYard, fault: str) -> None:
+    faults = yard.cluster.faults
+
+    def strike(pod: dict[str, Any]) -> None:
+        if fault == "deleted":
+            faults.delete_pod(pod["name"], grace=0)
+        elif fault == "evicted":
+            faults.evict(pod["name"])
+        elif fault == "out of memory":
+            faults.oom_kill(pod["name"])
+        else:
+            faults.lose_node(pod["node"])
+            # Its replacement finds no place until a node is back: there is one for each pod.
+            yard.cluster.wait_until(lambda: pod["name"] not in str(yard.live()), "the pod is given up")
+            faults.find_node(pod["node"])
+
+    starts = yard.struck(strike)
+    assert starts["middle"] in (2, 3), "3: it was handed to the worker that was struck last"
+    assert starts["last"] == 1, "it was done, and what it wrote lay on the shared volume"
+    assert starts["start"] <= 2
+
+
+@pytest.mark.parametrize(
+    "fault", ["streams cut", "streams frozen", "server gone", "black hole", "kubelet restarted", "kubectl killed"]
+)
+def test_losing_the_view_costs_nothing(yard: PodYard, fault: str) -> None:
+    faults = yard.cluster.faults
+
+    def strike(pod: dict[str, Any]) -> None:
+        if fault == "streams cut":
+            faults.end_streams(pod["node"], "close-1000-without-status")
+        elif fault == "streams frozen":
+            faults.end_streams(pod["node"], "freeze")
+        elif fault == "server gone":
+            faults.server_gone(seconds=1.0)
+        elif fault == "black hole":
+            faults.silence()
+            faults.speak()
+        elif fault == "kubelet restarted":
+            faults.restart_kubelet(pod["node"], seconds=0.5)
+        else:
+            kill_kubectls()
+
+    assert yard.struck(strike) == {"start": 1, "middle": 1, "last": 1}
+
+
+@pytest.mark.parametrize("fault", ["credentials expired", "exec forbidden", "pods forbidden"])
+def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(yard: PodYard, fault: str) -> None:
+    """Nothing in the pods changes when a token runs out: no trial is handed on, none is begun again."""
+    faults = yard.cluster.faults
+
+    def all_are_back() -> bool:
+        return len(yard.heard_of(Happening.WORKER_LOST)) == len(yard.heard_of(Happening.WORKER_BACK))
+
+    def strike(pod: dict[str, Any]) -> None:
+        wait_for(all_are_back, "the last strike is over")  # who is lost already does not say so again
+        known = len(yard.heard_of(Happening.WORKER_LOST))
+        if fault == "credentials expired":
+            faults.expire_credentials()
+        elif fault == "exec forbidden":
+            for verb in ("get", "create"):
+                faults.forbid(verb=verb, resource="pods/exec")
+        else:
+            faults.forbid(verb="list", resource="pods")
+
+        def is_said() -> bool:
+            # A stream that is open stays open; the next one is refused. Once is not enough: one that was let in just
+            # before may come after, and a list of pods of less than 2 s ago is not asked for again.
+            faults.end_streams(pod["node"], "close-1000-without-status")
+            time.sleep(0.3)
+            return len(yard.heard_of(Happening.WORKER_LOST)) > known
+
+        wait_for(is_said, "it is said")
+        faults.clear()
+
+    assert yard.struck(strike) == {"start": 1, "middle": 1, "last": 1}
+    remedy = "renew the kubeconfig" if fault == "credentials expired" else "the account has no right to"
+    assert all(remedy in str(event.reason) for event in yard.heard_of(Happening.WORKER_LOST))
+
+
+@pytest.mark.parametrize("fault", ["image cannot be pulled", "quota used up", "no GPU left"])
+def test_a_replacement_that_cannot_come_up_holds_nothing_up(yard: PodYard, fault: str) -> None:
+    faults = yard.cluster.faults
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few", "namespace": yard.namespace},
+        "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
+    }
+    yard.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
+    with yard.running(yard.pod_fleet(hosts=hasty(yard.pod_hosts()), on_event=yard.heard.append)):
+        wait_for(lambda: len(yard.noted("started")) == PODS and yard.noted("succeeded"), "all of them run")
+        if fault == "image cannot be pulled":
+            faults.fail_pulls("*", "timeout")
+        elif fault == "quota used up":
+            yard.cluster.apply(quota)
+        begun = (*yard.noted("started", "slow-middle"), *yard.noted("succeeded"))
+        doomed = [yard.pod_of(line.split()[3]) for line in begun]
+        for pod in doomed:
+            if fault == "no GPU left":
+                faults.set_gpus(pod["node"], 0)
+            faults.delete_pod(pod["name"], grace=0)
+        for worker in map(worker_of, doomed):
+            wait_for(lambda w=worker: yard.heard_of(Happening.WORKER_LOST, w), "its worker counts as lost")
+        # The worker that is left runs what the others cannot, and takes in what was done.
+        yard.say_go()
+    assert set(yard.ends().values()) == {"SUCCEEDED"}
+    assert yard.started_after_success() == []
+    left = yard.noted("started", "slow-start")[0].split()[3]
+    assert [line.split()[3] for line in yard.noted("started", "slow-middle")][1:] == [left]
+    assert len(yard.noted("started", "success-then-lingers-last")) == 1
+    reasons = {str(event.reason) for event in yard.heard_of(Happening.WORKER_LOST)}
+    # A real Job keeps the pod that was deleted until its replacement has been made.
+    signs = ("Pending", "no pod has index", "being deleted")
+    assert any(sign in reason for sign in signs for reason in reasons), reasons
+
+
+def test_a_trial_goes_back_into_the_queue_once_and_a_resumed_run_tries_again(yard: PodYard) -> None:
+    yard.plan("slow", workers=1)
+    hosts, limits = hasty(yard.pod_hosts())[:1], replace(LIMITS, max_attempts=2)
+    with yard.running(yard.pod_fleet(hosts=hosts, limits=limits)):
+        for attempt in (1, 2):
+            wait_for(lambda n=attempt: len(yard.noted("started")) == n, f"attempt {attempt}")
+            yard.cluster.faults.delete_pod(yard.pod_of("worker-1")["name"], grace=0)
+    assert yard.ends() == {"slow": "LOST"}
+    assert "its job died with its worker" in (yard.reasons()["slow"] or "")
+    with yard.running(yard.pod_fleet(hosts=hosts, limits=limits)):
+        wait_for(lambda: len(yard.noted("started")) == 3, "the resumed run's attempt")
+        yard.say_go()
+    assert yard.ends() == {"slow": "SUCCEEDED"}
+    assert yard.winner("slow") == (3, "worker-1")
+
+
+def test_a_full_volume_ends_trials_with_the_reason_and_room_lets_them_go_on(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Full before a trial has a place there, when it writes its result, and after that: only the last succeeds."""
+    if pytestconfig.getoption("kubeconfig"):
+        pytest.skip("a volume of 4 MiB needs the tests' own cluster, and --kubeconfig names another")
+    with started(tmp_path, PODS, pytestconfig, volume_size="4m") as yard:
+        yard.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
+        hosts = hasty(yard.pod_hosts())[:2]
+        with yard.running(yard.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):
+            wait_for(lambda: yard.noted("started", "slow-middle") and yard.noted("succeeded"), "one runs, one is done")
+            yard.fill_volume()
+            yard.say_go()
+        assert yard.ends() == {"slow-middle": "LOST", "success-then-lingers-last": "SUCCEEDED", "fine-start": "LOST"}
+        for trial_id in ("slow-middle", "fine-start"):
+            assert "No space left on device" in (yard.reasons()[trial_id] or "")
+        yard.free_volume()
+        yard.pod_fleet(hosts=hosts).run()
+        assert set(yard.ends().values()) == {"SUCCEEDED"}
+        assert yard.started_after_success() == []
+
+
+def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_counts(yard: PodYard) -> None:
+    """Nobody has noticed yet that the node is gone: its pod says Running and Ready, and nothing answers."""
+    yard.plan("slow", workers=2)
+    hosts = hasty(yard.pod_hosts())[:2]
+    with yard.running(yard.pod_fleet(hosts=hosts, limits=replace(LIMITS, lost_after_sec=3.0))):
+        wait_for(lambda: yard.noted("started"), "the trial runs")
+        worker = yard.noted("started")[0].split()[3]
+        node = yard.pod_of(worker)["node"]
+        yard.cluster.faults.silence_node(node)
+        wait_for(lambda: len(yard.noted("started")) == 2, "another pod has begun it")
+        yard.say_go(attempt=2)
+        wait_for(lambda: yard.noted("succeeded"), "the second attempt is done")
+        yard.cluster.faults.find_node(node)
+    assert yard.ends() == {"slow": "SUCCEEDED"}
+    assert yard.winner("slow")[0] == 2
+    assert [line.split()[2] for line in yard.noted("succeeded")] == ["2"]
+
+
+def test_a_new_operator_finds_what_runs_and_what_has_ended(yard: PodYard) -> None:
+    yard.plan("slow a", "success-then-lingers b", workers=2)
+    argv = [sys.executable, "-B", podyard.__file__, str(yard.folder), str(yard.cluster.kubeconfig)]
+    argv += [yard.namespace, yard.label]
+    with subprocess.Popen(argv, start_new_session=True) as operator:
+        try:
+            wait_for(lambda: yard.noted("started", "slow-a") and yard.noted("succeeded"), "one runs and one is done")
+        finally:
+            os.killpg(operator.pid, signal.SIGKILL)
+    assert [entry.end for entry in Ledger(yard.run_folder / LEDGER_FILE).entries.values()] == [None, None]
+    yard.say_go()
+    yard.pod_fleet(hosts=hasty(yard.pod_hosts())[:2]).run()
+    assert set(yard.ends().values()) == {"SUCCEEDED"}
+    assert len(yard.noted("started")) == 2

@@ -1,0 +1,66 @@
+"""The yard's workers and volume as a given cluster gets them: its image, its volume, its patience.
+
+Not shortened there: how long a node may be silent before Kubernetes gives it up, and the pause before an index gets its
+next pod (10 s after its first failure, then twice as long each time). So a Job whose pods have failed is made anew.
+Shortened: 1 s instead of 30 s until the pods of a node that was given up go.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from remote.cluster.plan import Image
+from remote.cluster.pullsecret import pull_secret
+from remote.hosts.command import Secret
+from tests.support.kubernetes.given import GivenCluster
+
+PYTHON_THERE = ("python3",)
+BENCH_THERE = "fake_bench.py"
+_PULL_SECRET = "registry"
+
+
+def given_volume(cluster: GivenCluster) -> list[dict[str, Any]]:
+    """The volume of --cluster-volume under a name of this namespace alone, its claim, and the image's pull secret."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    name = {"name": cluster.home}
+    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": cluster.home}
+    spec = {**common, **(cluster.gift.volume or {}), "capacity": {"storage": "1Gi"}, "claimRef": bound_to}
+    claim = {**common, "volumeName": cluster.home, "resources": {"requests": {"storage": "1Gi"}}}
+    made: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": name, "spec": spec},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim},
+    ]
+    if cluster.gift.registry_user and cluster.gift.password:
+        login = {"registry": Image.parse(cluster.gift.image).registry, "user": cluster.gift.registry_user}
+        password = Secret(cluster.gift.password)
+        made.append(pull_secret(name=_PULL_SECRET, namespace=cluster.home, password=password, **login)[0])
+    return made
+
+
+def given_job(cluster: GivenCluster, job: dict[str, Any]) -> dict[str, Any]:
+    """The yard's Job with the given image, on the given kind of node."""
+    made = copy.deepcopy(job)
+    spec = made["spec"]["template"]["spec"]
+    spec["containers"][0] |= {"image": cluster.gift.image, "imagePullPolicy": "IfNotPresent"}
+    spec["imagePullSecrets"] = [{"name": _PULL_SECRET}]
+    spec["nodeSelector"] = {"node.kubernetes.io/instance-type": cluster.gift.instance_type}
+    spec["securityContext"] = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}
+    for toleration in spec["tolerations"]:
+        if "tolerationSeconds" in toleration:
+            toleration["tolerationSeconds"] = 1
+    return made
+
+
+def renew(cluster: GivenCluster, job: dict[str, Any]) -> None:
+    """Make the Job again where one of its pods has failed or is going."""
+    pods = cluster.objects("pods", cluster.home)
+    if all(p.get("status", {}).get("phase") == "Running" and not _is_used(p) for p in pods):
+        return
+    cluster.said("delete", "job", job["metadata"]["name"], "--cascade=foreground", f"--timeout={cluster.patience_sec}s")
+    cluster.apply(job)
+
+
+def _is_used(pod: dict[str, Any]) -> bool:
+    failures = (pod["metadata"].get("annotations") or {}).get("batch.kubernetes.io/job-index-failure-count", "0")
+    return failures != "0" or bool(pod["metadata"].get("deletionTimestamp"))

@@ -1,0 +1,394 @@
+"""A yard of local hosts for tests: real processes in folders of their own, and a look at what is left of them.
+
+Also an operator that can be killed: run as a program, this file drives a Fleet over the yard that its argument names,
+and kills itself with SIGKILL at the moment it is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
+
+from bench.records import Trial  # noqa: E402
+from bench.records.result import PlannedTrial, RunRecord, TrialResult  # noqa: E402
+from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
+from remote.fleet.events import FleetEvent  # noqa: E402
+from remote.fleet.fleet import Fleet  # noqa: E402
+from remote.fleet.ledger import LEDGER_FILE, Ledger  # noqa: E402
+from remote.fleet.patience import Limits  # noqa: E402
+from remote.hosts.command import Command  # noqa: E402
+from remote.hosts.host import Completed, Host, HostUnreachable, Readable  # noqa: E402
+from remote.hosts.local import LocalHost  # noqa: E402
+from remote.jobs.agent import Agent  # noqa: E402
+
+FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
+PATIENCE_SEC = 60.0  # for things that take milliseconds; only a broken system waits this long
+QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
+
+
+def wait_for(what: Callable[[], object], said: str) -> None:
+    """Until `what()` holds; the test fails with `said` when it never does."""
+    deadline = time.monotonic() + PATIENCE_SEC
+    while not what():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never happened: {said}")
+        time.sleep(0.01)
+
+
+def processes_under(folder: Path) -> dict[int, str]:
+    """pid to command line of every living process (ourselves aside) that works in `folder` or names it."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            inside = str(folder) in line or (process / "cwd").readlink().is_relative_to(folder)
+            if inside and int(process.name) != os.getpid():
+                found[int(process.name)] = line
+    return found
+
+
+def kill_kubectls() -> None:
+    """Every kubectl exec that this process has started, and nothing else of its children: servers are among them."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"kubectl" in line and b"\0exec\0" in line:
+                    os.kill(int(child), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str = "1m") -> Iterator[Path]:
+    """A small file system of its own at `folder`, for as long as the block lasts."""
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"cannot mount a small disk here: {mount.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def threads() -> list[threading.Thread]:
+    return threading.enumerate()
+
+
+def supervisor_of(job: Path) -> int:
+    return int(json.loads((job / "supervisor.json").read_text())["pid"])
+
+
+class Yard:
+    """A folder with hosts in it. On leaving, what still runs there is killed, and is an error."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "bench.log"
+
+    def __enter__(self) -> Yard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        # Watchers of a killed operator notice at their next line; everything else has to be gone already.
+        deadline = time.monotonic() + (PATIENCE_SEC if kind is None else 0.0)
+        while processes_under(self.folder) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        left = processes_under(self.folder)
+        self.sweep()
+        assert kind is not None or not left, f"processes were left behind: {left}"
+
+    def sweep(self) -> None:
+        """Kill everything in the yard."""
+        while found := processes_under(self.folder):
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def host(self, name: str = "worker-1", workdir: Path | None = None) -> LocalHost:
+        return LocalHost(name=name, workdir=str(workdir or self.folder / "hosts" / name))
+
+    def agent(self, name: str = "worker-1") -> Agent:
+        return Agent(self.host(name))
+
+    def hosts(self, count: int) -> list[LocalHost]:
+        return [self.host(f"worker-{number}") for number in range(1, count + 1)]
+
+    def noted(self, word: str, trial_id: str | None = None) -> list[str]:
+        """What the stand-in bench wrote down: lines of word, trial id, attempt, worker."""
+        if not self.log.exists():
+            return []
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith(f"{word} ")]
+        return [line for line in lines if trial_id in (None, line.split()[1])]
+
+    def say_go(self, attempt: int | None = None) -> None:
+        """Let every `slow` trial finish, or these attempts at them."""
+        self.log.with_name(self.log.name + (".go" if attempt is None else f".go.{attempt}")).touch()
+
+    # --- runs ---
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    def plan(
+        self,
+        *names: str,
+        workers: int = 2,
+        replicate: bool = False,
+        deadline_sec: float = 300.0,
+        pin: str | None = None,
+    ) -> RunRecord:
+        """Write a plan of trials with these names (the first word says what each does) and its empty ledger."""
+        ids = [f"worker-{number}" for number in range(1, workers + 1)]
+        trials = [make_trial(name, deadline_sec=deadline_sec) for name in names]
+        planned = [PlannedTrial(trial_id=trial.trial_id, trial=trial, worker=pin) for trial in trials]
+        if replicate:
+            planned = [
+                PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
+                for trial in trials
+                for worker in ids
+            ]
+        record = RunRecord(
+            run_id="r1",
+            created_at="2026-01-01T00:00:00+00:00",
+            suite="test",
+            profile="tiny",
+            spread="replicate" if replicate else "shard",
+            fleet_kind="local",
+            workers=ids,
+            planned=planned,
+            settings={},
+            provenance={},
+        )
+        self.run_folder.mkdir()
+        record.write(self.run_folder)
+        Ledger.create(self.run_folder / LEDGER_FILE, [one.trial_id for one in planned])
+        return record
+
+    def fleet(
+        self, hosts: Sequence[Host], *, limits: Limits = QUICK, on_event: Callable[[FleetEvent], None] | None = None
+    ) -> Fleet:
+        """A fleet over the plan and the ledger as they lie in the run's folder now."""
+        ledger = Ledger(self.run_folder / LEDGER_FILE)
+        for trial_id, entry in ledger.entries.items():
+            if entry.end is not None and entry.end.is_resumable:
+                ledger.reopened(trial_id)
+        return Fleet(
+            hosts=hosts,
+            run=RunRecord.read(self.run_folder / "run.json"),
+            run_folder=self.run_folder,
+            ledger=ledger,
+            launch=self.launch,
+            on_event=on_event or (lambda _: None),
+            limits=limits,
+        )
+
+    def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        flags = {
+            "--trial": f"{folder}/{TRIAL_FILE}",
+            "--out": f"{folder}/{OUT_FOLDER}",
+            "--trial-id": planned.trial_id,
+            "--worker": host.name,
+            "--run-id": "r1",
+            "--attempt": str(attempt),
+        }
+        words = [word for pair in flags.items() for word in pair]
+        return Command(
+            argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
+            environment={"FAKE_BENCH_LOG": str(self.log)},
+        )
+
+    @contextlib.contextmanager
+    def running(self, fleet: Fleet) -> Iterator[Fleet]:
+        """The fleet at work in a thread of its own; on leaving it is waited for, and what it raised comes through."""
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                fleet.run()
+            except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
+                failures.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield fleet
+        except BaseException:
+            fleet.stop()
+            raise
+        finally:
+            thread.join(PATIENCE_SEC)
+        assert not thread.is_alive(), "the fleet does not come to its end"
+        if failures:
+            raise failures[0]
+
+    def winner(self, trial_id: str) -> tuple[int, str]:
+        """The attempt and the worker behind a trial's end."""
+        won = Ledger(self.run_folder / LEDGER_FILE).entries[trial_id].winner
+        assert won is not None
+        return won.number, won.worker
+
+    def ledger_lines(self, event: str) -> list[dict[str, object]]:
+        lines = (self.run_folder / LEDGER_FILE).read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["event"] == event]
+
+    def ends(self) -> dict[str, str]:
+        """Each trial's end, having checked the promises that hold for every run whatever befell it."""
+        ledger = Ledger(self.run_folder / LEDGER_FILE)
+        reopened = [line["trial_id"] for line in self.ledger_lines("reopened")]
+        ended = [line["trial_id"] for line in self.ledger_lines("ended")]
+        for trial_id, entry in ledger.entries.items():
+            assert entry.end is not None, f"{trial_id} has no end"
+            assert ended.count(trial_id) == reopened.count(trial_id) + 1, f"{trial_id}: not exactly one end"
+            path = self.run_folder / "trials" / trial_id / "result.json"
+            if entry.end.value == "SUCCEEDED" or path.exists():
+                result = TrialResult.read(path)
+                assert entry.winner is not None
+                assert (result.trial_id, result.attempt) == (trial_id, entry.winner.number)
+                assert result.status is entry.end
+        return {trial_id: entry.end.value for trial_id, entry in ledger.entries.items() if entry.end is not None}
+
+    def reasons(self) -> dict[str, str | None]:
+        ledger = Ledger(self.run_folder / LEDGER_FILE)
+        return {trial_id: entry.reason for trial_id, entry in ledger.entries.items()}
+
+
+def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
+    return Trial(
+        name=name,
+        reason="a test",
+        suite="test",
+        profile="tiny",
+        model="no/model",
+        data="none",
+        deadline_sec=deadline_sec,
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Wire:
+    """A host behind a wire that tests can cut: everything else is the real host's.
+
+    `plugged` False: nothing reaches it, and streams that are open break at their next piece. `cuts`: how many bytes of
+    its output each coming command may still deliver (None: all). `garble` sees every piece on its way.
+    """
+
+    host: Host
+    plugged: bool = True
+    cuts: Iterator[int | None] = dataclasses.field(default_factory=lambda: iter(()))
+    garble: Callable[[Command, bytes], bytes] = lambda _, piece: piece
+    before: Callable[[Command], None] = lambda _: None
+    delivered: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def workdir(self) -> str:
+        return self.host.workdir
+
+    @property
+    def python(self) -> tuple[str, ...]:
+        return self.host.python
+
+    def run(
+        self,
+        command: Command,
+        *,
+        stdin: bytes | Readable | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        timeout_sec: float,
+        idle_timeout_sec: float | None = None,
+    ) -> Completed:
+        self.before(command)
+        self._check()
+        left = next(self.cuts, None)
+        gathered = bytearray()
+
+        def hear(piece: bytes) -> None:
+            nonlocal left
+            self._check()
+            piece = self.garble(command, piece)
+            kept = piece if left is None else piece[:left]
+            self.delivered += len(kept)
+            (gathered.extend if on_stdout is None else on_stdout)(kept)
+            if left is not None:
+                left -= len(kept)
+                if len(kept) < len(piece):
+                    raise HostUnreachable(f"{self.name}: the stream was cut")
+
+        completed = self.host.run(
+            command, stdin=stdin, on_stdout=hear, timeout_sec=timeout_sec, idle_timeout_sec=idle_timeout_sec
+        )
+        self._check()
+        return dataclasses.replace(completed, stdout=bytes(gathered))
+
+    def _check(self) -> None:
+        if not self.plugged:
+            raise HostUnreachable(f"{self.name}: unplugged")
+
+
+class _Fate:
+    """Kills this process at its n-th moment: a command sent, a piece heard, a ledger line begun or written."""
+
+    def __init__(self, moments: int) -> None:
+        self._left, self._lock = moments, threading.Lock()
+
+    def moment(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def operate(folder: Path, workers: int, moments: int) -> None:
+    """Resume the run in `folder` until it is done or, `moments` from now, this process dies (0: it does not)."""
+    fate, chooser = _Fate(moments), random.Random(moments)
+
+    def sent(_: Command) -> None:
+        fate.moment()
+
+    def heard(_: Command, piece: bytes) -> bytes:
+        fate.moment()
+        return piece
+
+    real_write, real_fsync = os.write, os.fsync
+
+    def write(handle: int, content: bytes) -> int:
+        if fate._left == 1 and content.startswith(b'{"time"'):
+            real_write(handle, content[: chooser.randrange(len(content))])  # a torn line is what a crash may leave
+        fate.moment()
+        return real_write(handle, content)
+
+    def fsync(handle: int) -> None:
+        real_fsync(handle)
+        fate.moment()
+
+    os.write, os.fsync = write, fsync  # type: ignore[assignment]
+    yard = Yard(folder)
+    hosts = [Wire(host=host, garble=heard, before=sent) for host in yard.hosts(workers)]
+    yard.fleet(hosts).run()
+
+
+if __name__ == "__main__":
+    operate(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

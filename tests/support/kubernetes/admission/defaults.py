@@ -1,0 +1,168 @@
+"""The fields that a real API server adds for good; without them every apply says `configured`."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any
+
+from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.store.store import suffix
+
+# What Go leaves out when it is false: the API drops it, so nobody owns it, and an absent one is no change.
+_FALSE_IS_ABSENT = {"services": ("publishNotReadyAddresses",), "pods": ("hostIPC", "hostNetwork", "hostPID")}
+_NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def _set(at: Json, **values: Any) -> None:
+    for name, value in values.items():
+        at.setdefault(name, value)
+
+
+def _probe(container: Json) -> None:
+    for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
+        if kind in container:
+            _set(container[kind], timeoutSeconds=1, periodSeconds=10, successThreshold=1, failureThreshold=3)
+            if "httpGet" in container[kind]:
+                _set(container[kind]["httpGet"], path="/", scheme="HTTP")
+
+
+def _container(container: Json) -> None:
+    image = container.get("image", "")
+    latest = "@" not in image and (":" not in image.rpartition("/")[2] or image.endswith(":latest"))
+    _set(container, imagePullPolicy="Always" if latest else "IfNotPresent", resources={})
+    _set(container, terminationMessagePath="/dev/termination-log", terminationMessagePolicy="File")
+    for entry in container.get("env", []):
+        if "fieldRef" in entry.get("valueFrom", {}):
+            _set(entry["valueFrom"]["fieldRef"], apiVersion="v1")
+    for port in container.get("ports", []):
+        _set(port, protocol="TCP")
+    _probe(container)
+
+
+def pod_spec(spec: Json) -> None:
+    """What a template gets as well; `pod` adds what admission gives to real pods."""
+    _set(spec, dnsPolicy="ClusterFirst", restartPolicy="Always", schedulerName="default-scheduler")
+    _set(spec, terminationGracePeriodSeconds=30, securityContext={})
+    if "serviceAccountName" in spec:
+        _set(spec, serviceAccount=spec["serviceAccountName"])
+    for container in [*spec.get("initContainers", []), *spec.get("containers", [])]:
+        _container(container)
+    for volume in spec.get("volumes", []):
+        for kind in ("configMap", "secret", "projected", "downwardAPI"):
+            if kind in volume:
+                _set(volume[kind], defaultMode=420)
+        if not set(volume) - {"name"}:
+            volume["emptyDir"] = {}
+        for item in volume.get("downwardAPI", {}).get("items", []):
+            if "fieldRef" in item:
+                _set(item["fieldRef"], apiVersion="v1")
+
+
+def pod(obj: Json) -> None:
+    spec = obj["spec"]
+    pod_spec(spec)
+    _set(spec, enableServiceLinks=True, preemptionPolicy="PreemptLowerPriority", priority=0)
+    _set(spec, serviceAccountName="default")
+    _set(spec, serviceAccount=spec["serviceAccountName"])
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        if limits := container["resources"].get("limits"):
+            container["resources"]["requests"] = {**limits, **container["resources"].get("requests", {})}
+    tolerations = spec.setdefault("tolerations", [])
+    for key in _NOT_READY:
+        covered = any(t.get("key") in (None, key) and t.get("effect") in (None, "", "NoExecute") for t in tolerations)
+        if not covered:
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+    if spec.get("automountServiceAccountToken", True):
+        _token_volume(spec)
+    obj.setdefault("status", {"phase": "Pending"})
+
+
+def _token_volume(spec: Json) -> None:
+    if any(volume["name"].startswith("kube-api-access-") for volume in spec.get("volumes", [])):
+        return
+    name = f"kube-api-access-{suffix()}"
+    where = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}, "path": "namespace"}
+    sources = [
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"items": [{"key": "ca.crt", "path": "ca.crt"}], "name": "kube-root-ca.crt"}},
+        {"downwardAPI": {"items": [where]}},
+    ]
+    spec.setdefault("volumes", []).append({"name": name, "projected": {"defaultMode": 420, "sources": sources}})
+    mount = {"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": name, "readOnly": True}
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        container.setdefault("volumeMounts", []).append(mount)
+
+
+def job(obj: Json) -> None:
+    spec = obj["spec"]
+    if "completions" not in spec and "parallelism" not in spec:
+        spec["completions"] = 1
+    _set(spec, parallelism=1, completionMode="NonIndexed", suspend=False, manualSelector=False)
+    _set(spec, podReplacementPolicy="Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
+    # With a limit for every index the whole Job's own limit is as good as none.
+    _set(spec, backoffLimit=2147483647 if "backoffLimitPerIndex" in spec else 6)
+    uid, name = obj["metadata"]["uid"], obj["metadata"]["name"]
+    labels = {"batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": name}
+    spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    template = spec["template"].setdefault("metadata", {})
+    template["labels"] = {**template.get("labels", {}), **labels, "controller-uid": uid, "job-name": name}
+    obj["metadata"].setdefault("labels", dict(template["labels"]))
+    pod_spec(spec["template"]["spec"])
+    obj.setdefault("status", {})
+
+
+def service(obj: Json) -> None:
+    spec = obj["spec"]
+    _set(spec, type="ClusterIP", sessionAffinity="None", internalTrafficPolicy="Cluster")
+    _set(spec, ipFamilies=["IPv4"], ipFamilyPolicy="SingleStack")
+    if spec["type"] == "ClusterIP" and "clusterIP" not in spec:
+        spec["clusterIP"] = f"10.96.{random.randint(1, 250)}.{random.randint(1, 250)}"
+    if "clusterIP" in spec:
+        _set(spec, clusterIPs=[spec["clusterIP"]])
+    for port in spec.get("ports", []):
+        _set(port, protocol="TCP", targetPort=port["port"])
+    obj.setdefault("status", {"loadBalancer": {}})
+
+
+def namespace(obj: Json) -> None:
+    obj["metadata"].setdefault("labels", {}).setdefault("kubernetes.io/metadata.name", obj["metadata"]["name"])
+    _set(obj, spec={"finalizers": ["kubernetes"]}, status={"phase": "Active"})
+
+
+def claim(obj: Json) -> None:
+    _set(obj["spec"], volumeMode="Filesystem")
+    obj.setdefault("status", {"phase": "Pending"})
+
+
+def volume(obj: Json) -> None:
+    _set(obj["spec"], volumeMode="Filesystem", persistentVolumeReclaimPolicy="Retain")
+    obj.setdefault("status", {"phase": "Available"})
+
+
+def secret(obj: Json) -> None:
+    plain = obj.pop("stringData", {})
+    if plain:
+        made = {name: base64.b64encode(value.encode()).decode() for name, value in plain.items()}
+        obj["data"] = {**obj.get("data", {}), **made}
+    obj.setdefault("type", "Opaque")
+
+
+_BY_KEY = {
+    "pods": pod,
+    "jobs.batch": job,
+    "services": service,
+    "namespaces": namespace,
+    "persistentvolumeclaims": claim,
+    "persistentvolumes": volume,
+    "secrets": secret,
+}
+
+
+def fill(key: str, obj: Json) -> None:
+    """Add the defaults of its kind to an object that already has its metadata."""
+    for name in _FALSE_IS_ABSENT.get(key, ()):
+        if obj["spec"].get(name) is False:
+            del obj["spec"][name]
+    if key in _BY_KEY:
+        _BY_KEY[key](obj)

@@ -1,0 +1,275 @@
+"""`kubectl exec`: the WebSocket protocol v5.channel.k8s.io (and v4, which the Python client speaks), faults included.
+
+Binary frames; the first byte is the channel. The recordings this follows: the server opens with an empty frame on
+channel 1; the end is a Status on channel 3 and Close 1000; infrastructure that fails after the upgrade says so on
+channel 3 as well. A process that leaves input unread behind gets no Status at all. That containerd closes
+standard input as soon as a process has closed its output does not happen by itself, since nsenter holds both open:
+`stdin-cut` does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from aiohttp import WSMsgType, web
+
+from tests.support.kubernetes.api.answers import Json, bad_request, internal_error
+from tests.support.kubernetes.faults import ExecFault
+
+if TYPE_CHECKING:
+    from tests.support.kubernetes.node.container import Container
+    from tests.support.kubernetes.node.kubelet import Kubelet
+
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_STDIN, _STDOUT, _STDERR, _ERROR, _CLOSE = 0, 1, 2, 3, 255
+_FRAME_BYTES = 32768
+_DIAL_WAIT_SEC = 3.0  # how long a lost node keeps a new exec waiting (recorded: 3.1 s)
+
+
+def exit_status(code: int) -> Json:
+    """The Status that carries an exit code."""
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "message": f"command terminated with non-zero exit code: command terminated with exit code {code}",
+        "reason": "NonZeroExitCode",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+    }
+
+
+class Session:
+    """One exec."""
+
+    def __init__(
+        self, request: web.Request, kubelet: Kubelet, pod: Json, container: str, fault: ExecFault | None
+    ) -> None:
+        self._request, self._kubelet, self._pod, self._name = request, kubelet, pod, container
+        self._argv = request.query.getall("command")
+        self._stdin = request.query.get("stdin") == "true"
+        self._fault = fault
+        self._ws = web.WebSocketResponse(protocols=PROTOCOLS, autoclose=False, compress=False, max_msg_size=0)
+        self._left = fault.after_stdout_bytes if fault else None
+        self._stdin_left = fault.after_stdin_bytes if fault else None
+        self._sending = asyncio.Lock()
+        self._over = asyncio.Event()
+        self._how = ""
+        self._unread = False
+
+    async def run(self) -> web.WebSocketResponse:
+        await self._ws.prepare(self._request)
+        node = self._kubelet.node_of(self._pod)
+        ends = self._kubelet.sessions.setdefault(node.name, set())
+        ends.add(self._end)
+        try:
+            with contextlib.suppress(ConnectionError):
+                await self._send(_STDOUT, b"")
+                if node.exec_answer:
+                    await self._cannot_dial(node.address, node.exec_answer)
+                else:
+                    await self._inside()
+        finally:
+            ends.discard(self._end)
+        if self._how:
+            await self._strike(self._how)
+        return self._ws
+
+    def _end(self, how: str) -> None:
+        """End this stream from outside."""
+        self._how = self._how or how
+        self._over.set()
+
+    async def _send(self, channel: int, data: bytes) -> None:
+        async with self._sending:
+            await self._ws.send_bytes(bytes([channel]) + data)
+
+    async def _finish(self, status: Json) -> None:
+        await self._send(_ERROR, json.dumps(status, separators=(",", ":")).encode())
+        await self._ws.close(code=1000)
+
+    async def _cannot_dial(self, address: str, why: str) -> None:
+        namespace, name = self._pod["metadata"]["namespace"], self._pod["metadata"]["name"]
+        if why == "silence":
+            await self._over.wait()
+            return
+        if why == "no route to host":
+            await asyncio.sleep(_DIAL_WAIT_SEC)
+        words = "&".join(f"command={word}" for word in self._argv)
+        url = f"https://{address}:10250/exec/{namespace}/{name}/{self._name}?{words}&error=1&output=1"
+        await self._finish(
+            internal_error(f'error sending request: Post "{url}": dial tcp {address}:10250: connect: {why}')
+        )
+
+    async def _inside(self) -> None:
+        container = self._kubelet.container(self._pod, self._name)
+        if container is None:
+            said = f'unable to upgrade connection: container not found ("{self._name}")'
+            await self._finish(internal_error(said))
+            return
+        if missing := container.missing_binary(self._argv[0]):
+            said = (
+                "Internal error occurred: error executing command in container: failed to exec in container: failed to "
+                f'start exec "{"0" * 64}": OCI runtime exec failed: exec failed: unable to start container process: '
+                f'exec: "{self._argv[0]}": {missing}: unknown'
+            )
+            await self._finish(internal_error(said))
+            return
+        await self._attend(container)
+
+    async def _attend(self, container: Container) -> None:
+        process = await container.execute(self._argv, stdin=self._stdin)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pumps = [
+            asyncio.create_task(self._pump(process.stdout, _STDOUT)),
+            asyncio.create_task(self._pump(process.stderr, _STDERR)),
+        ]
+        listening = asyncio.create_task(self._listen(process))
+        done = asyncio.ensure_future(asyncio.gather(process.wait(), *pumps))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            if self._fault and self._left == 0:
+                self._end(self._fault.how)
+            elif self._stdin_left == 0:
+                self._strike_stdin(process)
+            await asyncio.wait([done, over, listening], return_when=asyncio.FIRST_COMPLETED)
+            if listening.done() and not over.done() and not done.done():
+                return  # the client has gone; the process lives on and its output goes nowhere
+            if not self._how:
+                await done
+                code = process.returncode or 0
+                if self._unread:
+                    await self._over.wait()  # containerd still holds input that nobody will read
+                elif self._fault and self._fault.how != "stdin-cut":
+                    self._end(self._fault.how)
+                else:
+                    await self._finish(exit_status(code if code >= 0 else 128 - code))
+        finally:
+            if self._fault and not self._fault.keep_running and process.returncode is None:
+                process.kill()
+            over.cancel()
+            listening.cancel()  # from here on nobody answers a ping
+            _outlive(done, process)
+
+    async def _pump(self, stream: asyncio.StreamReader, channel: int) -> None:
+        while data := await stream.read(_FRAME_BYTES):
+            if self._how or self._ws.closed:
+                continue  # nobody is there, and a process must not die of that
+            if channel == _STDOUT and self._left is not None:
+                data, whole = data[: self._left], data
+                self._left -= len(data)
+                if self._left == 0 and (len(whole) >= len(data)):
+                    await self._send(channel, data)
+                    self._end(self._fault.how if self._fault else "")
+                    continue
+            with contextlib.suppress(ConnectionError):
+                await self._send(channel, data)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Take what the client sends until it goes away."""
+        async for message in self._ws:
+            if message.type is not WSMsgType.BINARY or not message.data:
+                continue
+            channel, data = message.data[0], message.data[1:]
+            if channel == _CLOSE and process.stdin is not None:
+                process.stdin.close()
+            elif channel == _STDIN and process.stdin is not None:
+                await self._feed(process, data)
+        if process.stdin is not None:
+            process.stdin.close()
+
+    async def _feed(self, process: asyncio.subprocess.Process, data: bytes) -> None:
+        assert process.stdin is not None
+        if self._stdin_left is not None:
+            data = data[: self._stdin_left]
+            self._stdin_left -= len(data)
+        if process.stdin.is_closing():
+            # After a cut nobody waits for the rest; a process that is gone leaves it lying.
+            self._unread = self._unread or (process.returncode is not None and self._stdin_left is None)
+        else:
+            try:
+                process.stdin.write(data)
+                await process.stdin.drain()
+            except ConnectionError:
+                self._unread = True
+        if self._stdin_left == 0:
+            self._strike_stdin(process)
+
+    def _strike_stdin(self, process: asyncio.subprocess.Process) -> None:
+        assert self._fault is not None
+        if self._fault.how == "stdin-cut":
+            if process.stdin is not None:
+                process.stdin.close()
+        else:
+            self._end(self._fault.how)
+
+    async def _strike(self, how: str) -> None:
+        """End the stream as a fault ends it."""
+        transport = self._request.transport
+        closes = {"close-1000-without-status": 1000, "close-1001": 1001, "close-1011": 1011}
+        with contextlib.suppress(ConnectionError):
+            if how in closes:
+                await self._ws.close(code=closes[how])
+            elif how == "close-empty":
+                await self._raw_close(b"\x88\x00")
+            elif how == "status-empty-frame":
+                await self._send(_ERROR, b"")
+                await self._ws.close(code=1000)
+            elif how == "status-not-json":
+                await self._send(_ERROR, b"oops")
+                await self._ws.close(code=1000)
+            elif how == "status-failure-no-exit-code":
+                await self._finish({"metadata": {}, "status": "Failure", "message": "node is gone"})
+            elif how == "internal-error":
+                await self._finish(internal_error("error dialing backend: EOF"))
+            elif how == "only-success-no-close":
+                await self._send(_ERROR, json.dumps(exit_status(0)).encode())
+                await self._hold()
+            elif how == "freeze":
+                await self._hold()
+            elif transport is not None:
+                if how == "tcp-reset" and (raw := transport.get_extra_info("socket")) is not None:
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                transport.abort()
+
+    async def _hold(self) -> None:
+        """Say and answer nothing until the client has gone."""
+        while (transport := self._request.transport) is not None and not transport.is_closing():
+            await asyncio.sleep(0.05)
+
+    async def _raw_close(self, frame: bytes) -> None:
+        if self._request.transport is not None:
+            self._request.transport.write(frame)
+            await asyncio.sleep(0.05)
+            self._request.transport.close()
+
+
+_left_running: set[asyncio.Future[object]] = set()
+
+
+def _outlive(done: asyncio.Future[object], process: asyncio.subprocess.Process) -> None:
+    """Go on draining a process whose watcher has gone."""
+    if process.stdin is not None:
+        process.stdin.close()
+    if not done.done():
+        _left_running.add(done)
+        done.add_done_callback(_left_running.discard)
+
+
+def pick_container(pod: Json, asked: str) -> str:
+    """The container that an exec or a log request means. Raises Refusal."""
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    if not asked:
+        if len(names) > 1:
+            choose = f"choose one of: [{' '.join(names)}]"
+            raise bad_request(f"a container name must be specified for pod {pod['metadata']['name']}, {choose}")
+        return names[0]
+    if asked not in names + [c["name"] for c in pod["spec"].get("initContainers", [])]:
+        raise bad_request(f"container {asked} is not valid for pod {pod['metadata']['name']}")
+    return asked

@@ -1,0 +1,86 @@
+"""`kubectl logs`: what a container wrote, so far or until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from tests.support.kubernetes.api.answers import Json, bad_request
+
+if TYPE_CHECKING:
+    from tests.support.kubernetes.node.container import Container, Log
+    from tests.support.kubernetes.node.kubelet import Kubelet
+
+_WHY = {
+    "ErrImagePull": "trying and failing to pull image",
+    "ImagePullBackOff": "trying and failing to pull image",
+    "ContainerCreating": "ContainerCreating",
+    "PodInitializing": "PodInitializing",
+}
+
+
+def _log_of(container: Container, pod: Json, *, previous: bool) -> Log:
+    name = pod["metadata"]["name"]
+    if previous:
+        if container.previous_log is None:
+            raise bad_request(f'previous terminated container "{container.name}" in pod "{name}" not found')
+        return container.previous_log
+    waiting = container.state.get("waiting")
+    if waiting and not container.restarts:
+        why = _WHY.get(waiting["reason"], waiting["reason"])
+        raise bad_request(f'container "{container.name}" in pod "{name}" is waiting to start: {why}')
+    return container.log
+
+
+async def serve_log(request: web.Request, kubelet: Kubelet, pod: Json, name: str) -> web.StreamResponse:
+    """Answer GET .../log. The end of a followed log is the end of the stream, whatever ended it."""
+    worker = kubelet.workers.get(pod["metadata"]["uid"])
+    if worker is None:
+        return web.Response(status=204)  # not scheduled: empty, and no error
+    query = request.query
+    log = _log_of(worker.containers[name], pod, previous=query.get("previous") == "true")
+    start = 0
+    if "tailLines" in query:
+        start = max(0, len(log.lines) - int(query["tailLines"]))
+    if "sinceSeconds" in query:
+        since = (datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))).strftime("%Y-%m-%dT%H:%M:%S")
+        start = max(start, sum(stamp < since for stamp, _ in log.lines))
+    stamped = query.get("timestamps") == "true"
+
+    def shown(line: tuple[str, bytes]) -> bytes:
+        return (line[0].encode() + b" " if stamped else b"") + line[1]
+
+    if query.get("follow") != "true":
+        return web.Response(body=b"".join(map(shown, log.lines[start:])), content_type="text/plain")
+    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+    await response.prepare(request)
+    cut = asyncio.Event()
+    ends = kubelet.sessions.setdefault(worker.node.name, set())
+
+    def end(_: str) -> None:
+        cut.set()
+
+    async def send() -> None:
+        async for line in log.follow(start):
+            await response.write(shown(line))
+
+    ends.add(end)
+    tasks = [asyncio.create_task(send()), asyncio.create_task(cut.wait()), asyncio.create_task(_until_gone(request))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ends.discard(end)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await tasks[0]
+    return response
+
+
+async def _until_gone(request: web.Request) -> None:
+    while request.transport is not None and not request.transport.is_closing():
+        await asyncio.sleep(0.2)

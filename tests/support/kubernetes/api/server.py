@@ -1,0 +1,194 @@
+"""The HTTP side: connections, who is asking, what may be asked, and the faults that strike before any answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from tests.support.kubernetes.api import protobuf
+from tests.support.kubernetes.api.answers import Json, Refusal, no_such_path, not_allowed, unauthorized
+from tests.support.kubernetes.store.resources import GROUPS, Target, document, resource_list, target
+
+if TYPE_CHECKING:
+    from tests.support.kubernetes.api.verbs import Api
+    from tests.support.kubernetes.faults import Faults
+
+_AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+_OPENAPI_V2_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+_OPENAPI_V2 = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.34"  # swagger, and info with a title and a version
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_MAX_BODY_BYTES = 16 * 2**20
+
+
+def status_response(refusal: Refusal) -> web.Response:
+    return web.json_response(refusal.body, status=refusal.code)
+
+
+def verb_of(request: web.Request, at: Target) -> str:
+    """The verb that RBAC sees; a WebSocket exec is a `get` of pods/exec, a SPDY one a `create`."""
+    if request.method != "GET":
+        every = request.method == "DELETE" and not at.name
+        return "deletecollection" if every else _VERBS[request.method]
+    if at.name:
+        return "get"
+    return "watch" if request.query.get("watch") in ("true", "1") else "list"
+
+
+class Server:
+    """Listens, and can stop listening for a while on the same port."""
+
+    def __init__(self, api: Api, faults: Faults, users: dict[str, str], tls: ssl.SSLContext | None) -> None:
+        self._api, self._faults, self._users, self._tls = api, faults, users, tls
+        self.port = 0
+        self.requests: list[str] = []
+        self._listener: asyncio.Server | None = None
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await self.come_back()
+
+    async def come_back(self) -> None:
+        """Listen (again), on the port of the first time."""
+        if self._listener is None:
+            loop = asyncio.get_running_loop()
+            assert self._runner.server is not None
+            self._listener = await loop.create_server(
+                self._runner.server, "127.0.0.1", self.port, ssl=self._tls, backlog=512
+            )
+            self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def go_away(self) -> None:
+        """Refuse connections and cut every one that is open, as when the process has died."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        assert self._runner.server is not None
+        for connection in list(self._runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def stop(self) -> None:
+        await self.go_away()
+        await self._runner.cleanup()
+
+    def _user(self, request: web.Request) -> str:
+        if self._tls is None:
+            return "admin"  # over plain HTTP kubectl sends no credentials
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        user = self._users.get(token)
+        if user is None or user in self._faults.expired:
+            raise unauthorized()
+        return user
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        await self._faults.moving.wait()
+        self.requests.append(f"{request.method} {request.path_qs}")
+        fault = self._faults.of_request(request.method, request.path)
+        if fault is not None:
+            await asyncio.sleep(fault.delay_sec)
+            if fault.status:
+                return status_response(Refusal(fault.status, fault.reason, fault.message))
+        try:
+            user = self._user(request)
+            return await self._route(request, user)
+        except Refusal as refusal:
+            return status_response(refusal)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            # The client went away in the middle; there is nobody to tell.
+            return web.Response(status=499)
+
+    async def _route(self, request: web.Request, user: str) -> web.StreamResponse:
+        fixed = self._fixed(request)
+        if fixed is not None:
+            return fixed
+        at = target(request.path)
+        if at is None:
+            self._authorize_unknown(user, request)
+            raise no_such_path()
+        body = await self._body(request)
+        review = self._review(at, body, user) if request.method == "POST" else None
+        if review is not None:
+            return web.json_response(review, status=201)
+        self.authorize(user, verb_of(request, at), at)
+        if at.subresource == "exec" and request.method == "POST":
+            self.authorize(user, "get", at)  # SPDY would do now, but is not spoken here
+        return await self._api.answer(request, at, body)
+
+    def authorize(self, user: str, verb: str, at: Target) -> None:
+        """Raises Refusal when a rule denies it."""
+        if not self.allowed(user, verb, at.resource.key, at.subresource, at.namespace, at.name):
+            namespace = at.namespace or (at.name if at.resource.plural == "namespaces" else "")
+            raise not_allowed(user, verb, at.resource.key, at.subresource, namespace, at.name)
+
+    def _authorize_unknown(self, user: str, request: web.Request) -> None:
+        """A list of a kind that nobody has heard of is forbidden first, and unknown only to whoever may have it."""
+        match request.path.split("/"):
+            case ["", "apis", group, _, "namespaces", namespace, plural] if request.method == "GET":
+                key = f"{plural}.{group}"
+                if not self.allowed(user, "list", key, "", namespace, ""):
+                    raise not_allowed(user, "list", key, "", namespace, "")
+
+    def allowed(self, user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> bool:
+        resource = f"{key}/{subresource}" if subresource else key
+        return not self._faults.denies(user=user, verb=verb, resource=resource, namespace=namespace, name=name)
+
+    def _fixed(self, request: web.Request) -> web.StreamResponse | None:
+        """Documents that never change."""
+        path = request.path.rstrip("/")
+        if path in ("/api", "/apis"):
+            found = document(f"discovery-{path[1:]}.json")
+            return web.Response(text=json.dumps(found), headers={"Content-Type": _AGGREGATED})
+        if path in ("/api/v1", *(f"/apis/{group}/{version}" for group, version in GROUPS)):
+            return web.json_response(resource_list(path))
+        if path == "/version":
+            return web.json_response(document("discovery-version.json"))
+        if path in ("/readyz", "/healthz", "/livez"):
+            return web.Response(text="ok")
+        if path == "/openapi/v2":  # asked for when v3 does not know a kind; an empty one says: nor do I
+            return web.Response(body=_OPENAPI_V2, headers={"Content-Type": _OPENAPI_V2_TYPE})
+        if path == "/openapi/v3":
+            return web.json_response(document("openapi/index.json"))
+        if path.startswith("/openapi/v3/"):
+            name = path.removeprefix("/openapi/v3/").replace("/", "_")
+            with contextlib.suppress(FileNotFoundError):
+                return web.json_response(document(f"openapi/{name}.json"))
+            raise no_such_path()
+        return None
+
+    async def _body(self, request: web.Request) -> Json | list[Any] | None:
+        if not request.body_exists or request.headers.get("Upgrade"):
+            return None
+        raw = await request.read()
+        if not raw:
+            return None
+        if raw.startswith(protobuf.MAGIC):
+            return protobuf.decode(raw)
+        try:
+            return json.loads(raw)  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise Refusal(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
+
+    def _review(self, at: Target, body: Any, user: str) -> Json | None:
+        """What `auth can-i` and `auth whoami` ask."""
+        kind = at.resource.kind
+        if kind == "SelfSubjectAccessReview":
+            asked = body["spec"].get("resourceAttributes", {})
+            plural, group = asked.get("resource", ""), asked.get("group", "")
+            key = f"{plural}.{group}" if group else plural
+            names = (asked.get(part, "") for part in ("subresource", "namespace", "name"))
+            allowed = self.allowed(user, asked.get("verb", ""), key, *names)
+            return {**body, "status": {"allowed": allowed}}
+        if kind == "SelfSubjectReview":
+            return {**body, "status": {"userInfo": {"username": user, "groups": ["system:authenticated"]}}}
+        if kind == "SelfSubjectRulesReview":
+            every = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+            return {**body, "status": {"resourceRules": [every], "nonResourceRules": [], "incomplete": True}}
+        return None

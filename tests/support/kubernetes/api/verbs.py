@@ -1,0 +1,257 @@
+"""The verbs of the API on stored objects: get, list, watch, create, update, patch, delete; logs and exec of pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from tests.support.kubernetes.admission.admission import warnings_for
+from tests.support.kubernetes.api.answers import Json, Refusal, bad_request, not_found
+from tests.support.kubernetes.api.exec import Session, pick_container
+from tests.support.kubernetes.api.logs import serve_log
+from tests.support.kubernetes.api.selectors import wanted
+from tests.support.kubernetes.api.tables import table
+from tests.support.kubernetes.api.write import Writer
+from tests.support.kubernetes.store.resources import Resource, Target, by_key
+from tests.support.kubernetes.store.store import Store, Watch, now
+
+if TYPE_CHECKING:
+    from tests.support.kubernetes.faults import Faults
+    from tests.support.kubernetes.node.kubelet import Kubelet
+
+_STATUS_AFTER_DELETE = ("configmaps", "secrets", "jobs.batch", "serviceaccounts", "roles.rbac.authorization.k8s.io")
+_LOOK_SEC = 1.0
+
+
+class Api:
+    """Answers every request that the server has let through."""
+
+    def __init__(self, store: Store, kubelet: Kubelet, faults: Faults) -> None:
+        self.store, self.kubelet, self.faults = store, kubelet, faults
+        self.writer = Writer(store)
+
+    async def answer(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
+        if at.resource.key == "pods" and at.subresource in ("exec", "log"):
+            return await (self._exec(request, at) if at.subresource == "exec" else self._log(request, at))
+        if request.method == "GET":
+            return await self._read(request, at)
+        if request.method == "DELETE":
+            return self._delete(request, at, body if isinstance(body, dict) else {})
+        return self._write(request, at, body)
+
+    # Reading
+
+    async def _read(self, request: web.Request, at: Target) -> web.StreamResponse:
+        key = at.resource.key
+        as_table = "as=Table" in request.headers.get("Accept", "")
+        whole = request.query.get("includeObject") == "Object"
+        if at.name:
+            found = self.store.get(key, at.namespace, at.name)
+            version = found["metadata"]["resourceVersion"]
+            return web.json_response(
+                table(key, [found], version, whole=whole) if as_table else self._typed(at.resource, found)
+            )
+        holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+        if request.query.get("watch") in ("true", "1"):
+            return await self._watch(request, at, holds, as_table)
+        found_all = [obj for obj in self.store.list(key, at.namespace) if holds(obj)]
+        start = int(request.query.get("continue") or 0)
+        limit = int(request.query.get("limit") or 0) or len(found_all) + 1
+        page, left = found_all[start : start + limit], len(found_all) - start - limit
+        more = {"continue": str(start + limit), "remainingItemCount": left} if left > 0 else {}
+        version = str(self.store.version)
+        if as_table:
+            made = table(key, page, version, whole=whole)
+            made["metadata"] |= more
+            return web.json_response(made)
+        resource = at.resource
+        return web.json_response(
+            {
+                "kind": f"{resource.kind}List",
+                "apiVersion": resource.api_version,
+                "metadata": {"resourceVersion": version, **more},
+                "items": [{k: v for k, v in obj.items() if k not in ("kind", "apiVersion")} for obj in page],
+            }
+        )
+
+    @staticmethod
+    def _typed(resource: Resource, obj: Json) -> Json:
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
+
+    async def _watch(self, request: web.Request, at: Target, holds: Any, as_table: bool) -> web.StreamResponse:
+        asked = request.query.get("resourceVersion", "")
+        since = int(asked) if asked not in ("", "0") else None
+        deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        watch = Watch(self.store, at.resource.key, at.namespace, since, holds)
+        columns = True
+
+        async def send(kind: str, obj: Json) -> None:
+            nonlocal columns
+            shown = self._typed(at.resource, obj)
+            if as_table:
+                version = obj["metadata"]["resourceVersion"]
+                shown = table(at.resource.key, [obj], version, whole=False, columns=columns)
+                columns = False
+            await response.write(json.dumps({"type": kind, "object": shown}).encode() + b"\n")
+
+        try:
+            for kind, obj in watch.past():
+                await send(kind, obj)
+            while time.monotonic() < deadline and request.transport is not None:
+                with contextlib.suppress(TimeoutError):
+                    kind, obj = await asyncio.wait_for(watch.next(), _LOOK_SEC)
+                    await self.faults.moving.wait()
+                    await send(kind, obj)
+        except ConnectionError:
+            return response  # the watcher has gone
+        finally:
+            watch.close()
+        return response
+
+    # Writing
+
+    def _write(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
+        """POST, PUT and PATCH."""
+        if not isinstance(body, (dict, list)):
+            raise bad_request("the request has no body")
+        if at.resource.key == "pods" and at.subresource == "eviction":
+            return self._evict(at, body)
+        written = self.writer.write(request.method, at, body, dict(request.query), request.content_type)
+        warnings = [*written.warnings, *warnings_for(self.store, at.resource, written.obj)]
+        answer = web.json_response(self._typed(at.resource, written.obj), status=201 if written.created else 200)
+        for warning in warnings:
+            answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
+        return answer
+
+    def _evict(self, at: Target, body: Any) -> web.StreamResponse:
+        options = body.get("deleteOptions") or {} if isinstance(body, dict) else {}
+        self.delete(Target(resource=at.resource, namespace=at.namespace, name=at.name), options)
+        return web.json_response(
+            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}, status=201
+        )
+
+    # Deleting
+
+    def _delete(self, request: web.Request, at: Target, options: Json) -> web.StreamResponse:
+        if "gracePeriodSeconds" in request.query:
+            options = {**options, "gracePeriodSeconds": int(request.query["gracePeriodSeconds"])}
+        if at.name:
+            found = self.store.get(at.resource.key, at.namespace, at.name)
+            if request.query.get("dryRun") == "All" or options.get("dryRun") == ["All"]:
+                return web.json_response(self._typed(at.resource, found))
+            gone = self.delete(at, options)
+            if at.resource.key in _STATUS_AFTER_DELETE:
+                return web.json_response(_deleted(at.resource, gone))
+            return web.json_response(self._typed(at.resource, gone))
+        holds = wanted(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+        for obj in self.store.list(at.resource.key, at.namespace):
+            if holds(obj):
+                metadata = obj["metadata"]
+                each = Target(resource=at.resource, namespace=metadata.get("namespace", ""), name=metadata["name"])
+                self.delete(each, options)
+        return web.json_response({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
+
+    def delete(self, at: Target, options: Json) -> Json:
+        """Delete one object and what it owns; pods with their grace."""
+        key = at.resource.key
+        found = self.store.get(key, at.namespace, at.name)
+        wanted_uid = (options.get("preconditions") or {}).get("uid")
+        if wanted_uid not in (None, found["metadata"]["uid"]):
+            raise Refusal(409, "Conflict", f"the UID in the precondition ({wanted_uid}) does not match")
+        if key == "pods":
+            return self._delete_pod(found, options)
+        if key == "namespaces":
+            return self._delete_namespace(at.name)
+        gone = self.store.remove(key, at.namespace, at.name)
+        if options.get("propagationPolicy") != "Orphan":
+            self._delete_owned(gone)
+        return gone
+
+    def _delete_owned(self, owner: Json) -> None:
+        uid, namespace = owner["metadata"]["uid"], owner["metadata"].get("namespace", "")
+        for key in list(self.store.keys()):
+            for obj in self.store.list(key, namespace):
+                if any(ref["uid"] == uid for ref in obj["metadata"].get("ownerReferences", [])):
+                    metadata = obj["metadata"]
+                    with contextlib.suppress(Refusal):  # gone meanwhile
+                        self.delete(Target(resource=by_key(key), namespace=namespace, name=metadata["name"]), {})
+
+    def _delete_pod(self, pod: Json, options: Json) -> Json:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        grace = options.get("gracePeriodSeconds")
+        if grace is None:
+            grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
+        bound = pod["spec"].get("nodeName") and pod["metadata"]["uid"] in self.kubelet.workers
+        if grace == 0 or not bound:
+            return self.store.remove("pods", namespace, name)
+        known = pod["metadata"].get("deletionGracePeriodSeconds")
+        if known is not None and known <= grace:
+            return pod
+
+        def mark(changed: Json) -> None:
+            until = datetime.now(UTC) + timedelta(seconds=grace)
+            changed["metadata"] |= {
+                "deletionTimestamp": until.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "deletionGracePeriodSeconds": grace,
+            }
+
+        return self.store.edit("pods", namespace, name, mark) or pod
+
+    def _delete_namespace(self, name: str) -> Json:
+        def mark(changed: Json) -> None:
+            changed["metadata"].setdefault("deletionTimestamp", now())
+            changed["status"] = {"phase": "Terminating"}
+
+        marked = self.store.edit("namespaces", "", name, mark)
+        assert marked is not None
+        return marked
+
+    def empty_namespace(self, name: str) -> None:
+        """Delete what a terminating namespace still holds."""
+        for key in list(self.store.keys()):
+            for obj in self.store.list(key, name):
+                each = Target(resource=by_key(key), namespace=name, name=obj["metadata"]["name"])
+                with contextlib.suppress(Refusal):  # gone meanwhile
+                    self.delete(each, {})
+
+    # Pods
+
+    def _pod(self, at: Target) -> Json:
+        pod = self.store.find("pods", at.namespace, at.name)
+        if pod is None:
+            raise not_found("pods", at.name)
+        return pod
+
+    async def _exec(self, request: web.Request, at: Target) -> web.StreamResponse:
+        pod = self._pod(at)
+        container = pick_container(pod, request.query.get("container", ""))
+        if not pod["spec"].get("nodeName"):
+            raise bad_request(f"pod {at.name} does not have a host assigned")
+        if "command" not in request.query:
+            raise bad_request("you must specify at least 1 command for the container")
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise bad_request("Upgrade request required")
+        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            raise bad_request(
+                f"cannot exec into a container in a completed pod; current phase is {pod['status']['phase']}"
+            )
+        fault = self.faults.of_exec(at.name, request.query.getall("command"))
+        return await Session(request, self.kubelet, pod, container, fault).run()
+
+    async def _log(self, request: web.Request, at: Target) -> web.StreamResponse:
+        pod = self._pod(at)
+        return await serve_log(request, self.kubelet, pod, pick_container(pod, request.query.get("container", "")))
+
+
+def _deleted(resource: Resource, gone: Json) -> Json:
+    group = {"group": resource.group} if resource.group else {}
+    details = {"name": gone["metadata"]["name"], **group, "kind": resource.plural, "uid": gone["metadata"]["uid"]}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -1,0 +1,163 @@
+"""POST, PUT and PATCH: decode strictly, merge, fill in defaults, admit, keep; a dry run does all but the last."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.kubernetes.admission.admission import admit, check_change, validate
+from tests.support.kubernetes.admission.defaults import fill
+from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, not_found, stale
+from tests.support.kubernetes.store import merge
+from tests.support.kubernetes.store.apply import apply, track_update
+from tests.support.kubernetes.store.resources import Resource, Target
+from tests.support.kubernetes.store.schema import check_strict, schema_of, unknown_fields
+from tests.support.kubernetes.store.store import Store
+
+APPLY = "application/apply-patch+yaml"
+_KEPT = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "namespace",
+    "name",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    obj: Json
+    created: bool
+    warnings: tuple[str, ...] = ()
+
+
+class Writer:
+    """Every change that a client makes to an object."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, method: str, at: Target, body: Any, query: dict[str, str], content_type: str) -> Written:
+        dry = query.get("dryRun") == "All"
+        manager = query.get("fieldManager") or "unknown"
+        if method == "PATCH":
+            return self._patch(at, body, content_type, query, manager, dry)
+        if not isinstance(body, dict):
+            raise bad_request("the body of the request is no object")
+        warnings = self._check_fields(at.resource, body, query)
+        if method == "POST":
+            return Written(obj=self._create(at, body, manager, dry), created=True, warnings=warnings)
+        if at.subresource == "status":
+            live = self._store.get(at.resource.key, at.namespace, at.name)
+            made = {**copy.deepcopy(live), "status": body.get("status", {})}
+            return Written(obj=self._keep(at, live, made, dry), created=False)
+        return Written(obj=self._replace(at, body, manager, dry), created=False, warnings=warnings)
+
+    @staticmethod
+    def _check_fields(resource: Resource, body: Json, query: dict[str, str]) -> tuple[str, ...]:
+        how = query.get("fieldValidation", "Warn")
+        if how == "Strict":
+            check_strict(resource, body)
+            return ()
+        unknown = unknown_fields(resource, body)
+        return tuple(f'unknown field "{path}"' for path in unknown) if how == "Warn" else ()
+
+    def _create(self, at: Target, body: Json, manager: str, dry: bool) -> Json:
+        key = at.resource.key
+        named = body.get("metadata", {}).get("namespace")
+        if at.namespace and named not in (None, at.namespace):
+            raise bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request ({named})"
+            )
+        made = self._store.prepare(at.namespace, {k: v for k, v in body.items() if k != "status"})
+        made["metadata"].pop("resourceVersion", None)
+        name = made["metadata"].get("name")
+        if not name:
+            raise bad_request("name or generateName is required")
+        if self._store.find(key, at.namespace, name) is not None:
+            raise already_exists(key, name)
+        if "managedFields" not in made["metadata"]:
+            track_update(at.resource, None, made, manager)
+        return self._keep_new(at, made, dry)
+
+    def _keep_new(self, at: Target, made: Json, dry: bool) -> Json:
+        validate(at.resource, made)
+        fill(at.resource.key, made)
+        admit(self._store, at.resource, made)
+        if dry:
+            made["metadata"]["resourceVersion"] = ""
+            return made
+        return self._store.create(at.resource.key, at.namespace, made)
+
+    def _replace(self, at: Target, body: Json, manager: str, dry: bool) -> Json:
+        live = self._store.get(at.resource.key, at.namespace, at.name)
+        made = copy.deepcopy(body)
+        self._check_version(at, live, made)
+        if "status" in live:
+            made["status"] = live["status"]
+        made.setdefault("metadata", {})
+        made["metadata"].setdefault("managedFields", live["metadata"].get("managedFields", []))
+        return self._update(at, live, made, manager, dry)
+
+    def _update(self, at: Target, live: Json, made: Json, manager: str, dry: bool, *, track: bool = True) -> Json:
+        for name in _KEPT:
+            if name in live["metadata"]:
+                made["metadata"][name] = live["metadata"][name]
+        fill(at.resource.key, made)
+        validate(at.resource, made)
+        check_change(at.resource, live, made)
+        if track:
+            track_update(at.resource, live, made, manager)
+        return self._keep(at, live, made, dry)
+
+    def _check_version(self, at: Target, live: Json, made: Json) -> None:
+        asked = made.get("metadata", {}).get("resourceVersion")
+        if asked and asked != live["metadata"]["resourceVersion"]:
+            raise stale(at.resource.key, at.name)
+
+    def _keep(self, at: Target, live: Json, made: Json, dry: bool) -> Json:
+        made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
+        return made if dry else self._store.replace(at.resource.key, live, made)
+
+    def _patch(
+        self, at: Target, body: Any, content_type: str, query: dict[str, str], manager: str, dry: bool
+    ) -> Written:
+        live = self._store.find(at.resource.key, at.namespace, at.name)
+        if content_type == APPLY:
+            return self._apply(at, live, body, query, manager, dry)
+        if live is None:
+            raise not_found(at.resource.key, at.name)
+        track = True
+        if content_type == "application/json-patch+json":
+            made = merge.json_patch(live, body)
+            track = not any(step["path"].startswith("/metadata/managedFields") for step in body)
+        elif content_type == "application/merge-patch+json":
+            made = merge.merge_patch(live, body)
+        elif content_type == "application/strategic-merge-patch+json":
+            made = merge.strategic(live, body, schema_of(at.resource))
+        else:
+            raise Refusal(415, "UnsupportedMediaType", f"the patch format {content_type} is not supported")
+        self._check_version(at, live, made)
+        if at.subresource == "status":
+            return Written(obj=self._keep(at, live, {**live, "status": made.get("status", {})}, dry), created=False)
+        warnings = self._check_fields(at.resource, made, query)
+        return Written(obj=self._update(at, live, made, manager, dry, track=track), created=False, warnings=warnings)
+
+    def _apply(
+        self, at: Target, live: Json | None, config: Any, query: dict[str, str], manager: str, dry: bool
+    ) -> Written:
+        if not isinstance(config, dict):
+            raise bad_request("the applied configuration is no object")
+        unknown_fields(at.resource, config)  # a value of a wrong type is refused in its own words
+        if live is not None and config.get("metadata", {}).get("uid") not in (None, live["metadata"]["uid"]):
+            raise stale(at.resource.key, at.name)
+        made = apply(at.resource, live, config, manager, force=query.get("force") == "true")
+        if live is None:
+            made = self._store.prepare(at.namespace, {k: v for k, v in made.items() if k != "status"})
+            return Written(obj=self._keep_new(at, made, dry), created=True)
+        if "status" in live:
+            made["status"] = live["status"]
+        return Written(obj=self._update(at, live, made, manager, dry, track=False), created=False)

@@ -1,0 +1,214 @@
+"""What happens by itself: scheduling, Jobs, eviction from lost nodes, binding of claims, quotas, ends of namespaces.
+
+One pass over everything whenever anything has changed; the clusters of tests are small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from datetime import datetime
+
+from tests.support.kubernetes.admission import quota
+from tests.support.kubernetes.api.answers import Json, Refusal
+from tests.support.kubernetes.api.verbs import Api
+from tests.support.kubernetes.controllers.events import Recorder
+from tests.support.kubernetes.controllers.jobs import JobController
+from tests.support.kubernetes.controllers.quantities import number
+from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
+from tests.support.kubernetes.node.nodes import UNREACHABLE, Nodes
+from tests.support.kubernetes.store.resources import Target, by_key
+from tests.support.kubernetes.store.store import Change, Store, now, set_condition
+
+_IDLE_SEC = 0.2  # how often deadlines and tolerations are looked at when nothing changes
+_NAMESPACE_SEC = 2.0  # a namespace is emptied a while after its deletion: one `kubectl delete -f` gets through first
+_QUIET_KEYS = ("events",)
+
+
+class Controllers:
+    """The controller manager and the scheduler."""
+
+    def __init__(self, store: Store, api: Api, nodes: Nodes, events: Recorder, toleration_scale: float) -> None:
+        self._store, self._api, self._nodes, self._events = store, api, nodes, events
+        self._toleration_scale = toleration_scale
+        self._scheduler = Scheduler(store, events)
+        self.jobs = JobController(store, events, self._create_pod, self.delete_pod)
+        self._changed = asyncio.Event()
+        self._refused_at = 0.0
+        store.listen(self._seen)
+
+    def _seen(self, change: Change) -> None:
+        if change.key not in _QUIET_KEYS:
+            self._changed.set()
+
+    async def run(self) -> None:
+        while True:
+            self._changed.clear()
+            self.step()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _IDLE_SEC)
+            await asyncio.sleep(0)
+
+    def step(self) -> None:
+        self._namespaces()
+        self._claims()
+        self.jobs.run()
+        self._job_deadlines()
+        self._evict()
+        self._scheduler.run()
+        quota.refresh(self._store)
+
+    def _create_pod(self, namespace: str, pod: Json) -> None:
+        if time.monotonic() < self._refused_at + 1.0:
+            raise Refusal(429, "TooManyRequests", "waiting after a refusal")
+        at = Target(resource=by_key("pods"), namespace=namespace)
+        try:
+            self._api.writer.write("POST", at, pod, {"fieldManager": "kube-controller-manager"}, "application/json")
+        except Refusal:
+            self._refused_at = time.monotonic()  # the real controller backs off too
+            raise
+
+    def delete_pod(self, namespace: str, name: str, grace: int | None = None) -> None:
+        options = {} if grace is None else {"gracePeriodSeconds": grace}
+        with contextlib.suppress(Refusal):  # gone meanwhile
+            self._api.delete(Target(resource=by_key("pods"), namespace=namespace, name=name), options)
+
+    def _namespaces(self) -> None:
+        """Give a namespace what every one has; let it go when it is empty."""
+        for namespace in self._store.list("namespaces"):
+            name = namespace["metadata"]["name"]
+            if namespace["metadata"].get("deletionTimestamp"):
+                if _age(namespace["metadata"]["deletionTimestamp"]) < _NAMESPACE_SEC:
+                    continue
+                self._api.empty_namespace(name)
+                if not any(self._store.list(key, name) for key in self._store.keys() if key != "events"):  # noqa: SIM118
+                    for event in self._store.list("events", name):
+                        self._store.remove("events", name, event["metadata"]["name"])
+                    self._store.remove("namespaces", "", name)
+            elif self._store.find("serviceaccounts", name, "default") is None:
+                self._store.create("serviceaccounts", name, {"metadata": {"name": "default"}})
+                made = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
+                self._store.create("configmaps", name, made)
+
+    def _claims(self) -> None:
+        """Bind claims to volumes; dynamic provisioning makes a volume for classes that have a provisioner here."""
+        for claim in self._store.list("persistentvolumeclaims"):
+            if claim.get("status", {}).get("phase") == "Bound":
+                continue
+            volume = self._volume_for(claim)
+            if volume is not None:
+                self._bind(claim, volume)
+            else:
+                self._unbound(claim)
+
+    def _unbound(self, claim: Json) -> None:
+        name = claim["spec"].get("storageClassName")
+        if "volumeName" in claim["spec"]:
+            return  # asked for one volume by name, which may still come: the real controller waits in silence
+        if not name:
+            said = "no persistent volumes available for this claim and no storage class is set"
+            self._say_once(claim, "FailedBinding", said)
+        elif self._store.find("storageclasses.storage.k8s.io", "", name) is None:
+            said = f'storageclass.storage.k8s.io "{name}" not found'
+            self._say_once(claim, "ProvisioningFailed", said, kind="Warning")
+
+    def _say_once(self, claim: Json, reason: str, message: str, kind: str = "Normal") -> None:
+        about = claim["metadata"]["uid"]
+        said = any(
+            event["involvedObject"].get("uid") == about and event["message"] == message
+            for event in self._store.list("events", claim["metadata"]["namespace"])
+        )
+        if not said:
+            by = "persistentvolume-controller"
+            self._events.say("persistentvolumeclaims", claim, reason, message, by=by, kind=kind)
+
+    def _volume_for(self, claim: Json) -> Json | None:
+        spec = claim["spec"]
+        for volume in self._store.list("persistentvolumes"):
+            reserved = volume["spec"].get("claimRef")
+            if reserved and (reserved["namespace"], reserved["name"]) != (
+                claim["metadata"]["namespace"],
+                claim["metadata"]["name"],
+            ):
+                continue
+            if spec.get("volumeName") not in (None, volume["metadata"]["name"]):
+                continue
+            enough = number(volume["spec"]["capacity"]["storage"]) >= number(spec["resources"]["requests"]["storage"])
+            same_class = volume["spec"].get("storageClassName", "") == (spec.get("storageClassName") or "")
+            modes = set(spec.get("accessModes", [])) <= set(volume["spec"].get("accessModes", []))
+            free = reserved is not None or volume.get("status", {}).get("phase") == "Available"
+            if enough and same_class and modes and free:
+                return volume
+        return None
+
+    def _bind(self, claim: Json, volume: Json) -> None:
+        name, metadata = volume["metadata"]["name"], claim["metadata"]
+        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": metadata["namespace"]}
+        reference |= {"name": metadata["name"], "uid": metadata["uid"]}
+
+        def bind_volume(changed: Json) -> None:
+            changed["spec"]["claimRef"] = reference
+            changed["status"] = {"phase": "Bound", "lastPhaseTransitionTime": now()}
+
+        def bind_claim(changed: Json) -> None:
+            changed["spec"]["volumeName"] = name
+            status = {"phase": "Bound", "accessModes": volume["spec"].get("accessModes", [])}
+            changed["status"] = {**status, "capacity": volume["spec"]["capacity"]}
+
+        self._store.edit("persistentvolumes", "", name, bind_volume)
+        self._store.edit("persistentvolumeclaims", metadata["namespace"], metadata["name"], bind_claim)
+
+    def _job_deadlines(self) -> None:
+        for job in self._store.list("jobs.batch"):
+            limit, started = job["spec"].get("activeDeadlineSeconds"), job.get("status", {}).get("startTime")
+            ended = any(c["type"] in ("Complete", "Failed") for c in job.get("status", {}).get("conditions", []))
+            if limit is not None and started and not ended and _age(started) >= limit:
+                self.jobs.expire(job)
+
+    def _evict(self) -> None:
+        """Mark the pods of lost nodes for deletion when they have tolerated it long enough."""
+        for node in self._store.list("nodes"):
+            taint = next(
+                (t for t in node["spec"].get("taints") or [] if t["key"] == UNREACHABLE and t["effect"] == "NoExecute"),
+                None,
+            )
+            if taint is None:
+                continue
+            for pod in self._store.list("pods"):
+                bound = pod["spec"].get("nodeName") == node["metadata"]["name"]
+                if not bound or pod["metadata"].get("deletionTimestamp"):
+                    continue
+                if _age(taint["timeAdded"]) >= self._patience(pod, taint):
+                    self._taint_eviction(pod)
+
+    def _patience(self, pod: Json, taint: Json) -> float:
+        if not tolerates(pod["spec"], taint):
+            return 0.0
+        limits = [
+            toleration["tolerationSeconds"]
+            for toleration in pod["spec"].get("tolerations", [])
+            if toleration.get("key") in (None, taint["key"]) and "tolerationSeconds" in toleration
+        ]
+        return min(limits) * self._toleration_scale if limits else float("inf")
+
+    def _taint_eviction(self, pod: Json) -> None:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        by, said = "taint-eviction-controller", f"Marking for deletion Pod {namespace}/{name}"
+        self._events.say("pods", pod, "TaintManagerEviction", said, by=by)
+
+        def disrupt(changed: Json) -> None:
+            set_condition(
+                changed["status"].setdefault("conditions", []),
+                "DisruptionTarget",
+                "True",
+                reason="DeletionByTaintManager",
+                message="Taint manager: deleting due to NoExecute taint",
+            )
+
+        self._store.edit("pods", namespace, name, disrupt)
+        self.delete_pod(namespace, name)
+
+
+def _age(stamp: str) -> float:
+    return time.time() - datetime.fromisoformat(stamp).timestamp()

@@ -1,0 +1,185 @@
+"""Which node a pod goes to, or the recorded sentence that says why none: taints, selectors, anti-affinity, resources.
+
+Not here: preemption, topology spread, priorities, volumes' own topology, preferred rules (the least loaded node wins).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+from tests.support.kubernetes.admission.quota import requests
+from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.api.selectors import expression, fields_match, label_selector
+from tests.support.kubernetes.controllers.events import Recorder
+from tests.support.kubernetes.controllers.quantities import number
+from tests.support.kubernetes.store.store import Store, set_condition
+
+_NO_HELP, _NO_VICTIMS = "Preemption is not helpful for scheduling", "No preemption victims found for incoming pod"
+
+
+def tolerates(spec: Json, taint: Json) -> bool:
+    for toleration in spec.get("tolerations") or []:
+        effect = toleration.get("effect")
+        if effect and effect != taint["effect"]:
+            continue
+        if toleration.get("operator") == "Exists":
+            if toleration.get("key") in (None, "", taint["key"]):
+                return True
+        elif toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""):
+            return True
+    return False
+
+
+def _selected(spec: Json, node: Json) -> bool:
+    labels = node["metadata"].get("labels", {})
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    rules = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    if not rules:
+        return True
+    return any(
+        all(expression(rule, labels) for rule in term.get("matchExpressions", []))
+        and all(fields_match(f"{rule['key']}={rule['values'][0]}", node) for rule in term.get("matchFields", []))
+        for term in rules["nodeSelectorTerms"]
+    )
+
+
+def _repels(pod: Json, other: Json, there: Json, node: Json) -> bool:
+    """Whether a required anti-affinity of `pod` keeps it from a node of the domain where `other` is (`there`)."""
+    affinity = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
+    for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", []):
+        spaces = term.get("namespaces") or [pod["metadata"]["namespace"]]
+        if other["metadata"]["namespace"] not in spaces:
+            continue
+        if not label_selector(term.get("labelSelector"), other["metadata"].get("labels") or {}):
+            continue
+        domain = there["metadata"]["labels"].get(term["topologyKey"])
+        if domain is not None and node["metadata"]["labels"].get(term["topologyKey"]) == domain:
+            return True
+    return False
+
+
+class Scheduler:
+    """Binds pods, one pass at a time."""
+
+    def __init__(self, store: Store, events: Recorder) -> None:
+        self._store, self._events = store, events
+
+    def run(self) -> None:
+        waiting = [
+            pod
+            for pod in self._store.list("pods")
+            if not pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp")
+        ]
+        for pod in sorted(waiting, key=lambda pod: pod["metadata"]["creationTimestamp"]):
+            self._place(pod)
+
+    def _on_nodes(self) -> dict[str, list[Json]]:
+        found: dict[str, list[Json]] = {}
+        for pod in self._store.list("pods"):
+            if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+                found.setdefault(pod["spec"].get("nodeName", ""), []).append(pod)
+        return found
+
+    def _place(self, pod: Json) -> None:
+        nodes = {node["metadata"]["name"]: node for node in self._store.list("nodes")}
+        load = self._on_nodes()
+        reasons: Counter[str] = Counter()
+        helpless = 0
+        fitting = []
+        claims = self._unbound_claims(pod)
+        if claims:
+            self._refuse(pod, f"0/{len(nodes)} nodes are available: {claims}. {self._tail(len(nodes), len(nodes), 0)}")
+            return
+        for name, node in nodes.items():
+            why, victims = self._why_not(pod, node, nodes, load)
+            if not why:
+                fitting.append(name)
+            reasons.update(why)
+            helpless += bool(why) and not victims
+        if fitting:
+            self._bind(pod, min(fitting, key=lambda name: (len(load.get(name, [])), name)))
+            return
+        said = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
+        tail = self._tail(len(nodes), helpless, len(nodes) - helpless)
+        self._refuse(pod, f"0/{len(nodes)} nodes are available: {said}. {tail}")
+
+    @staticmethod
+    def _tail(total: int, helpless: int, no_victims: int) -> str:
+        parts = [f"{count} {text}" for count, text in ((helpless, _NO_HELP), (no_victims, _NO_VICTIMS)) if count]
+        return f"no new claims to deallocate, preemption: 0/{total} nodes are available: {', '.join(parts)}."
+
+    def _unbound_claims(self, pod: Json) -> str:
+        for volume in pod["spec"].get("volumes") or []:
+            name = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if not name:
+                continue
+            claim = self._store.find("persistentvolumeclaims", pod["metadata"]["namespace"], name)
+            if claim is None:
+                return f'persistentvolumeclaim "{name}" not found'
+            if claim.get("status", {}).get("phase") != "Bound":
+                return "pod has unbound immediate PersistentVolumeClaims"
+        return ""
+
+    def _why_not(
+        self, pod: Json, node: Json, nodes: dict[str, Json], load: dict[str, list[Json]]
+    ) -> tuple[list[str], bool]:
+        """Why this node will not do (the first filter that objects), and whether preemption might find victims."""
+        spec = pod["spec"]
+        if node["spec"].get("unschedulable"):
+            return ["node(s) were unschedulable"], False
+        taints = [taint for taint in node["spec"].get("taints") or [] if taint["effect"] != "PreferNoSchedule"]
+        if any(not tolerates(spec, taint) for taint in taints):
+            return ["node(s) had untolerated taint(s)"], False
+        if not _selected(spec, node):
+            return ["node(s) didn't match Pod's node affinity/selector"], False
+        here = load.get(node["metadata"]["name"], [])
+        if short := self._short(pod, node, here):
+            possible = all(short[name] for name in short)
+            return [f"Insufficient {name}" for name in short], possible
+        for name, others in load.items():
+            if name in nodes and any(
+                _repels(pod, other, nodes[name], node) or _repels(other, pod, nodes[name], node) for other in others
+            ):
+                return ["node(s) didn't match pod anti-affinity rules"], True
+        return [], False
+
+    @staticmethod
+    def _short(pod: Json, node: Json, here: list[Json]) -> dict[str, bool]:
+        """Resources that do not suffice, and whether an empty node would have enough."""
+        allocatable = node["status"]["allocatable"]
+        short = {}
+        for name, asked in requests(pod["spec"]).items():
+            whole = number(allocatable.get(name, "0"))
+            taken = sum((requests(other["spec"]).get(name, Fraction(0)) for other in here), Fraction(0))
+            if asked > whole - taken:
+                short[name] = asked <= whole
+        return short
+
+    def _bind(self, pod: Json, node: str) -> None:
+        metadata = pod["metadata"]
+
+        def change(changed: Json) -> None:
+            changed["spec"]["nodeName"] = node
+            set_condition(changed.setdefault("status", {}).setdefault("conditions", []), "PodScheduled", "True")
+
+        # The event first: it stands before the kubelet's own.
+        said = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
+        self._events.say("pods", pod, "Scheduled", said, by="default-scheduler")
+        self._store.edit("pods", metadata["namespace"], metadata["name"], change)
+
+    def _refuse(self, pod: Json, message: str) -> None:
+        metadata = pod["metadata"]
+        known = [c for c in pod.get("status", {}).get("conditions", []) if c["type"] == "PodScheduled"]
+        if known and known[0].get("message") == message:
+            return
+
+        def change(changed: Json) -> None:
+            conditions = changed.setdefault("status", {}).setdefault("conditions", [])
+            set_condition(conditions, "PodScheduled", "False", reason="Unschedulable", message=message)
+
+        self._store.edit("pods", metadata["namespace"], metadata["name"], change)
+        self._events.say("pods", pod, "FailedScheduling", message, by="default-scheduler", kind="Warning")

@@ -1,0 +1,194 @@
+"""One container's process: its start in a sandbox, its log, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.store.store import now, now_micro
+
+_SANDBOX = Path(__file__).with_name("sandbox.py")
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Log:
+    """What a container wrote, by lines, for anybody who reads or follows."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, bytes]] = []
+        self.open = True
+        self._more = asyncio.Event()
+
+    def add(self, line: bytes) -> None:
+        self.lines.append((now_micro(), line))
+        self._wake()
+
+    def close(self) -> None:
+        self.open = False
+        self._wake()
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def follow(self, start: int) -> AsyncIterator[tuple[str, bytes]]:
+        """Lines from `start` on, until the container has ended."""
+        at = start
+        while True:
+            more = self._more
+            for line in self.lines[at:]:
+                at += 1
+                yield line
+            if at >= len(self.lines):
+                if not self.open:
+                    return
+                await more.wait()
+
+
+@dataclass(kw_only=True)
+class Container:
+    """A container of a pod through all its restarts. `state` and `last_state` are as the API shows them."""
+
+    name: str
+    spec: Json
+    environment: dict[str, str] = field(default_factory=dict)
+    log: Log = field(default_factory=Log)
+    previous_log: Log | None = None
+    state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
+    last_state: Json = field(default_factory=dict)
+    restarts: int = 0
+    ready: bool = False
+    pid: int | None = None
+    uid: int = 0
+    gid: int = 0
+    death: str = ""  # why it will have died when it dies: OOMKilled
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def running(self) -> bool:
+        return "running" in self.state
+
+    @property
+    def exit_code(self) -> int | None:
+        ended = self.state.get("terminated")
+        return None if ended is None else int(ended["exitCode"])
+
+    async def start(self, sandbox: Json) -> None:
+        """Start PID 1. A command that cannot be started ends at once with StartError, as under containerd."""
+        self.log, self.previous_log = Log(), self.log if self.restarts else None
+        self.ended = asyncio.Event()
+        self.environment = sandbox["environment"]
+        self.uid, self.gid = sandbox["uid"], sandbox["gid"]
+        self.death = ""
+        read, write = os.pipe()
+        try:
+            shim = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(_SANDBOX),
+                str(write),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(write,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(write)
+        assert shim.stdin is not None
+        shim.stdin.write(json.dumps(sandbox).encode())
+        shim.stdin.close()
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb")
+        )
+        first = json.loads(await reader.readline() or '{"error": "the sandbox died"}')
+        started = now()
+        if "pid" in first:
+            self.pid = first["pid"]
+            self.state = {"running": {"startedAt": started}}
+        self.tasks = [asyncio.create_task(self._live(shim, reader, first, started, sandbox["root"]))]
+
+    async def _live(
+        self, shim: asyncio.subprocess.Process, reader: asyncio.StreamReader, first: Json, started: str, root: str
+    ) -> None:
+        assert shim.stdout is not None
+        assert shim.stderr is not None
+        pumps = [asyncio.create_task(self._pump(stream)) for stream in (shim.stdout, shim.stderr)]
+        said = first
+        while line := await reader.readline():
+            said |= json.loads(line)
+        await shim.wait()
+        await asyncio.gather(*pumps)
+        self.pid, self.ready = None, False
+        ended = {"startedAt": started, "finishedAt": now()}
+        if "error" in said:
+            file = said["file"]
+            missing = (
+                "executable file not found in $PATH" if "/" not in file else f"stat {file}: no such file or directory"
+            )
+            message = (
+                "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+                f'failed: unable to start container process: exec: "{file}": {missing}: unknown'
+            )
+            ended |= {"exitCode": 128, "reason": "StartError", "message": message if file else said["error"]}
+        else:
+            code = said.get("exit", 137)
+            reason = self.death or ("Completed" if code == 0 else "Error")
+            ended |= {"exitCode": code, "reason": reason}
+        self.state = {"terminated": ended}
+        self.log.close()
+        await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
+        self.ended.set()
+
+    async def _pump(self, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await stream.read(65536):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self.log.add(line + b"\n")
+        if rest:
+            self.log.add(rest)
+
+    def signal(self, number: int) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def missing_binary(self, file: str) -> str:
+        """Why `file` cannot be started here, in the runtime's words; empty when it can."""
+        root = f"/proc/{self.pid}/root"
+        if "/" in file:
+            path = os.path.join(f"/proc/{self.pid}/cwd" if not file.startswith("/") else root, file.lstrip("/"))
+            return "" if os.path.lexists(path) else f"stat {file}: no such file or directory"
+        folders = self.environment.get("PATH", DEFAULT_PATH).split(":")
+        found = any(os.path.lexists(f"{root}{folder}/{file}") for folder in folders)
+        return "" if found else "executable file not found in $PATH"
+
+    async def execute(self, argv: list[str], *, stdin: bool) -> asyncio.subprocess.Process:
+        """Start `argv` inside, as the container's user. It dies with PID 1, but not with whoever watches it."""
+        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-p", "-r", "-w", f"-S{self.uid}", f"-G{self.gid}"]
+        return await asyncio.create_subprocess_exec(
+            *words,
+            "--",
+            *argv,
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self.environment,
+            start_new_session=True,
+        )

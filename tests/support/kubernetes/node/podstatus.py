@@ -1,0 +1,105 @@
+"""A pod's status, written from what its worker sees."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import TYPE_CHECKING
+
+from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.node.container import Container
+from tests.support.kubernetes.store.store import set_condition
+
+if TYPE_CHECKING:
+    from tests.support.kubernetes.node.podworker import PodWorker
+
+
+def _container_status(worker: PodWorker, container: Container) -> Json:
+    seed = f"{worker.uid}{container.name}{container.restarts}".encode()
+    identity = f"containerd://{hashlib.sha256(seed).hexdigest()}"
+    state = copy.deepcopy(container.state)
+    if container in worker.main.values() and worker.initial and not worker.initialized and "waiting" in state:
+        state = {"waiting": {"reason": "PodInitializing"}}
+    made: Json = {
+        "name": container.name,
+        "image": container.spec["image"],
+        "imageID": "",
+        "lastState": copy.deepcopy(container.last_state),
+        "ready": container.ready and container.running,
+        "restartCount": container.restarts,
+        "started": container.running,
+        "state": state,
+    }
+    if "waiting" not in state:
+        made["containerID"] = identity
+        made["imageID"] = "sha256:" + hashlib.sha256(container.spec["image"].encode()).hexdigest()
+    if "terminated" in state:
+        state["terminated"]["containerID"] = identity
+    return made
+
+
+def _phase(worker: PodWorker) -> str:
+    codes = [container.exit_code for container in worker.main.values()]
+    if worker.finished:
+        initial = [container.exit_code for container in worker.initial.values()]
+        return "Succeeded" if not worker.reason and all(code == 0 for code in codes + initial) else "Failed"
+    ran = any(
+        container.running or container.restarts or container.exit_code is not None for container in worker.main.values()
+    )
+    return "Running" if ran else "Pending"
+
+
+def qos(pod: Json) -> str:
+    """BestEffort, Burstable or Guaranteed, of cpu and memory alone."""
+    limits, requests, whole = [], [], True
+    for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
+        resources = container.get("resources", {})
+        limit = {k: v for k, v in resources.get("limits", {}).items() if k in ("cpu", "memory")}
+        request = {k: v for k, v in resources.get("requests", {}).items() if k in ("cpu", "memory")}
+        limits.append(limit)
+        requests.append(request)
+        whole = whole and len(limit) == 2 and limit == (request or limit)
+    if not any(limits) and not any(requests):
+        return "BestEffort"
+    return "Guaranteed" if whole else "Burstable"
+
+
+def status_of(worker: PodWorker, pod: Json) -> Json:
+    """The whole status; what the scheduler wrote into it stays."""
+    status: Json = copy.deepcopy(pod.get("status", {}))
+    conditions = status.setdefault("conditions", [])
+    phase = _phase(worker)
+    unready = [container.name for container in worker.main.values() if not (container.ready and container.running)]
+    if phase == "Succeeded":
+        why: Json = {"reason": "PodCompleted"}
+    elif phase == "Failed":
+        why = {"reason": "PodFailed"}
+    else:
+        message = f"containers with unready status: [{' '.join(unready)}]"
+        why = {"reason": "ContainersNotReady", "message": message} if unready else {}
+    ready = "False" if unready or phase in ("Succeeded", "Failed") else "True"
+    sandboxed = "True" if worker.address and phase in ("Pending", "Running") else "False"
+    set_condition(conditions, "PodReadyToStartContainers", sandboxed)
+    initialized = worker.initialized or not worker.initial
+    names = " ".join(name for name, container in worker.initial.items() if container.exit_code != 0)
+    lacking = {"reason": "ContainersNotInitialized", "message": f"containers with incomplete status: [{names}]"}
+    set_condition(conditions, "Initialized", "True" if initialized else "False", **({} if initialized else lacking))
+    set_condition(conditions, "Ready", ready, **why)
+    set_condition(conditions, "ContainersReady", ready, **why)
+    if worker.disrupted:
+        set_condition(conditions, "DisruptionTarget", "True", reason=worker.disrupted, message=worker.message.strip())
+    status |= {
+        "phase": phase,
+        "hostIP": worker.node.address,
+        "hostIPs": [{"ip": worker.node.address}],
+        "startTime": worker.started_at,
+        "qosClass": qos(pod),
+        "containerStatuses": [_container_status(worker, container) for container in worker.main.values()],
+    }
+    if worker.initial:
+        status["initContainerStatuses"] = [_container_status(worker, c) for c in worker.initial.values()]
+    if worker.address:
+        status |= {"podIP": worker.address, "podIPs": [{"ip": worker.address}]}
+    if worker.reason:
+        status |= {"reason": worker.reason, "message": worker.message}
+    return status

@@ -1,0 +1,381 @@
+"""The build VM with what the image needs: a real Docker engine, a registry that plays `fra.ocir.io`, and a project.
+
+    with yard() as it:
+        it.inv("build", "--tmpdir", it.tmpdir)           # typed on the laptop, over SSH to the VM
+        it.blobs()                                       # what the registry holds, from its own disk
+
+The engine is Debian's dockerd with BuildKit, the registry Debian's docker-registry behind TLS with a password file, and
+the base image is made of this machine's packages (tests/support/machines/base_image.py). The project's own Dockerfile
+is built on it unchanged, with a lock of one small wheel. What that does not cover: CUDA, and the gigabytes of the real
+lock.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.machines import base_image as standin
+from tests.support.machines.machine import require
+from tests.support.machines.network import USER, VM, Ground, made
+from tests.support.paths import ROOT
+
+DOCKER = "/usr/bin/docker"  # Debian's, which has BuildKit inside; another client may stand before it on PATH
+REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
+REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
+MARK = secrets.token_hex(4)  # no other process of this machine, of another run of these tests or of a person, says it
+PASSWORD = f"""it's a "pass" $word {MARK}\nwith a second line {MARK}"""  # 72 bytes are all that bcrypt takes
+MODEL = "small-org/Small-1B"
+DATA_ROOT = "/mnt/docker"  # the VM's /mnt is memory: nothing of an engine for tests has to reach a disk
+WAIT_SEC = 120.0
+INV_SEC = 280.0
+GROUP = 4712
+
+
+class Yard:
+    """See the module. `folder` is below a folder that the VM's user can reach; `tmpdir` plays the share."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground, self.vm, self.folder = ground, ground.vm, ground.folder
+        self.project = self.folder / "a 'project' of mine"
+        self.tmpdir = f"{self.folder}/fss"
+        self.sockets = "/run/docker.sock"
+        self.password_file = self.folder / "token"
+        self._engines = 0
+        self._engine: subprocess.Popen[Any] | None = None
+        self._registry: subprocess.Popen[Any] | None = None
+        self._typed: list[subprocess.Popen[str]] = []
+
+    def begin_anew(self) -> None:
+        """What a test that failed in its middle may have left as no other finds it. In a whole yard: milliseconds."""
+        for process in self._typed:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                self.open_gate()  # a job that waits there holds the turn of the next one
+            process.communicate(timeout=WAIT_SEC)
+        self._typed.clear()
+        self.ground.cable.mend()
+        self.set_password(PASSWORD)
+        self.write_password_file(PASSWORD)
+        self.set_docker_group(USER)
+        if self._engine is None or self._engine.poll() is not None:
+            self.start_engine()
+        if self._registry is None or self._registry.poll() is not None:
+            self.start_registry()
+
+    def inv(self, *words: str, check: bool = False, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` on the laptop. `settings` are INVOKE_... variables without their prefix."""
+        done: subprocess.CompletedProcess[str] = self.ground.laptop.run(
+            *self._argv(*words), env=self._environment(settings), timeout=INV_SEC, check=False
+        )
+        if check:
+            assert done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def inv_as_root_of_the_vm(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Type `inv ...` on the VM itself, as root."""
+        settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        del settings["INVOKE_BUILD_HOST"]
+        done: subprocess.CompletedProcess[str] = self.vm.run(
+            *self._argv(*words), env=settings, timeout=INV_SEC, check=False
+        )
+        assert not check or done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def stop_share_engine(self) -> None:
+        """End the engine of `inv vm.engine` and unmount its data, as a machine that goes down does."""
+        pids = self.vm.run("sh", "-c", "pgrep -f '[d]ockerd.*qlora-fleet-engine' || true").stdout.split()
+        if pids:
+            self.vm.run("kill", *pids, check=False)
+            self.wait_for(lambda: self.vm.run("kill", "-0", pids[0], check=False).returncode != 0, "its end")
+        self.vm.run("umount", "--lazy", "/var/lib/qlora-fleet-engine", check=False)
+
+    def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
+        """Type `inv ...` on the laptop and do not wait."""
+        process: subprocess.Popen[str] = self.ground.laptop.start(
+            *self._argv(*words),
+            env=self._environment(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._typed.append(process)
+        return process
+
+    def docker(self, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        """The engine's client on the VM, as root."""
+        done: subprocess.CompletedProcess[str] = self.vm.run(DOCKER, *words, check=check, timeout=INV_SEC, **options)
+        return done
+
+    def start_engine(self, data_root: str | None = None) -> None:
+        """Start dockerd on the VM's usual socket; its data outlives it."""
+        self._engines += 1
+        self._engine = self.vm.start(
+            *(
+                "dockerd",
+                "--data-root",
+                data_root or DATA_ROOT,
+                "--exec-root",
+                f"/run/docker-{self._engines}",
+            ),
+            *("--pidfile", f"/run/dockerd-{self._engines}.pid", "-H", f"unix://{self.sockets}", "-G", "docker"),
+            *("--bridge=none", "--iptables=false"),
+            log="dockerd.log",
+            env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        )
+        self.wait_for(lambda: self.docker("info", check=False).returncode == 0, "the engine")
+
+    def import_base(self) -> None:
+        self.docker("import", str(self.folder / "base.tar"), "standin:base")
+
+    def stop_engine(self) -> None:
+        self.kill("dockerd", "TERM")
+        self.wait_for(lambda: self.docker("version", check=False).returncode != 0, "the engine's end")
+
+    def set_docker_group(self, *members: str) -> None:
+        """Who may use the engine, from the next login on."""
+        path = self.vm.folder / "etc" / "group"
+        others = [line for line in path.read_text().splitlines() if not line.startswith("docker:")]
+        path.write_text("\n".join([*others, f"docker:x:{GROUP}:{','.join(members)}"]) + "\n")
+
+    def start_registry(self) -> None:
+        config = self.folder / "registry.json"  # JSON is YAML
+        document = {
+            "version": 0.1,
+            "storage": {"filesystem": {"rootdirectory": str(self.folder / "registry")}, "delete": {"enabled": True}},
+            "http": {
+                "addr": f"{VM}:443",
+                "tls": {"certificate": str(self.folder / "registry.crt"), "key": str(self.folder / "registry.key")},
+            },
+            "auth": {"htpasswd": {"realm": "test", "path": str(self.folder / "htpasswd")}},
+        }
+        config.write_text(json.dumps(document))
+        self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
+        self.wait_for(lambda: self._answers(), "the registry")
+
+    def kill(self, name: str, number: str = "KILL") -> int:
+        """Signal every process of the VM with that name; how many there were."""
+        pids = self.vm.run("pidof", name, check=False).stdout.split()
+        if pids:
+            self.vm.run("kill", f"-{number}", *pids, check=False)
+        return len(pids)
+
+    def blobs(self) -> dict[str, int]:
+        """Digest to size in bytes of all the registry stores."""
+        found = (self.folder / "registry").glob("docker/registry/v2/blobs/sha256/*/*/data")
+        return {path.parent.name: path.stat().st_size for path in found}
+
+    def registry_log(self) -> str:
+        return (self.vm.folder / "registry.log").read_text(errors="replace")
+
+    def set_password(self, password: str) -> None:
+        """What the registry accepts from now on."""
+        import bcrypt
+
+        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+        (self.folder / "htpasswd").write_text(f"{REGISTRY_USER}:{hashed}\n")
+
+    def write_password_file(self, password: str) -> None:
+        self.password_file.touch(mode=0o600)
+        self.password_file.write_text(password + "\n")
+
+    def jobs(self) -> list[Path]:
+        """The folders of all jobs on the VM, the newest last."""
+        found = (self.ground.home / ".qlora-fleet" / "jobs").glob("[!.]*")
+        return sorted(found, key=lambda folder: folder.name.split("-")[-2:])
+
+    def gate(self, verb: str, before: str = "", after: str = "") -> str:
+        """A client that is Docker's, save that `verb` waits until `open_gate`; then `before`, the real call, `after`.
+
+        `before` and `after` are shell text; `after` finds the real exit code in $code and may change it. Until
+        `close_gate` the next call waits anew.
+        """
+        path = self.folder / f"docker-{verb}"
+        path.write_text(
+            "#!/bin/sh\n"
+            f'for word in "$@"; do [ "$word" = {verb} ] && gated=1 && break; done\n'
+            f'[ -n "$gated" ] || exec {DOCKER} "$@"\n'
+            f"touch '{self.gate_file}.waiting'\n"
+            f"while [ ! -e '{self.gate_file}' ]; do sleep 0.1; done\n"
+            f'{before}\n{DOCKER} "$@"\ncode=$?\n{after}\nexit $code\n'
+        )
+        path.chmod(0o755)
+        self.close_gate()
+        return str(path)
+
+    @property
+    def gate_file(self) -> str:
+        return f"{self.tmpdir}/gate"
+
+    def at_gate(self) -> None:
+        """Wait until the gated call is there."""
+        self.wait_for(lambda: Path(f"{self.gate_file}.waiting").exists(), "the gated call")
+
+    def open_gate(self) -> None:
+        Path(self.gate_file).touch()
+
+    def close_gate(self) -> None:
+        for name in (self.gate_file, f"{self.gate_file}.waiting"):
+            Path(name).unlink(missing_ok=True)
+
+    def models(self, *names: str) -> tuple[str, str]:
+        """The words that make `inv` put these models into the image."""
+        path = self.folder / "models.yaml"
+        path.write_text(json.dumps({"image": {"models": list(names)}}))
+        return "-f", str(path)
+
+    def layers(self, image: str) -> list[str]:
+        said = self.docker("image", "inspect", image, "--format", "{{json .RootFS.Layers}}").stdout
+        found: list[str] = json.loads(said)
+        return found
+
+    def edit_bench(self, text: str) -> None:
+        with (self.project / "bench" / "chips.py").open("a") as file:
+            file.write(f"# {text}\n")
+
+    def put_model(self, name: str = MODEL, megabytes: float = 1.0) -> Path:
+        """A model on the VM as `inv model.fetch` leaves one: two shards, small files, a manifest."""
+        folder = Path(self.tmpdir, "qlora-fleet", "models", name.replace("/", "--"))
+        folder.mkdir(parents=True)
+        header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, int(megabytes * 1e6)]}}).encode()
+        for number in (1, 2):
+            content = struct.pack("<Q", len(header)) + header + os.urandom(int(megabytes * 1e6))
+            (folder / f"model-{number:05d}-of-00002.safetensors").write_bytes(content)
+        (folder / "config.json").write_text("{}")
+        files = [
+            {"path": path.name, "size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in sorted(folder.iterdir())
+        ]
+        (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": files}))
+        self.own(Path(self.tmpdir))
+        return folder
+
+    def own(self, path: Path) -> None:
+        self.vm.run("chown", "-R", USER, str(path))
+
+    def wait_for(self, holds: Any, what: str, seconds: float = WAIT_SEC) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            found = holds()
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        url = f"https://{REGISTRY}/v2/"
+        done = self.vm.run("curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", url, check=False)
+        return str(done.stdout) == "401"
+
+    def _argv(self, *words: str) -> list[str]:
+        # Entering a machine forgets the folder one was in.
+        return ["env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *words]
+
+    def _environment(self, settings: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
+        return {
+            **kept,
+            "HOME": str(self.folder / "laptop-home"),
+            "INVOKE_BUILD_HOST": "vm",
+            "INVOKE_BUILD_TMPDIR": self.tmpdir,
+            "INVOKE_IMAGE_PROFILE": "tiny",
+            "INVOKE_IMAGE_WHEELS": "wheels",
+            "INVOKE_IMAGE_NETWORK": "none",
+            "INVOKE_IMAGE_CLIENT": DOCKER,
+            "INVOKE_REGISTRY_IMAGE": f"{REGISTRY}/{NAMESPACE}/qlora-fleet:test",
+            "INVOKE_REGISTRY_USER": REGISTRY_USER,
+            "INVOKE_REGISTRY_PASSWORD_FILE": str(self.password_file),
+            **{f"INVOKE_{name}": value for name, value in settings.items()},
+        }
+
+
+@contextlib.contextmanager
+def yard() -> Iterator[Yard]:
+    """Everything up, for as long as the block lasts. Skips the test where it cannot be made."""
+    import pytest
+
+    require("dockerd", "docker-registry", "openssl", "curl", "pidof")
+    reason = standin.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with made() as ground:
+        it = Yard(ground)
+        Path(it.tmpdir).mkdir()
+        it.own(Path(it.tmpdir))
+        (it.folder / "laptop-home").mkdir()
+        _make_project(it)
+        _make_certificate(it)
+        it.vm.knows(fra_ocir_io=VM)
+        it.begin_anew()
+        standin.make(it.folder / "base.tar")
+        it.import_base()
+        yield it
+        it.stop_engine()  # its mounts go with it, so that the folder can be removed
+
+
+def _make_project(it: Yard) -> None:
+    it.project.mkdir()
+    for name in ("bench", "remote", "reports", "tasks", "image"):
+        shutil.copytree(ROOT / name, it.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tasks.py", "invoke.yaml"):
+        shutil.copy(ROOT / name, it.project / name)
+    digest = make_wheel(it.project / "wheels")
+    locks = it.project / "image" / "locks"
+    (locks / "tiny.in").write_text("tinystack==1.0\n")
+    (locks / "tiny.txt").write_text(f"tinystack==1.0 \\\n    --hash=sha256:{digest}\n")
+    with (it.project / "image" / "profiles.yaml").open("a") as file:
+        lines = (
+            "base: standin:base",
+            f'python: "{standin.python_version()}"',
+            "stack_bytes: 30000000",
+            "runs_on_cpu: true",
+        )
+        file.write("\ntiny:\n" + "".join(f"  {line}\n" for line in lines))
+
+
+def make_wheel(folder: Path) -> str:
+    """A wheel of one line of Python; its sha256."""
+    folder.mkdir()
+    info = "tinystack-1.0.dist-info"
+    files = {
+        "tinystack/__init__.py": b'__version__ = "1.0"\n',
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tinystack\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}\n"
+        for name, content in files.items()
+    )
+    path = folder / "tinystack-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
+            archive.writestr(name, content)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _make_certificate(it: Yard) -> None:
+    words = (
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+        *("-keyout", str(it.folder / "registry.key"), "-out", str(it.folder / "registry.crt")),
+        *("-subj", f"/CN={REGISTRY}", "-addext", f"subjectAltName=DNS:{REGISTRY}"),
+    )
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    trusted = it.vm.folder / "etc" / "docker" / "certs.d" / REGISTRY
+    trusted.mkdir(parents=True, exist_ok=True)
+    shutil.copy(it.folder / "registry.crt", trusted / "ca.crt")

@@ -1,0 +1,151 @@
+"""A small hub for tests: the HTTP that huggingface_hub speaks to fetch a model, with faults as switches.
+
+    python -m tests.support.machines.fake_hub FOLDER PORT      (started on a machine of the ground, where the model's
+    client is)
+
+FOLDER/files holds the one model org/tiny's files; FOLDER/faults, a JSON object, is read at every request:
+gated, private, cut (bytes after which each of the first `cuts` answers of a large file breaks), flip (name of a file to
+spoil), truncate (name of a file that is served shorter than announced by the API), slow (seconds for each 64 KiB).
+FOLDER/requests.jsonl has a line for every request: path, status, range, bytes sent, and how it was authorized.
+Not covered: Xet storage, redirects to a content network, rate limits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = 100_000  # files above this are "LFS": known by sha256
+MODEL = "org/tiny"
+
+
+class Hub(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    lock = threading.Lock()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self._answer(head=True)
+
+    def do_GET(self) -> None:
+        self._answer(head=False)
+
+    def _answer(self, *, head: bool) -> None:
+        faults = json.loads((self.folder / "faults").read_text())
+        path = self.path.partition("?")[0]
+        authorized = self.headers.get("Authorization") == f"Bearer {faults.get('token', 'none')}"
+        if faults.get("private") and not authorized:
+            return self._refuse(401, "RepoNotFound", "Invalid username or password.")
+        if path.startswith(f"/api/models/{MODEL}"):
+            revision = path.rpartition("/revision/")[2] if "/revision/" in path else "main"
+            if revision not in ("main", "v1", COMMIT):
+                return self._refuse(404, "RevisionNotFound", "Invalid rev id")
+            return self._send(json.dumps(self._info(faults)).encode(), "application/json", head)
+        if path.startswith(f"/{MODEL}/resolve/"):
+            if faults.get("gated") and not authorized:
+                code = 403 if self.headers.get("Authorization") else 401
+                return self._refuse(code, "GatedRepo", f"Access to model {MODEL} is restricted.")
+            return self._file(path.split("/", 5)[5], faults, head)
+        return self._refuse(404, "RepoNotFound", "Repository not found")
+
+    def _info(self, faults: dict[str, Any]) -> dict[str, Any]:
+        siblings = []
+        for path in sorted((self.folder / "files").iterdir()):
+            content = path.read_bytes()
+            entry: dict[str, Any] = {"rfilename": path.name, "size": len(content), "blobId": _git(content)}
+            if len(content) > LARGE:
+                entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            siblings.append(entry)
+        return {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "private": False, "gated": bool(faults.get("gated")),
+                "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
+
+    def _file(self, name: str, faults: dict[str, Any], head: bool) -> None:
+        path = self.folder / "files" / name
+        if not path.is_file():
+            return self._refuse(404, "EntryNotFound", "Entry not found")
+        content = path.read_bytes()
+        etag = hashlib.sha256(content).hexdigest() if len(content) > LARGE else _git(content)
+        if faults.get("flip") == name:
+            content = content[:50_000] + bytes([content[50_000] ^ 1]) + content[50_001:]
+        if faults.get("truncate") == name:
+            content = content[:-1000]
+        return self._send(content, "application/octet-stream", head, etag=etag, faults=faults)
+
+    def _send(
+        self, content: bytes, kind: str, head: bool, *, etag: str | None = None, faults: dict[str, Any] | None = None
+    ) -> None:
+        faults, asked = faults or {}, self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        body = content[start:]
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if etag is not None:
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        sent = 0
+        if not head:
+            sent = self._pump(body, faults)
+        self._note(206 if asked else 200, asked, sent)
+        if not head and sent < len(body):
+            self.close_connection = True
+
+    def _pump(self, body: bytes, faults: dict[str, Any]) -> int:
+        stop = len(body)
+        if len(body) > LARGE and faults.get("cut"):
+            with self.lock:
+                done = self.folder / "cuts"
+                done.touch()
+                if done.stat().st_size < faults["cuts"]:
+                    done.write_text(done.read_text() + ".")
+                    stop = min(stop, faults["cut"])
+        sent = 0
+        while sent < stop:
+            piece = body[sent : min(stop, sent + 65_536)]
+            self.wfile.write(piece)
+            sent += len(piece)
+            if len(body) > LARGE:
+                time.sleep(faults.get("slow", 0))
+        self.wfile.flush()
+        return sent
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", message)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self._note(status, None, 0)
+
+    def _note(self, status: int, asked: str | None, sent: int) -> None:
+        scheme = (self.headers.get("Authorization") or "").partition(" ")[0]
+        line = {"path": self.path, "method": self.command, "status": status, "range": asked, "sent": sent, "as": scheme}
+        with self.lock, (self.folder / "requests.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _git(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+if __name__ == "__main__":
+    Hub.folder = Path(sys.argv[1])
+    ThreadingHTTPServer(("0.0.0.0", int(sys.argv[2])), Hub).serve_forever()  # noqa: S104 - a namespace of its own

@@ -1,0 +1,150 @@
+"""The ground of system tests: a laptop, a build VM and a bastion, three machines whose cables can be cut.
+
+    laptop 10.79.0.1 ───────────────────────── 10.79.0.2 vm        `ground.cable`
+    laptop 10.79.1.1 ── 10.79.1.2 bastion 10.79.2.1 ── 10.79.2.2 vm  `ground.to_bastion`, `ground.behind_bastion`
+
+On vm and bastion a real sshd serves the user `ubuntu` (uid 4711, no password) on port 22; on the bastion a second one
+on port 2222 makes a second jump host. `ground.key` opens all of them. The laptop's ssh config is
+`ground.ssh_config`, its known_hosts `ground.known_hosts`, and they know these names:
+
+    vm         the direct cable
+    far-vm     through the bastion
+    farther-vm through both servers of the bastion
+
+Use it so:
+
+    def test_something(ground: Ground) -> None:
+        with ground.laptop.network_of_this_thread():       # this thread's sockets and programs are the laptop's
+            ...                                            # or ground.laptop.run("inv", ...), .start(...)
+        ground.vm.run("docker", "info", user="ubuntu")     # on the VM
+        dockerd = ground.vm.start("dockerd", "--data-root", ..., log="dockerd.log")   # ends with the VM
+        ground.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+        ground.cable.cut("drop"); ground.cable.mend()      # or "down"
+        ground.vm_sshd.kill_sessions(); ground.vm_sshd.logins()
+
+/run, /mnt and /etc are each machine's own (so /var/run/docker.sock and /etc/docker/certs.d may be made freely, and
+`ground.vm.knows(fra_ocir_io="10.79.0.2")` adds names). A machine's folder, `ground.vm.folder`, is reachable for its
+users under the same path as for the test. Everything ends with the fixture, or with the test process if that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.machines.machine import Link, Machine, require
+from tests.support.machines.sshd import Sshd, keygen
+
+USER = "ubuntu"
+VM, FAR_VM, BASTION = "10.79.0.2", "10.79.2.2", "10.79.1.2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """The machines, servers and cables; see this module's docstring."""
+
+    folder: Path
+    laptop: Machine
+    vm: Machine
+    bastion: Machine
+    cable: Link
+    to_bastion: Link
+    behind_bastion: Link
+    vm_sshd: Sshd
+    bastion_sshd: Sshd
+    second_sshd: Sshd
+    key: Path
+    ssh_config: Path
+    known_hosts: Path
+
+    @property
+    def home(self) -> Path:
+        """The VM user's home, under the same path there and here."""
+        return self.vm.home(USER)
+
+    def know_all(self) -> None:
+        """Write the laptop's known_hosts anew: every server by its address, as after a first careful contact."""
+        lines = [
+            *(self.vm_sshd.known_as(address) for address in (VM, FAR_VM)),
+            self.bastion_sshd.known_as(BASTION),
+            self.second_sshd.known_as(BASTION),
+        ]
+        self.known_hosts.write_text("".join(lines))
+
+    def write_config(self, *more: str) -> None:
+        """The laptop's ssh config; `more` lines come first and so win."""
+        lines = [
+            *more,
+            f"Host vm\n HostName {VM}",
+            f"Host far-vm\n HostName {FAR_VM}\n ProxyJump bastion",
+            f"Host farther-vm\n HostName {FAR_VM}\n ProxyJump bastion,second-bastion",
+            f"Host bastion\n HostName {BASTION}",
+            f"Host second-bastion\n HostName {BASTION}\n Port {self.second_sshd.port}",
+            "Host *",
+            f" User {USER}",
+            f" IdentityFile {self.key}",
+            " IdentitiesOnly yes",
+            f" UserKnownHostsFile {self.known_hosts}",
+        ]
+        self.ssh_config.write_text("".join(f"{line}\n" for line in lines))
+
+
+@contextlib.contextmanager
+def made() -> Iterator[Ground]:
+    """The whole ground, for as long as the block lasts. Skips the test where it cannot be made."""
+    require("ssh", "ssh-keygen")
+    folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ground-"))
+    folder.chmod(0o755)  # the VM's user has to reach the home below
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        laptop = stack.enter_context(Machine("laptop", folder))
+        bastion = stack.enter_context(Machine("bastion", folder, processes_apart=True))
+        vm = stack.enter_context(Machine("vm", folder, processes_apart=True))
+        links = (
+            stack.enter_context(Link(laptop, "10.79.0.1", vm, VM)),
+            stack.enter_context(Link(laptop, "10.79.1.1", bastion, BASTION)),
+            stack.enter_context(Link(bastion, "10.79.2.1", vm, FAR_VM)),
+        )
+        key = keygen(folder / "id_ed25519")
+        for machine in (vm, bastion):
+            machine.add_user(USER)
+
+        def server(machine: Machine, name: str, port: int) -> Sshd:
+            sshd = Sshd(folder / name, machine=machine, address="0.0.0.0", port=port, users=(USER,))  # noqa: S104
+            started = stack.enter_context(sshd)
+            started.authorize(key)
+            return started
+
+        ground = Ground(
+            folder=folder,
+            laptop=laptop,
+            vm=vm,
+            bastion=bastion,
+            cable=links[0],
+            to_bastion=links[1],
+            behind_bastion=links[2],
+            vm_sshd=server(vm, "vm-sshd", 22),
+            bastion_sshd=server(bastion, "bastion-sshd", 22),
+            second_sshd=server(bastion, "second-sshd", 2222),
+            key=key,
+            ssh_config=folder / "ssh_config",
+            known_hosts=folder / "known_hosts",
+        )
+        # The laptop's own programs (ssh reads the home from passwd, not from HOME) find the same config.
+        (laptop.folder / "home" / ".ssh").mkdir(mode=0o700)
+        (laptop.folder / "home" / ".ssh" / "config").symlink_to(ground.ssh_config)
+        passwd = laptop.folder / "etc" / "passwd"
+        root, _, rest = passwd.read_text().partition("\n")
+        fields = root.split(":")
+        assert fields[2] == str(os.geteuid())
+        fields[5] = str(laptop.folder / "home")
+        passwd.write_text(":".join(fields) + "\n" + rest)
+        laptop.knows(vm=VM, bastion=BASTION)
+        ground.write_config()
+        ground.know_all()
+        yield ground

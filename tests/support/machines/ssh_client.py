@@ -1,0 +1,65 @@
+"""A yard whose hosts are reached over SSH: the same folders and processes of this machine, through a real sshd.
+
+What this does not cover, the ground does (see ground.py): another machine, another user, a cable.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from remote.ssh.config import Destination
+from remote.ssh.host import SshHost
+from tests.support.hosts.hostyard import Yard
+from tests.support.machines.sshd import Sshd, keygen
+
+
+class Doorway:
+    """A running sshd on loopback and the configuration of a client that may enter as whoever runs the tests."""
+
+    def __init__(self, folder: Path, sshd: Sshd) -> None:
+        self.sshd, self.config, self.known_hosts = sshd, folder / "ssh_config", folder / "known_hosts"
+        key = keygen(folder / "key")
+        sshd.authorize(key)
+        self.known_hosts.write_text(sshd.known_as("127.0.0.1"))
+        self.config.write_text(
+            f"Host vm\n HostName 127.0.0.1\n Port {sshd.port}\n IdentityFile {key}\n IdentitiesOnly yes\n"
+            f" UserKnownHostsFile {self.known_hosts}\n"
+        )
+
+    def destination(self) -> Destination:
+        return Destination(host="vm", config_file=str(self.config))
+
+
+class SshYard(Yard):
+    """A yard with one SSH connection per host, as `inv` has one per task."""
+
+    def __init__(self, folder: Path, doorway: Doorway) -> None:
+        super().__init__(folder)
+        self._doorway, self._hosts = doorway, list[SshHost]()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            for host in self._hosts:
+                host.close()
+
+    def host(self, name: str = "worker-1", workdir: Path | None = None) -> SshHost:  # type: ignore[override]
+        workdir = self.folder / "hosts" / name if workdir is None else workdir
+        known = {(host.name, host.workdir): host for host in self._hosts}
+        if (name, str(workdir)) in known:
+            return known[name, str(workdir)]
+        host = SshHost(
+            name=name, destination=self._doorway.destination(), workdir=str(workdir), python=(sys.executable,)
+        )
+        self._hosts.append(host)
+        return host
+
+
+def make_yard(request: pytest.FixtureRequest, folder: Path) -> Yard:
+    """The yard that a fixture with the parameters local and ssh asks for."""
+    return SshYard(folder, request.getfixturevalue("doorway")) if request.param == "ssh" else Yard(folder)

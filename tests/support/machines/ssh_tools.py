@@ -1,0 +1,76 @@
+"""What the SSH tests share: a host seen from the ground's laptop, and patience cut to a test's size."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import remote.ssh.connection
+from remote.hosts.command import Command
+from remote.hosts.host import Completed
+from remote.ssh.config import Destination
+from remote.ssh.host import SshHost
+from tests.support.machines.network import Ground
+
+PATIENCE_SEC = 60.0
+
+
+@contextlib.contextmanager
+def from_laptop(ground: Ground, name: str = "vm", **choices: Any) -> Iterator[SshHost]:
+    """The host as the laptop reaches it, for this thread."""
+    destination = Destination(host=name, config_file=str(ground.ssh_config), **choices)
+    with ground.laptop.network_of_this_thread(), SshHost(name="vm", destination=destination) as host:
+        yield host
+
+
+def run(host: SshHost, *argv: str, **options: Any) -> Completed:
+    options.setdefault("timeout_sec", PATIENCE_SEC)
+    return host.run(Command(argv=argv), **options)
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same means, sooner: a dead link is given up after seconds of silence instead of half a minute. The kernel
+    answers in time on any machine; for the pulse the other side's sshd has to get its turn on a busy one.
+    """
+    kernel = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 2000}
+    monkeypatch.setattr(remote.ssh.connection, "_KERNEL", kernel)
+    monkeypatch.setattr(remote.ssh.connection, "_PULSE_SEC", 0.5)
+    monkeypatch.setattr(remote.ssh.connection, "_PULSE_DEADLINE_SEC", 5.0)
+
+
+def wait_for(what: Callable[[], object], said: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SEC
+    while not what():
+        assert time.monotonic() < deadline, f"never happened: {said}"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """`act` in another thread while the block runs; what it raises comes through."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(PATIENCE_SEC)
+    if failures:
+        raise failures[0]
+
+
+def vm_runs(ground: Ground, pattern: str) -> bool:
+    """Does a process of the VM have this in its command line?"""
+    return ground.vm.run("pgrep", "-f", "--", pattern, check=False).returncode == 0

@@ -1,0 +1,366 @@
+"""A yard whose hosts are pods: real kubectl, an Indexed Job, a volume that all of them share.
+
+The cluster is the tests' own, or that of `--kubeconfig` (given_job.py says what differs there).
+
+The stand-in bench runs in the pods, and notes on the shared volume what it did, so that a test can count it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
+
+from bench.records.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
+from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
+from remote.fleet.events import FleetEvent, Happening  # noqa: E402
+from remote.fleet.fleet import Fleet  # noqa: E402
+from remote.fleet.ledger import LEDGER_FILE, Attempt, Ledger  # noqa: E402
+from remote.fleet.patience import Limits  # noqa: E402
+from remote.fleet.shared_volume import place_of, sheltered  # noqa: E402
+from remote.hosts.command import Command  # noqa: E402
+from remote.hosts.host import Host  # noqa: E402
+from remote.pods.host import PodHost  # noqa: E402
+from remote.pods.listing import INDEX_LABEL, Kubectl, Pods  # noqa: E402
+from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
+from tests.support.hosts.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # noqa: E402
+from tests.support.kubernetes import Cluster, unavailable  # noqa: E402
+from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
+
+SHARED = "/workspace/results"
+SELECTOR = "app=bench"
+EVICTION = 0.03  # as `toleration_scale`: tolerationSeconds of 30 s become one second
+# Streams go through kubectl and an API server: what takes milliseconds on a local host takes tenths of seconds here.
+LIMITS = Limits(lost_after_sec=6.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
+
+
+def volume() -> list[dict[str, Any]]:
+    """The shared file system, bound by name as manifests/base/storage.yaml binds it."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    csi = {"driver": "fss.csi.oraclecloud.com", "volumeHandle": "ocid1.filesystem.test:10.0.0.1:/shared"}
+    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": "default"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": "shared"},
+            "spec": {**common, "capacity": {"storage": "1Gi"}, "csi": csi, "claimRef": bound_to},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "shared"},
+            "spec": {**common, "volumeName": "shared", "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    ]
+
+
+def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
+    """Workers as manifests/worker has them, on any node, without the image's own settings."""
+    stay = "trap 'exit 143' TERM; while :; do sleep 3600 & wait $!; done"
+    mounts = [{"name": "scratch", "mountPath": "/scratch"}, {"name": "shared", "mountPath": SHARED}]
+    lost = [
+        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+        for key in ("not-ready", "unreachable")
+    ]
+    container = {
+        "name": "bench",
+        "image": "registry.local/bench:1",
+        "imagePullPolicy": "Always",  # so that a pull can fail for a replacement too
+        "args": ["sh", "-c", stay],
+        "volumeMounts": mounts,
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "bench"},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": size,
+            "parallelism": size,
+            "backoffLimitPerIndex": limit,
+            "template": {
+                "metadata": {"labels": {"app": "bench"}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 2,
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, *lost],
+                    "containers": [container],
+                    "volumes": [
+                        {"name": "scratch", "emptyDir": {}},
+                        {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
+                    ],
+                },
+            },
+        },
+    }
+
+
+class PodYard(Yard):
+    """Pods instead of folders; `cluster.faults` is what befalls them."""
+
+    def __init__(self, folder: Path, cluster: AnyCluster, size: int) -> None:
+        super().__init__(folder)
+        self.cluster, self.size = cluster, size
+        self.namespace = cluster.home if isinstance(cluster, GivenCluster) else "default"
+        self.pods = pods_of(cluster.kubeconfig, self.namespace)
+        # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
+        self.label = secrets.token_hex(4)
+        self.shared = f"{SHARED}/{self.label}"
+        self.heard: list[FleetEvent] = []
+        self.log = cluster.claim_folder("shared") / self.label / "bench.log"
+        self.log.parent.mkdir(parents=True)
+        self.log.parent.chmod(0o777)
+
+    def deploy(self) -> None:
+        if isinstance(self.cluster, GivenCluster):
+            shutil.copy(FAKE_BENCH, self.cluster.claim_folder("shared") / BENCH_THERE)
+            self.cluster.apply(*given_volume(self.cluster), given_job(self.cluster, job(self.size)))
+        else:
+            self.cluster.apply(*volume(), job(self.size))
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        ready = lambda: len({pod["index"] for pod in self.live() if pod["ready"]}) == self.size  # noqa: E731
+        self.cluster.wait_until(ready, f"{self.size} workers to be ready")
+
+    def live(self) -> list[dict[str, Any]]:
+        """Pods that are not being deleted: name, index, uid, node, ready."""
+        found = []
+        for pod in self.cluster.objects("pods", "default"):
+            meta, status = pod["metadata"], pod.get("status", {})
+            if meta.get("deletionTimestamp") or status.get("phase") != "Running":
+                continue
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+            index, node = int(meta["labels"][INDEX_LABEL]), pod["spec"].get("nodeName", "")
+            found.append({"name": meta["name"], "index": index, "uid": meta["uid"], "node": node, "ready": ready})
+        return found
+
+    def pod_of(self, worker: str) -> dict[str, Any]:
+        index = int(worker.rpartition("-")[2]) - 1
+        return next(pod for pod in self.live() if pod["index"] == index)
+
+    def pod_hosts(self) -> list[PodHost]:
+        return hosts_of(self.pods, self.size, self.label)
+
+    def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        return launch(self.shared, host, planned, attempt, folder)
+
+    def pod_fleet(self, *, limits: Limits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
+        fleet = self.fleet(self.pod_hosts() if hosts is None else hosts, limits=limits, **more)
+        fleet.shared = self.shared
+        return fleet
+
+    def mend(self) -> None:
+        """Undo every fault that can be undone."""
+        faults = self.cluster.faults
+        faults.clear()
+        faults.server_back()
+        faults.speak()
+        faults.mend_pulls("*")
+        self.cluster.kubectl("delete", "resourcequota", "--all", f"--namespace={self.namespace}", "--ignore-not-found")
+        for node in self.cluster.objects("nodes"):
+            faults.set_gpus(node["metadata"]["name"], 1)
+            faults.find_node(node["metadata"]["name"])
+        if isinstance(self.cluster, GivenCluster):
+            renew(self.cluster, given_job(self.cluster, job(self.size)))
+
+    @property
+    def outputs(self) -> Path:
+        """Where the attempts' outputs lie on this machine."""
+        return self.log.parent / "r1"
+
+    def fill_volume(self) -> None:
+        """No byte more goes onto the volume of `start(volume_size=...)`; what lies there stays."""
+        with contextlib.suppress(OSError), (self.outputs / "filler").open("ab", buffering=0) as filler:
+            while filler.write(bytes(1 << 12)):
+                pass
+
+    def free_volume(self) -> None:
+        (self.outputs / "filler").unlink(missing_ok=True)
+
+    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
+        """What the fleet of `struck` or of `pod_fleet(on_event=yard.heard.append)` has said."""
+        return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
+
+    def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: Limits = LIMITS) -> dict[str, int]:
+        """Three trials on three workers, each struck at another moment; how often each of them was begun.
+
+        `start`: the ledger has its attempt, the host perhaps not yet; `middle`: it runs; `last`: its result is whole
+        and its process has not ended. Asserts that all of them succeed, and that none begins again after that.
+        """
+        ids = ("slow-start", "slow-middle", "success-then-lingers-last")
+        self.plan("slow start", "slow middle", "success-then-lingers last", workers=3)
+        moments = ("ledger", "started", "succeeded")
+
+        def attempts(trial_id: str) -> list[Attempt]:
+            return Ledger(self.run_folder / LEDGER_FILE).entries[trial_id].attempts
+
+        def reached(trial_id: str, moment: str) -> bool:
+            return bool(attempts(trial_id) if moment == "ledger" else self.noted(moment, trial_id))
+
+        with self.running(self.pod_fleet(hosts=hasty(self.pod_hosts()), limits=limits, on_event=self.heard.append)):
+            for trial_id, moment in zip(ids, moments, strict=True):
+                wait_for(lambda t=trial_id, m=moment: reached(t, m), f"{trial_id}: {moment}")
+                strike(self.pod_of(attempts(trial_id)[-1].worker))
+            self.say_go()
+        assert self.ends() == dict.fromkeys(ids, "SUCCEEDED")
+        assert self.started_after_success() == []
+        return {trial_id.rpartition("-")[2]: len(self.noted("started", trial_id)) for trial_id in ids}
+
+    def started_after_success(self) -> list[str]:
+        """Trials that were begun again although a success of theirs had been noted."""
+        done, again = set[str](), []
+        for line in self.log.read_text().splitlines():
+            word, trial_id = line.split()[:2]
+            if word == "succeeded":
+                done.add(trial_id)
+            elif trial_id in done:
+                again.append(trial_id)
+        return again
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, size: int, config: pytest.Config, *, volume_size: str | None = None, **options: Any
+) -> Iterator[PodYard]:
+    """A cluster with one worker on each of `size` nodes. Skips where none can be started.
+
+    With `volume_size` the run's results on the shared volume are a file system of that size, which can be full.
+    `options` are those of `Cluster`; the cluster of --kubeconfig has none of them, and no such volume.
+    """
+    other = given(config, folder)
+    if other is not None:
+        other.claim_folder("shared")  # skips without one
+        with other.at_home() as there, PodYard(folder, there, size) as yard:
+            yard.deploy()
+            yield yard
+        return
+    if why := unavailable():
+        pytest.skip(why)
+    with (
+        Cluster(nodes=size, **options) as cluster,
+        PodYard(folder, cluster, size) as yard,
+        contextlib.ExitStack() as own,
+    ):
+        if volume_size is not None:
+            own.enter_context(mounted(yard.outputs, volume_size)).chmod(0o777)
+        yard.deploy()
+        yield yard
+
+
+def fixtures(size: int, **options: Any) -> tuple[Any, Any]:
+    """Two fixtures for a module: a cluster that its tests share, and each test's own yard on it.
+
+    A test finds every fault mended, every worker ready and a run's folder of its own, whatever the one before it left.
+    """
+
+    @pytest.fixture(scope="module")
+    def shared_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
+        with started(tmp_path_factory.mktemp("pods"), size, pytestconfig, **options) as yard:
+            yield yard
+
+    @pytest.fixture
+    def yard(shared_yard: PodYard, tmp_path: Path) -> Iterator[PodYard]:
+        shared_yard.mend()
+        shared_yard.wait_ready()
+        fresh = PodYard(tmp_path, shared_yard.cluster, size)
+        yield fresh
+        fresh.mend()
+
+    return shared_yard, yard
+
+
+def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:
+    """The same workers, giving a silent stream up after this time instead of 15 s."""
+    return [replace(host, silence_sec=silence_sec) for host in hosts]
+
+
+def worker_of(pod: dict[str, Any]) -> str:
+    return f"worker-{pod['index'] + 1}"
+
+
+def skewed_clock(folder: Path) -> Path:
+    """A library that gives what it is preloaded into another time of day (tests/support/kubernetes/node/clock.c). Skips
+    without cc."""
+    compiler, made = shutil.which("cc"), folder / "clock.so"
+    if compiler is None:
+        pytest.skip("a wrong clock needs a C compiler")
+    source = ROOT / "tests" / "support" / "kubernetes" / "node" / "clock.c"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", made, source], check=True)
+    folder.chmod(0o755)
+    return made
+
+
+def pods_of(kubeconfig: Path, namespace: str = "default") -> Pods:
+    return Pods(Kubectl(namespace=namespace, kubeconfig=str(kubeconfig)), SELECTOR)
+
+
+def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
+    return [
+        PodHost(
+            name=f"worker-{index + 1}",
+            index=index,
+            pods=pods,
+            workdir=f"/scratch/{label}",
+            container="bench",
+            python=(sys.executable,) if is_ours(pods) else PYTHON_THERE,
+        )
+        for index in range(size)
+    ]
+
+
+def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+    flags = {
+        "--trial": f"{folder}/{TRIAL_FILE}",
+        "--out": f"{folder}/{OUT_FOLDER}",
+        "--trial-id": planned.trial_id,
+        "--worker": host.name,
+        "--run-id": "r1",
+        "--attempt": str(attempt),
+    }
+    words = [word for pair in flags.items() for word in pair]
+    bench = str(FAKE_BENCH) if host.python == (sys.executable,) else f"{SHARED}/{BENCH_THERE}"
+    command = Command(
+        argv=(*host.python, "-S", "-B", bench, "run", *words),
+        environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
+    )
+    place = place_of(shared, "r1", planned.trial_id, attempt)
+    return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+
+
+def is_ours(pods: Pods) -> bool:
+    """Whether the pods are the tests' own cluster's, which see this machine's files and programs."""
+    return pods.kubectl.namespace == "default"
+
+
+def operate(folder: Path, kubeconfig: Path, namespace: str, label: str) -> None:
+    """An operator with a process of its own, which can be killed: work on the run in `folder` until it is done."""
+    record, ledger = RunRecord.read(folder / "run" / "run.json"), Ledger(folder / "run" / LEDGER_FILE)
+    shared = f"{SHARED}/{label}"
+    Fleet(
+        hosts=hosts_of(pods_of(kubeconfig, namespace), len(record.workers), label),
+        run=record,
+        run_folder=folder / "run",
+        ledger=ledger,
+        launch=partial(launch, shared),
+        limits=LIMITS,
+        shared=shared,
+    ).run()
+
+
+if __name__ == "__main__":
+    operate(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,458 @@
+"""A whole run as rented GPUs would leave it: every kind of trial, with telemetry.csv beside each; to look at figures.
+
+The shape of every record (names, contexts, phases) is what `bench` writes. The numbers follow docs/measurements.md (one
+H200) with seeded noise; they are for looking at figures, not for quoting.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.records import Trial, suite
+from bench.records.result import End, Interval, Measurement, Metrics, PlannedTrial, RunRecord, TrialResult
+from tests.support.reports import synthetic
+
+RUN_ID = "20261120-181500-all"
+MODEL = "/models/mistralai--Mistral-7B-Instruct-v0.3"
+PARAMETERS = 7_248_023_552
+
+# Name: step time in seconds, peak bytes, useful share of the positions, MFU in percent.
+TRAINING: dict[str, tuple[float, float, float, float]] = {
+    "baseline": (0.541, 8.95e9, 0.17, 34.0),
+    "optimized": (0.527, 8.93e9, 0.34, 32.0),
+    "seq-256": (0.294, 7.01e9, 0.55, 29.0),
+    "seq-1024": (1.008, 12.9e9, 0.17, 36.0),
+    "seq-2048": (2.078, 21.0e9, 0.085, 36.0),
+    "batch-4": (0.297, 7.01e9, 0.34, 28.0),
+    "batch-16": (0.977, 12.9e9, 0.34, 35.0),
+    "rank-8": (0.528, 8.89e9, 0.34, 30.0),
+    "adamw": (0.515, 9.01e9, 0.34, 33.0),
+    "base-bf16": (0.429, 17.4e9, 0.34, 40.0),
+    "no-checkpointing": (0.391, 44.4e9, 0.34, 44.0),
+    "data-workers-2": (0.5268, 8.93e9, 0.34, 33.0),
+    "packed": (0.508, 8.92e9, 1.0, 34.0),
+}
+RANK_TIMES = {1: 0.576, 2: 0.556, 4: 0.598}
+_TELEMETRY_COLUMNS = (
+    *("elapsed_sec", "phase", "gpu", "gpu_utilization_percent", "gpu_memory_utilization_percent"),
+    *("gpu_memory_used_bytes", "gpu_power_watts", "gpu_sm_clock_mhz", "gpu_memory_clock_mhz"),
+    *("gpu_temperature_celsius", "gpu_clock_limits", "gpu_other_processes", "process_cpu_percent"),
+    *("process_rss_bytes", "load_average_1min", "sampler_cpu_sec"),
+)
+
+
+def trials(*, is_tiny: bool = False) -> tuple[Trial, ...]:
+    """Every trial of suite all."""
+    return suite("all", "tiny" if is_tiny else "gpu", MODEL, "/data/chats.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A GPU: its name, memory, power limit and highest clock, and how many times as long everything takes as on the one
+    the numbers follow."""
+
+    gpu: str = "NVIDIA H200"
+    memory_bytes: int = 150_000_000_000
+    limit_watts: float = 700.0
+    max_mhz: int = 1980
+    slower: float = 1.0
+
+    @property
+    def watts(self) -> float:
+        return 0.88 * self.limit_watts
+
+    @property
+    def mhz(self) -> float:
+        return 0.86 * self.max_mhz
+
+
+H200 = Machine()
+A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, limit_watts=150.0, max_mhz=1695, slower=10.4)
+
+
+def write(
+    folder: Path,
+    *,
+    repeats: int = 1,
+    workers: int = 1,
+    out_of_memory: tuple[str, ...] = (),
+    machine: Machine = H200,
+    run_id: str = RUN_ID,
+) -> RunRecord:
+    """Write the run; trials named in `out_of_memory` end that way. Replicated over `workers` when there are several."""
+    names = [f"gpu-node-{number}" for number in range(1, workers + 1)]
+    plans = [
+        PlannedTrial(
+            trial_id=".".join([one.trial_id, *([name] if workers > 1 else []), *([f"r{n}"] if repeats > 1 else [])]),
+            trial=one,
+            worker=name if workers > 1 else None,
+        )
+        for one in trials()
+        for name in names
+        for n in range(1, repeats + 1)
+    ]
+    record = RunRecord(
+        run_id=run_id,
+        created_at="2026-11-20T18:15:00+00:00",
+        suite="all",
+        profile="gpu",
+        spread="replicate" if workers > 1 else "shard",
+        fleet_kind="kubernetes",
+        workers=names,
+        planned=plans,
+        settings={},
+        provenance={"git_sha": "0123456789abcdef0123456789abcdef01234567", "git_dirty": False},
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    record.write(folder)
+    free_at: dict[str, float] = {}  # seconds after the run's start: a worker takes one trial after the other
+    for number, plan in enumerate(plans):
+        where = plan.worker or names[0]
+        failed = plan.trial.name in out_of_memory
+        one = result(plan, where, seed=number, failed=failed, machine=machine, run_id=run_id)
+        began, wall = free_at.get(where, 0.0), sum(one.phases.values()) + 1.5
+        free_at[where] = began + wall + 2.0
+        moment = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=began)
+        one = replace(one, started_at=moment.isoformat(), wall_time_sec=wall)
+        synthetic.write_result(folder, one)
+        if one.status is End.SUCCEEDED:
+            path = folder / "trials" / plan.trial_id / "telemetry.csv"
+            write_telemetry(path, plan.trial, seed=number, machine=machine)
+    return record
+
+
+def result(
+    plan: PlannedTrial,
+    worker: str,
+    *,
+    seed: int,
+    failed: bool = False,
+    machine: Machine = H200,
+    run_id: str = RUN_ID,
+) -> TrialResult:
+    """One trial's record; `failed` makes it OUT_OF_MEMORY in its warm-up."""
+    trial = plan.trial
+    common: dict[str, Any] = {
+        "trial_id": plan.trial_id,
+        "trial": trial,
+        "worker": worker,
+        "run_id": run_id,
+        "started_at": "2026-11-20T18:16:00+00:00",
+        "fingerprint": fingerprint(machine, trial, worker, seed),
+    }
+    if failed:
+        reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
+        return TrialResult(status=End.OUT_OF_MEMORY, reason=reason, wall_time_sec=14.2, log_tail=[reason], **common)
+    done: dict[str, Any] = {"status": End.SUCCEEDED, "reason": None, "wall_time_sec": 42.0, **common}
+    if trial.kind in ("training", "distributed"):
+        return _trained(trial, done, seed, machine)
+    measured = {"hardware": _hardware, "loading": _loading, "inference": _inference}[trial.kind](trial)
+    return TrialResult(
+        phases={"import": 4.1, "load": 2.0, "measure": 30.0},
+        measurements=_apart([*measured, *_sampled(97.0, machine)], seed, machine.slower),
+        **done,
+    )
+
+
+def _apart(taken: list[Measurement], seed: int, slower: float) -> list[Measurement]:
+    """The same measurements as another process would have had them, half a percent apart, on a slower machine."""
+    random = np.random.default_rng(seed + 1000)
+    found = []
+    for one in taken:
+        factor = float(np.exp(random.normal(0.0, 0.005))) if one.name.endswith(("_sec", "_tflops", "_percent")) else 1.0
+        if one.name.endswith(("_per_sec", "_tflops")):
+            factor /= slower
+        elif one.name.endswith("_sec"):
+            factor *= slower
+        spread = one.interval
+        if spread is not None:
+            ends = {name: getattr(spread, name) * factor for name in ("median", "p10", "p90", "low", "high")}
+            spread = replace(spread, **ends)
+        found.append(replace(one, value=None if one.value is None else one.value * factor, interval=spread))
+    return found
+
+
+def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[str, Any]:
+    """What a GPU node says of itself and of a trial there, by the keys of a result that was measured on an H200."""
+    trains = {
+        "recipe": trial.recipe,
+        "recipe_notes": None,
+        "optimizer": trial.optimizer,
+        "trained_parameters": 13_631_488,
+        "peak_vram_reserved_bytes": 9_000_000_000 + 2**21 * seed,
+    }
+    return (
+        synthetic.fingerprint()
+        | {
+            "device": "cuda",
+            "cuda": "13.0",
+            "gpus_visible": 1,
+            "gpu_name": machine.gpu,
+            "gpu_uuid": f"GPU-{worker}",
+            "gpu_driver": "580.159.04",
+            "gpu_ecc": True,
+            "gpu_compute_capability": "9.0",
+            "gpu_memory_bytes": machine.memory_bytes,
+            "gpu_memory_used_at_start_bytes": 2**20 * seed,
+            "gpu_power_limit_watts": machine.limit_watts,
+            "gpu_max_sm_clock_mhz": machine.max_mhz,
+            "compute_dtype": "bfloat16",
+            "load_average_1min_at_start": 0.1 * seed,
+            "memory_total_bytes": 252_000_000_000 + 4096 * int(worker[-1]),
+            "model_parameters": PARAMETERS,
+            "telemetry_cost_percent": 0.2 + 0.01 * seed,
+            "torch": "2.11.0+cu130",
+            "trial_digest": trial.digest(),
+        }
+        | (trains if trial.kind in ("training", "distributed") else {})
+    )
+
+
+def _trained(trial: Trial, done: dict[str, Any], seed: int, machine: Machine) -> TrialResult:
+    random = np.random.default_rng(seed)
+    ranked = trial.kind == "distributed"
+    step_sec, peak, useful, mfu = (RANK_TIMES[trial.world_size], 9.0e9, 0.34, 31.0) if ranked else TRAINING[trial.name]
+    step_sec *= machine.slower
+    warm = _steps(trial, trial.warmup_steps, step_sec * 1.3, useful, random, 0)
+    steps = _steps(trial, trial.measured_steps, step_sec, useful, random, trial.warmup_steps)
+    metrics: Metrics = synthetic.metrics_of(steps, peak_vram_bytes=int(peak))
+    taken = _distributed(trial, step_sec) if ranked else _training(trial, step_sec, mfu, peak)
+    return TrialResult(
+        phases={"import": 4.1, "load": 2.0, "data": 0.4, "warmup": step_sec * 7, "measure": step_sec * 31},
+        warmup=warm,
+        steps=steps,
+        metrics=metrics,
+        measurements=_apart([*taken, *_sampled(97.0, machine)], seed, 1.0),
+        **done,
+    )
+
+
+def _steps(trial: Trial, count: int, step_sec: float, useful: float, random: np.random.Generator, before: int) -> Any:
+    times = step_sec * np.exp(random.normal(0.0, 0.004, count)) * np.where(random.random(count) < 0.05, 1.02, 1.0)
+    tokens = trial.tokens_per_step
+    packs = trial.layout == "pack"
+    samples = trial.micro_batch_size * (5.4 if packs else 1.0)
+    loss = 1.05 + 0.9 * np.exp(-0.09 * (np.arange(count) + before)) + random.normal(0.0, 0.03, count)
+    texts = np.random.default_rng(before)  # every trial reads the same texts in the same order
+    shares = np.ones(count) if packs else np.clip(texts.normal(useful, useful * 0.08, count), 0.01, 1.0)
+    return synthetic.Steps(
+        step_time_sec=[float(value) for value in times],
+        loss=[float(value) for value in loss],
+        samples=[float(value) for value in (random.normal(samples, 0.6, count) if packs else np.full(count, samples))],
+        tokens=[tokens] * count,
+        useful_tokens=[int(tokens * share) for share in shares],
+    )
+
+
+def _measured(name: str, value: float, spread: float = 0.01, n: int = 20, **more: Any) -> Measurement:
+    interval = Interval(
+        median=value,
+        p10=value * (1 - 2 * spread),
+        p90=value * (1 + 2 * spread),
+        low=value * (1 - spread),
+        high=value * (1 + spread),
+        n=n,
+    )
+    share, note = more.pop("share", None), more.pop("note", None)
+    return Measurement(name=name, value=value, interval=interval, share_percent=share, context=more, note=note)
+
+
+def _said(name: str, value: float | None, note: str | None = None, **context: Any) -> Measurement:
+    return Measurement(name=name, value=value, context=context, note=note)
+
+
+def _training(trial: Trial, step_sec: float, mfu: float, peak: float) -> list[Measurement]:
+    taken = [
+        _measured(f"step_{phase}_sec", step_sec * share, n=30, clock="CUDA events")
+        for phase, share in (("data", 0.004), ("forward", 0.31), ("backward", 0.66), ("optimizer", 0.026))
+    ]
+    taken.append(_measured("matmul_tflops", 735.0, 0.02, share=74.3, dtype="bf16", size=8192))
+    taken.append(_measured("mfu_percent", mfu, n=30, flop_per_token=4.7e10, matmul_dtype="bf16", formula="PaLM"))
+    taken.append(_said("predicted_peak_vram_bytes", peak * (1.06 if trial.max_seq_len < 1024 else 0.93)))
+    return taken
+
+
+def _hardware(_trial: Trial) -> list[Measurement]:
+    rates = {"fp32": (51.0, 76.0), "tf32": (339.0, 69.0), "bf16": (693.0, 70.0), "fp16": (702.0, 71.0)}
+    rates |= {"int8": (896.0, 45.0), "fp8": (1241.0, 63.0)}
+    taken = [
+        _measured("matmul_tflops", rate * reached, share=share * reached, dtype=dtype, size=size)
+        for dtype, (rate, share) in rates.items()
+        for size, reached in ((2048, 0.62), (4096, 0.93), (8192, 1.0))
+    ]
+    taken.append(_measured("device_copy_gb_per_sec", 4253.0, share=88.6, bytes=1 << 30))
+    taken.append(_measured("host_to_device_gb_per_sec", 55.4, bytes=1 << 30, pinned=True))
+    taken.append(_measured("device_to_host_gb_per_sec", 55.3, bytes=1 << 30, pinned=True))
+    taken += [
+        _measured("disk_read_gb_per_sec", rate, 0.08, cold=cold, bytes=4 << 30)
+        for cold, rate in ((True, 1.98), (False, 7.95))
+    ]
+    return taken
+
+
+def _loading(trial: Trial) -> list[Measurement]:
+    is_nf4 = trial.base_precision == "nf4"
+    precision = {"precision": trial.base_precision}
+    cold = {"cache": "cold", "drop_verified": True, "resident_percent": 0.0, **precision}
+    warm = {"cache": "warm", "resident_percent": 100.0, **precision}
+    held = 4.14e9 if is_nf4 else 14.5e9
+    taken = [
+        _said("first_load_time_sec", 9.4 if is_nf4 else 10.8, cache="as found", resident_percent=3.0, **precision),
+        _said("load_time_sec", 7.56 if is_nf4 else 8.93, **cold),
+        _measured("load_time_sec", 1.97 if is_nf4 else 2.56, 0.03, 3, **warm),
+        _said("device_memory_bytes", held, **precision),
+        _said("device_memory_share_percent", 100 * held / 150e9, **precision),
+        _said("device_memory_peak_bytes", held * 1.08, **precision),
+        _said("device_memory_leftover_bytes", 2.1e6, loads=5, **precision),
+        _said("host_memory_peak_bytes", 15.9e9, note="pages of mapped files included", loads=5, **precision),
+        _said("read_time_sec", 7.31 if is_nf4 else 8.76, **cold),
+        _measured("read_time_sec", 1.76 if is_nf4 else 1.87, 0.03, 3, **warm),
+        _measured("move_time_sec", 1.42, 0.03, 3, source="pageable host memory", **precision),
+    ]
+    if is_nf4:
+        taken.append(_measured("quantize_time_sec", 0.116, 0.02, 3, device="cuda", **precision))
+    return taken
+
+
+def _inference(trial: Trial) -> list[Measurement]:
+    is_nf4 = trial.base_precision == "nf4"
+    default = {1: 29.0, 2: 58.5, 4: 116.0, 8: 181.0, 16: 346.0, 32: 695.0}
+    fast = {1: 76.0, 2: 149.0, 4: 295.0, 8: 457.0, 16: 756.0, 32: 1157.0}
+    if not is_nf4:
+        default = {1: 59.1, 2: 118.0, 4: 235.0, 8: 467.0, 16: 949.0, 32: 1905.0}
+        fast = {1: 134.0, 2: 246.0, 4: 446.0, 8: 743.0, 16: 1108.0, 32: 1532.0}
+    base = {"precision": trial.base_precision, "prompt_tokens": trial.max_seq_len, "new_tokens": trial.new_tokens}
+    taken = []
+    for batch in default:
+        for path, rates in (("default", default), ("fast", fast)):
+            context = {"batch": batch, "path": path, **base}
+            first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84) * (1.0 if path == "default" else 0.97)
+            decode = rates[batch]
+            taken += [
+                _measured("time_to_first_token_sec", first, 0.02, 5, **context),
+                _measured("prefill_tokens_per_sec", batch * trial.max_seq_len / first, 0.02, 5, **context),
+                _measured("decode_time_per_token_sec", batch / decode, 0.02, 5, **context),
+                _measured("decode_tokens_per_sec", decode, 0.02, 5, **context),
+                _said(
+                    "peak_memory_bytes",
+                    (4.4e9 if is_nf4 else 14.8e9) + 9e7 * batch,
+                    note="the model and the most that all else held at once",
+                    **context,
+                ),
+            ]
+        taken.append(_said("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
+    return [*taken, *(_said("largest_batch_sequences", 32, path=path, **base) for path in ("default", "fast"))]
+
+
+def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
+    world = trial.world_size
+    ranks: dict[str, Any] = {"world_size": world, "backend": "nccl"}
+    samples = trial.micro_batch_size * world / step_sec
+    taken = [
+        _measured("global_samples_per_sec", samples, 0.015, 30, **ranks),
+        _measured("global_tokens_per_sec", samples * trial.max_seq_len, 0.015, 30, **ranks),
+        *(
+            _measured("step_time_sec", step_sec * (1 - 0.004 * r), 0.004, 30, rank=r, world_size=world)
+            for r in range(world)
+        ),
+    ]
+    alone = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
+    if world == 1:
+        return [*taken, *(_said(name, None, note="one rank has nobody to talk to", **ranks) for name in alone)]
+    bound = {2: 0.00030, 4: 0.00038}[world]
+    for size in (1 << 20, 54_525_952, 1 << 28):
+        rate = {2: 183.0, 4: 143.0}[world] * (0.2 if size < 1 << 22 else 1.0)
+        sizes = {"size_bytes": size, "is_gradient_size": size == 54_525_952, "dtype": "fp32", **ranks}
+        taken.append(_measured("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
+        taken.append(_measured("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
+    without = 100 * step_sec / (step_sec + bound)
+    taken.append(
+        _measured(
+            "communication_bound_sec",
+            bound,
+            0.05,
+            20,
+            gradient_bytes=54_525_952,
+            efficiency_without_overlap_percent=round(without, 3),
+            efficiency_with_full_overlap_percent=100.0,
+            **ranks,
+        )
+    )
+    efficiency = {2: 100.6, 4: 99.6}[world]
+    taken.append(
+        _measured(
+            "efficiency_percent",
+            efficiency,
+            0.02,
+            30,
+            against="the same ranks without communication",
+            step_time_without_sec=step_sec,
+            blocks=6,
+            **ranks,
+        )
+    )
+    taken.append(
+        Measurement(
+            name="communication_share_no_sync_percent",
+            value=100 - efficiency,
+            interval=Interval(
+                median=100 - efficiency, p10=-3.0, p90=4.0, low=98 - efficiency, high=102 - efficiency, n=30
+            ),
+            context={"blocks": 6, **ranks},
+        )
+    )
+    buckets = {"buckets": 3, "overlapped": "with the backward pass", **ranks}
+    taken.append(_measured("communication_time_sec", 0.0041, 0.1, 10, rank_that_waits_most_sec=0.021, **buckets))
+    taken.append(_said("communication_share_buckets_percent", 0.41 / step_sec, **buckets))
+    return taken
+
+
+def _sampled(utilization: float, machine: Machine) -> list[Measurement]:
+    window = {"window": "measure"}
+    return [
+        _measured("gpu_utilization_percent", utilization, **window),
+        _measured("gpu_memory_used_bytes", 9.9e9, **window),
+        _measured("gpu_power_watts", machine.watts, **window),
+        _measured("gpu_sm_clock_mhz", machine.mhz, **window),
+        _measured("gpu_temperature_celsius", 58.0, **window),
+        _measured("process_cpu_percent", 103.0, **window),
+        _said("gpu_power_capped_percent", 76.0, **window),
+    ]
+
+
+def write_telemetry(
+    path: Path, trial: Trial, *, seed: int = 0, gpus: int | None = None, machine: Machine = H200
+) -> None:
+    """telemetry.csv: imports, load, warm-up, a measured window at full load, and the writing of the result."""
+    random = np.random.default_rng(seed)
+    ends = (("import", 4.2), ("load", 6.4), ("data", 6.9), ("warmup", 10.6), ("measure", 27.0), ("ceilings", 27.8))
+    lines: list[tuple[object, ...]] = []
+    elapsed = 0.31
+    while elapsed < ends[-1][1]:
+        phase = next(name for name, end in ends if elapsed < end)
+        busy = phase in ("warmup", "measure", "ceilings")
+        for gpu in range(gpus or trial.world_size):
+            load = float(np.clip(random.normal(97, 1.5), 0, 100)) if busy else 35.0 if phase == "load" else 0.0
+            watts = machine.watts * random.normal(1.0, 0.03) if busy else 0.2 * machine.watts * random.normal(1.0, 0.03)
+            clock = machine.mhz * random.normal(1.0, 0.02) if busy else machine.max_mhz if phase == "load" else 345.0
+            memory = 9.9e9 if busy else 1e9 + (3.6e9 if phase in ("load", "data") else 0.0)
+            warm = min(62.0, 38.0 + max(0.0, elapsed - 6) * 1.4) + gpu
+            limits = "sw_power_cap" if busy and random.random() < 0.76 else "none"
+            lines.append(
+                (
+                    *(f"{elapsed:.3f}", phase, gpu, round(load), round(load * 0.6), round(memory), f"{watts:.1f}"),
+                    *(round(clock), 3201, round(warm), limits, "none", f"{random.normal(101, 3):.1f}", 5_100_000_000),
+                    *("1.20", f"{elapsed * 0.003:.3f}"),
+                )
+            )
+        elapsed += 0.2
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_TELEMETRY_COLUMNS)
+        writer.writerows(lines)

@@ -1,0 +1,297 @@
+"""Synthetic runs with realistic noise, written through the same records as real ones; for tests and benchmarks.
+
+A worker has its own speed (a few percent apart), a step its own jitter, now and then a slow step; the loss falls
+towards a floor. Everything is seeded: the same arguments give the same bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.records import Trial
+from bench.records.result import (
+    RESULT_FILE,
+    End,
+    Interval,
+    Measurement,
+    Metrics,
+    PlannedTrial,
+    RunRecord,
+    Steps,
+    TrialResult,
+)
+
+RUN_ID = "20260301-101500-quick"
+
+
+def trial(name: str = "baseline", *, max_seq_len: int = 128, micro_batch_size: int = 4, **changed: Any) -> Trial:
+    """A trial of the tiny profile."""
+    given: dict[str, Any] = {
+        "name": name,
+        "reason": f"why {name} is measured",
+        "suite": "quick",
+        "profile": "tiny",
+        "model": "models/demo--tiny-mistral",
+        "data": "data/demo/train.jsonl",
+        "max_seq_len": max_seq_len,
+        "micro_batch_size": micro_batch_size,
+        "warmup_steps": 3,
+        "measured_steps": 15,
+        "learning_rate": 2e-3,
+        "deadline_sec": 300.0,
+    }
+    return Trial(**(given | changed))
+
+
+def quick() -> tuple[Trial, Trial]:
+    """The two configurations of the quick suite at tiny scale."""
+    return trial("baseline", max_seq_len=128, micro_batch_size=4), trial(
+        "optimized", max_seq_len=64, micro_batch_size=8
+    )
+
+
+def planned(trials: tuple[Trial, ...], workers: list[str], spread: str = "replicate") -> list[PlannedTrial]:
+    """The plan of a run: every trial on every worker (replicate), or each once on whichever worker is idle (shard)."""
+    if spread == "shard":
+        return [PlannedTrial(trial_id=one.trial_id, trial=one) for one in trials]
+    return [
+        PlannedTrial(trial_id=f"{one.trial_id}.{worker}", trial=one, worker=worker)
+        for one in trials
+        for worker in workers
+    ]
+
+
+def record(
+    trials: tuple[Trial, ...] | None = None, *, workers: int = 4, spread: str = "replicate", **changed: Any
+) -> RunRecord:
+    """A run's plan. `changed` replaces fields of the record."""
+    names = [f"worker-{number}" for number in range(1, workers + 1)]
+    trials = quick() if trials is None else trials
+    given: dict[str, Any] = {
+        "run_id": RUN_ID,
+        "created_at": "2026-03-01T10:15:00+00:00",
+        "suite": "quick",
+        "profile": "tiny",
+        "spread": spread,
+        "fleet_kind": "local",
+        "workers": names,
+        "planned": planned(trials, names, spread),
+        "settings": {},
+        "provenance": {"git_sha": "0123456789abcdef0123456789abcdef01234567", "git_dirty": False},
+    }
+    return RunRecord(**(given | changed))
+
+
+def measured_steps(
+    one: Trial, count: int, *, step_time_sec: float = 0.15, seed: int = 0, exact: bool = False, done: int = 0
+) -> Steps:
+    """`count` steps of a trial. `exact` leaves the noise out, for golden numbers; `done` steps came before."""
+    noise = np.random.default_rng(seed)
+    times = np.full(count, step_time_sec)
+    if not exact:
+        times = times * np.exp(noise.normal(0.0, 0.03, count)) * np.where(noise.random(count) < 0.04, 1.5, 1.0)
+    samples = one.micro_batch_size * one.gradient_accumulation_steps
+    tokens = one.tokens_per_step
+    lengths = np.full(count, 0.75) if exact else noise.uniform(0.6, 0.9, count)
+    loss = 4.0 + 4.0 * np.exp(-0.12 * (np.arange(count) + done)) + (0.0 if exact else noise.normal(0.0, 0.08, count))
+    return Steps(
+        step_time_sec=[float(value) for value in times],
+        loss=[float(value) for value in loss],
+        samples=[samples] * count,
+        tokens=[tokens] * count,
+        useful_tokens=[int(tokens * share) for share in lengths],
+    )
+
+
+def metrics_of(steps: Steps, *, peak_vram_bytes: int | None = None) -> Metrics:
+    """The metrics a bench process would have written for these steps."""
+    ordered = np.sort(np.array(steps.step_time_sec))
+    median = float(np.median(ordered))
+    count = len(ordered)
+    useful, tokens = sum(steps.useful_tokens), sum(steps.tokens)
+    return Metrics(
+        step_time_sec=Interval(
+            median=median,
+            p10=float(np.quantile(ordered, 0.1)),
+            p90=float(np.quantile(ordered, 0.9)),
+            low=float(ordered[0]),
+            high=float(ordered[-1]),
+            n=count,
+        ),
+        samples_per_sec=sum(steps.samples) / count / median,
+        tokens_per_sec=tokens / count / median,
+        useful_tokens_per_sec=useful / count / median,
+        padding_percent=100.0 * (1.0 - useful / tokens),
+        first_loss=steps.loss[0],
+        last_loss=steps.loss[-1],
+        peak_vram_bytes=peak_vram_bytes,
+        peak_rss_bytes=812_000_000,
+        load_time_sec=1.7,
+    )
+
+
+def fingerprint(**changed: Any) -> dict[str, Any]:
+    """A host's fingerprint with the keys the bench writes: flat, a CPU machine."""
+    return {
+        "python": "3.11.7",
+        "torch": "2.13.0+cpu",
+        "transformers": "5.23.0",
+        "git_sha": "0123456789abcdef0123456789abcdef01234567",
+        "git_dirty": False,
+        "cpu_model": "A CPU of some kind",
+        "cpu_logical_cores": 8,
+        "cpu_allowed_cores": 8,
+        "device": "cpu",
+        "torch_threads": 1,
+        "cuda": None,
+        "gpu_name": None,
+        "gpu_driver": None,
+        "model_sha256": "0" * 64,
+        "seed": 42,
+    } | changed
+
+
+def result(
+    plan: PlannedTrial,
+    *,
+    worker: str | None = None,
+    status: End = End.SUCCEEDED,
+    reason: str | None = None,
+    step_time_sec: float = 0.15,
+    seed: int = 0,
+    exact: bool = False,
+    steps: int | None = None,
+    **changed: Any,
+) -> TrialResult:
+    """One trial's result: measured when SUCCEEDED, or when `steps` says how far it came."""
+    one = plan.trial
+    trains = one.kind in ("training", "distributed")
+    where = plan.worker or worker or "worker-1"
+    count = one.measured_steps if trains and status is End.SUCCEEDED and steps is None else steps or 0
+    body = measured_steps(one, count, step_time_sec=step_time_sec, seed=seed, exact=exact, done=one.warmup_steps)
+    given: dict[str, Any] = {
+        "trial_id": plan.trial_id,
+        "trial": one,
+        "status": status,
+        "reason": reason,
+        "worker": where,
+        "run_id": RUN_ID,
+        "started_at": "2026-03-01T10:15:04+00:00",
+        "wall_time_sec": 6.5,
+        "phases": {"import": 2.0, "load": 1.7, "data": 0.2, "warmup": 0.5, "measure": 2.1},
+        "warmup": measured_steps(one, one.warmup_steps, step_time_sec=step_time_sec * 1.2, seed=seed + 1, exact=exact)
+        if count
+        else Steps(),
+        "steps": body,
+        "metrics": metrics_of(body) if count else None,
+        "measurements": measurements_of(one.kind) if status is End.SUCCEEDED else [],
+        "fingerprint": fingerprint(),
+    }
+    return TrialResult(**(given | changed))
+
+
+def write_result(folder: Path, one: TrialResult) -> Path:
+    """Write one result where collect would have put it; returns result.json's path."""
+    place = folder / "trials" / one.trial_id
+    place.mkdir(parents=True, exist_ok=True)
+    return one.write(place)
+
+
+def write_run(
+    folder: Path, run: RunRecord | None = None, *, speeds: dict[str, float] | None = None, exact: bool = False
+) -> RunRecord:
+    """A whole run, every trial SUCCEEDED. `speeds` maps a trial's name to its step time in seconds."""
+    run = record() if run is None else run
+    folder.mkdir(parents=True, exist_ok=True)
+    run.write(folder)
+    speeds = speeds or {"baseline": 0.160, "optimized": 0.155}
+    for number, plan in enumerate(run.planned):
+        worker = plan.worker or run.workers[number % len(run.workers)]
+        drift = 1.0 if exact else 1.0 + 0.02 * run.workers.index(worker)
+        step_time = speeds.get(plan.trial.name, 0.15) * drift
+        write_result(
+            folder,
+            result(plan, worker=worker, step_time_sec=step_time, seed=number, exact=exact, run_id=run.run_id),
+        )
+    return run
+
+
+def replace_result(folder: Path, trial_id: str, text: bytes) -> Path:
+    """Put other bytes in the place of a result."""
+    path = folder / "trials" / trial_id / RESULT_FILE
+    path.write_bytes(text)
+    return path
+
+
+def measurement(
+    name: str, value: float | None, *, share: float | None = None, note: str | None = None, **context: Any
+) -> Measurement:
+    """One measured quantity with a narrow interval over five repeats; none where `value` is unknown."""
+    spread = None
+    if value is not None:
+        spread = Interval(median=value, p10=value * 0.97, p90=value * 1.03, low=value * 0.98, high=value * 1.02, n=5)
+    return Measurement(name=name, value=value, interval=spread, share_percent=share, context=context, note=note)
+
+
+def other_kinds() -> tuple[Trial, ...]:
+    """One trial of each kind but training."""
+    return (
+        trial("hardware", kind="hardware"),
+        trial("load-nf4", kind="loading"),
+        trial("generate-nf4", kind="inference", micro_batch_size=32),
+        trial("ddp-2", kind="distributed", world_size=2),
+    )
+
+
+def telemetry() -> list[Measurement]:
+    """What a sampler beside a trial saw over its measured window."""
+    return [
+        measurement("gpu_utilization_percent", 87.5, window="measure"),
+        measurement("gpu_memory_bytes", 20.1e9, window="measure"),
+        measurement("gpu_power_watts", 148.0, window="measure"),
+        measurement("gpu_sm_clock_mhz", 1695.0, window="measure"),
+        measurement("gpu_temperature_celsius", 61.0, window="measure"),
+    ]
+
+
+def measurements_of(kind: str) -> list[Measurement]:
+    """What a trial of a kind measures, a little of each: rates, shares, memory, and a value that could not be had."""
+    if kind == "hardware":
+        return [
+            *(
+                measurement("matmul_tflops", size / 100 * speed, share=size / 100, dtype=dtype, size=size)
+                for dtype, speed in (("fp32", 0.3), ("bf16", 1.2), ("fp16", 1.2))
+                for size in (2048, 4096, 8192)
+            ),
+            measurement("matmul_tflops", None, note="the chip has no fp8", dtype="fp8", size=8192),
+            *(measurement("copy_gb_per_sec", 475.0, share=79.2, direction=way) for way in ("on device", "to device")),
+            measurement("disk_read_gb_per_sec", 1.75, cache="warm", read_bytes=1_073_741_824),
+        ]
+    if kind == "loading":
+        return [
+            measurement(f"load_{phase}_sec", 0.25 * number, cache=cache)
+            for cache in ("cold", "warm")
+            for number, phase in enumerate(("read", "quantize", "move"), start=1)
+        ] + [measurement("peak_vram_bytes", 4.69e9, cache=cache) for cache in ("cold", "warm")]
+    if kind == "inference":
+        return [
+            measurement(name, value * batch, batch=batch, path=path, precision="nf4")
+            for path in ("default", "static")
+            for batch in (1, 8, 32)
+            for name, value in (
+                ("prefill_tokens_per_sec", 800.0),
+                ("first_token_sec", 0.02),
+                ("decode_tokens_per_sec", 7.81),
+                ("peak_vram_bytes", 5e8),
+            )
+        ]
+    if kind == "distributed":
+        return [
+            measurement("global_samples_per_sec", 2.85, world_size=2, backend="gloo"),
+            measurement("communication_percent", 1.5, world_size=2, backend="gloo"),
+            measurement("efficiency_percent", 98.0, world_size=2, backend="gloo"),
+        ]
+    return []

@@ -1,0 +1,314 @@
+"""`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input. Everything in it is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.records.result import TrialResult
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def one_line(completed: subprocess.CompletedProcess[str]) -> str:
+    """Standard error, which must be exactly one line."""
+    lines = completed.stderr.strip().splitlines()
+    assert len(lines) == 1, completed.stderr
+    return lines[0]
+
+
+def assert_each_trial_ended_once_as(project, end: str) -> None:
+    ends = Counter(event["trial_id"] for event in project.events("ended"))
+    assert set(ends) == {event["trial_id"] for event in project.events("planned")}
+    assert set(ends.values()) == {1}
+    assert {event["end"] for event in project.events("ended")} == {end}
+    for trial_id in ends:
+        result = TrialResult.read(project.run_folder() / "trials" / trial_id / "result.json")
+        assert (result.trial_id, result.status.value) == (trial_id, end)
+
+
+def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project) -> None:
+    first = project.start("bench", "--quick")
+    project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=10)
+    assert len(project.trainers()) == 2, "the trials go on without their operator"
+
+    second = project.start("bench", "--resume")
+    project.wait_until(lambda: project.events("ended"), "the first end")
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate(timeout=10)
+
+    third = project.inv("bench", f"--resume={project.run_folder().name}")
+    assert third.returncode == 0, third.stderr
+    assert_each_trial_ended_once_as(project, "SUCCEEDED")
+    assert set(Counter(event["trial_id"] for event in project.events("started")).values()) == {1}
+    assert not project.trainers()
+
+    fourth = project.inv("bench", "--resume")
+    assert fourth.returncode == 0
+    assert "nothing to resume" in fourth.stdout
+
+
+def test_ctrl_c_stops_the_workers_and_resume_completes(project) -> None:
+    interrupted = project.start("bench", "--quick")
+    project.wait_until(lambda: [one for one in project.progress() if one["phase"] != "import"], "a trial under way")
+    interrupted.send_signal(signal.SIGINT)
+    _, stderr = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130, stderr
+    assert "--resume=" in stderr
+    assert not project.trainers()
+    assert_each_trial_ended_once_as_cancelled(project)
+
+    resumed = project.inv("bench", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    last = {event["trial_id"]: event["end"] for event in project.events("ended")}
+    assert set(last.values()) == {"SUCCEEDED"}
+    assert len(project.events("reopened")) == 4
+
+
+def assert_each_trial_ended_once_as_cancelled(project) -> None:
+    ends = Counter(event["trial_id"] for event in project.events("ended"))
+    assert len(ends) == 4
+    assert set(ends.values()) == {1}
+    assert {event["end"] for event in project.events("ended")} == {"CANCELLED"}
+
+
+def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project) -> None:
+    first = project.start("bench", "--quick")
+    project.wait_until(lambda: project.events("started"), "the first to have started")
+    second = project.inv("bench", "--quick")
+    assert second.returncode == 4
+    assert f"process {first.pid} of " in one_line(second)
+    assert not first.poll()
+
+
+def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project) -> None:
+    first = project.start("bench", "--quick")
+    project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=10)
+    run = project.run_folder().name
+
+    second = project.inv("bench", "--quick")
+    assert second.returncode == 3
+    assert f"inv bench --resume={run}" in one_line(second)
+    assert project.run_folder().name == run
+
+    cancelled = project.inv("cancel")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert not project.trainers()
+    assert_each_trial_ended_once_as_cancelled(project)
+
+
+def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
+    run = project.start("bench", "--quick", "--only=baseline", INVOKE_FLEET_SIZE="1", INVOKE_BENCH_MEASURED_STEPS="200")
+    project.wait_until(lambda: [one for one in project.progress() if one["phase"] == "measure"], "measuring")
+    (pid,) = project.trainers()
+    os.kill(pid, signal.SIGKILL)
+    retried = project.wait_until(lambda: project.events("retried"), "the attempt to be given up")
+    assert "SIGKILL" in retried[0]["reason"]
+    assert "measure" in retried[0]["reason"]
+    project.wait_until(lambda: len(project.events("started")) == 2, "the second attempt")
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+
+
+def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
+    chain = project.inv(
+        *("bench", "--quick", "--only=optimized", "collect", "report"),
+        INVOKE_FLEET_SIZE="1",
+        INVOKE_BENCH_MEASURED_STEPS="2000",
+        INVOKE_BENCH_DEADLINE_SEC="12",
+    )
+    assert chain.returncode == 1, chain.stderr
+    assert_each_trial_ended_once_as(project, "TIMED_OUT")
+    page = (project.run_folder() / "report" / "index.html").read_text()
+    assert "TIMED_OUT" in page
+    assert "deadline" in page
+
+
+def test_every_trial_of_the_full_suite_is_measured_and_reported(project) -> None:
+    chain = project.inv("bench", "--full", "--spread=shard", "collect", "report")
+    assert chain.returncode == 0, chain.stderr
+    assert_each_trial_ended_once_as(project, "SUCCEEDED")
+    summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
+    assert len(project.events("ended")) == 12
+    assert summary["missing"] == summary["rejected"] == []
+
+
+def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> None:
+    kinds = {
+        "hardware": "hardware",
+        "load-nf4": "loading",
+        "optimized": "training",
+        "generate-nf4": "inference",
+        "ddp-2": "distributed",
+    }
+    only = f"--only={','.join(kinds)}"
+    chain = project.inv("bench", "--suite=all", only, "collect", "report", INVOKE_FLEET_SIZE="1")
+    assert chain.returncode == 0, chain.stdout + chain.stderr
+    assert_each_trial_ended_once_as(project, "SUCCEEDED")
+    summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
+    assert summary["missing"] == summary["rejected"] == []
+    assert [one["configuration"] for one in summary["configurations"]] == ["optimized"]
+    assert {one["kind"] for one in summary["trials"]} == set(kinds.values())
+    assert set(kinds.values()) <= set(summary["measurements"])
+
+
+def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
+    chain = project.inv("bench", "--quick", "--only=optimized", "collect")
+    assert chain.returncode == 0, chain.stderr
+    again = project.inv("collect")
+    assert again.returncode == 0
+    assert ": 0 files came" in again.stdout
+    sums = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project.run_folder(), check=False)
+    assert sums.returncode == 0
+
+    results = sorted(project.run_folder().glob("trials/*/result.json"))
+    results[0].unlink()
+    damaged = bytearray(results[1].read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    results[1].write_bytes(damaged)
+    healed = project.inv("collect")
+    assert healed.returncode == 0, healed.stderr
+    assert ": 2 files came" in healed.stdout
+    assert all(TrialResult.read(path) for path in results)
+
+    shutil.rmtree(project.folder / ".workers" / "worker-1")
+    gone = project.inv("collect")
+    assert gone.returncode == 3
+    assert "missing: optimized.worker-1" in gone.stdout
+    assert TrialResult.read(results[1]), "what is here stays"
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
+    before = sorted(str(path) for path in project.folder.rglob("*") if "__pycache__" not in path.parts)
+    planned = project.inv("bench", "--full", "--dry-run", "--spread=shard")
+    after = sorted(str(path) for path in project.folder.rglob("*") if "__pycache__" not in path.parts)
+    assert planned.returncode == 0, planned.stderr
+    assert before == after
+    assert "12 trials (shard) over 2 workers" in planned.stdout
+    assert "no-checkpointing" in planned.stdout
+
+
+def spoil(project, tmp_path: Path, what: str) -> dict[str, str]:
+    """Break one input in one way; returns the environment that points `inv` at it."""
+    model, data = tmp_path / "model", tmp_path / "data.jsonl"
+    shutil.copytree(project.environment["INVOKE_MODEL_PATH"], model)
+    (model / "SHA256SUMS").unlink(missing_ok=True)
+    lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()[:40]
+    if what == "model missing":
+        shutil.rmtree(model)
+    elif what == "model truncated":
+        os.truncate(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 7)
+    elif what == "model with a pickle":
+        (model / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    elif what == "wrong config":
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    elif what == "data line 17 not JSON":
+        lines[16] = '{"messages": ['
+    elif what == "data empty":
+        lines = []
+    elif what == "data without a usable pair":
+        lines = ['{"messages": [{"role": "user", "content": "?"}]}']
+    data.write_text("".join(line + "\n" for line in lines))
+    environment = {"INVOKE_MODEL_PATH": str(model), "INVOKE_DATA_PATH": str(data)}
+    if what == "workers in a file":
+        environment["INVOKE_FLEET_LOCAL_FOLDER"] = str(data / "below")
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("model missing", "inv model.demo"),
+        ("model truncated", "model.safetensors"),
+        ("model with a pickle", "pytorch_model.bin"),
+        ("wrong config", "config.json"),
+        ("data line 17 not JSON", "17"),
+        ("data empty", "data.jsonl"),
+        ("data without a usable pair", "data.jsonl"),
+        ("workers in a file", "fleet.local.folder"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_anything_starts(
+    project, tmp_path: Path, what: str, words: str
+) -> None:
+    refused = project.inv("bench", "--quick", **spoil(project, tmp_path, what))
+    assert refused.returncode == 2, refused.stderr
+    assert words in one_line(refused)
+    assert not (project.folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bench", "--only", "optimised"), "optimized"),
+        (("bench", "--only", " , "), "no trial was chosen"),
+        (("bench", "--quick", "--full"), "exclude each other"),
+        (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
+        (("bench", "--suite", "hardwear"), "expected one of quick, full, hardware"),
+        (("bench", "--resume", "--suite=all"), "leave out"),
+        (("bench", "--spread", "wide"), "replicate or shard"),
+        (("bench", "--resume"), "there is no run yet"),
+        (("bench", "--resume=../elsewhere"), "not a path"),
+        (("collect", "--run", "20200101-000000-quick"), "is not there"),
+        (("cancel",), "there is no run yet"),
+    ],
+)
+def test_bad_usage_is_refused_in_one_line(project, words: tuple[str, ...], said: str) -> None:
+    refused = project.inv(*words)
+    assert refused.returncode == 2, refused.stderr
+    assert said in one_line(refused)
+
+
+def test_a_read_only_results_folder_is_said_before_anything_starts(project) -> None:
+    if os.geteuid() == 0:
+        (project.folder / "results").write_text("a file where the folder should be")
+    else:
+        (project.folder / "results").mkdir(mode=0o500)
+    refused = project.inv("bench", "--quick")
+    assert refused.returncode == 2
+    assert "results.folder" in one_line(refused)
+    assert not project.processes()
+
+
+def test_a_results_folder_that_is_full_loses_nothing(project) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a small file system is mounted, which needs root")
+    results = project.folder / "results"
+    results.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(results)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        run = project.start("bench", "--quick", "--only=optimized")
+        project.wait_until(lambda: len(project.events("started")) == 2, "both trials to have started")
+        filler = results / "filler"
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 4096)
+            except OSError:
+                pass
+        _, stderr = run.communicate(timeout=60)
+        assert run.returncode == 3, stderr
+        assert "inv bench --resume=" in stderr
+        filler.unlink()
+        resumed = project.inv("bench", "--resume")
+        assert resumed.returncode == 0, resumed.stderr
+        assert_each_trial_ended_once_as(project, "SUCCEEDED")
+        assert len(project.events("started")) == 2
+    finally:
+        project.clear_away()
+        subprocess.run(["umount", str(results)], check=True)

@@ -1,0 +1,166 @@
+"""`inv bench` over pods: real kubectl, the tests' own cluster, real trials of the tiny profile in the pods.
+
+Not covered: GPUs, an image, a network between the pods other than this machine's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.records.result import TrialResult
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
+from tests.support.pods import SELECTOR, SHARED, job, volume
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PODS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tiny_data: Path) -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    seen = [tiny_model, tiny_data.parent]
+    with Cluster(nodes=PODS, image_paths=seen, image_environment={"GLOO_SOCKET_IFNAME": "lo"}) as cluster:
+        cluster.apply(*volume(), job(PODS))
+        yield cluster
+
+
+@pytest.fixture
+def pods(project, cluster: Cluster, request: pytest.FixtureRequest):
+    """A project whose fleet is the cluster's pods."""
+    ready = "--for=condition=Ready", "--selector", SELECTOR
+    cluster.wait_until(lambda: len(live(cluster)) == PODS, "a pod for every index")
+    assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
+    here = {"folder": f"{SHARED}/{abs(hash(request.node.name))}", "workspace": str(ROOT)}
+    settings = {
+        "fleet": {
+            "kind": "pods",
+            "workspace": here["workspace"],
+            "pods": {
+                "selector": SELECTOR,
+                "python": sys.executable,
+                "scratch": "/scratch/fleet",
+                "shared": here["folder"],
+                "threads": 1,
+            },
+        },
+        "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
+    }
+    (project.folder / "pods.yaml").write_text(json.dumps(settings))
+    project.environment["INVOKE_BENCH_SPREAD"] = "shard"
+    project.argv = lambda *words: [sys.executable, "-m", "invoke", "-f", "pods.yaml", *words]
+    return project
+
+
+def live(cluster: Cluster) -> list[str]:
+    pods = cluster.objects("pods", "default")
+    return [
+        pod["metadata"]["name"]
+        for pod in pods
+        if not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") == "Running"
+    ]
+
+
+def pod_of(cluster: Cluster, worker: str) -> str:
+    return next(name for name in live(cluster) if name.startswith(f"bench-{worker.rpartition('-')[2]}-"))
+
+
+def ends(project) -> dict[str, str]:
+    count = Counter(event["trial_id"] for event in project.events("ended"))
+    assert set(count.values()) == {1}
+    return {event["trial_id"]: event["end"] for event in project.events("ended")}
+
+
+def result_of(project, trial_id: str) -> TrialResult:
+    return TrialResult.read(project.run_folder() / "trials" / trial_id / "result.json")
+
+
+def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster) -> None:
+    first = pods.start("bench", "--quick", INVOKE_BENCH_MEASURED_STEPS="8")
+    started = pods.wait_until(lambda: len(pods.events("started")) == 2 and pods.events("started"), "two trials")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=10)
+    victim, other = started
+    cluster.faults.delete_pod(pod_of(cluster, victim["worker"]), grace=0)
+
+    second = pods.inv("bench", "--resume")
+    assert second.returncode == 0, second.stderr
+    assert set(ends(pods).values()) == {"SUCCEEDED"}
+    assert len([event for event in pods.events("started") if event["trial_id"] == other["trial_id"]]) == 1
+
+    cluster.faults.delete_pod(pod_of(cluster, other["worker"]), grace=0)  # it was done; only its pod is gone
+    third = pods.inv("collect")
+    assert third.returncode == 0, third.stderr
+    for event in started:
+        folder = pods.run_folder() / "trials" / event["trial_id"]
+        assert (folder / "telemetry.csv").exists()
+        assert result_of(pods, event["trial_id"]).worker.startswith("worker-")
+    assert pods.inv("report").returncode == 0
+
+    (pods.folder / "pods.yaml").write_text((pods.folder / "pods.yaml").read_text().replace('"default"', '"other"'))
+    refused = pods.inv("bench", "--resume")
+    assert refused.returncode == 2
+    assert "was started with cluster.namespace: default, found other" in refused.stderr
+
+
+def test_a_distributed_suite_runs_on_one_and_on_four_pods(pods) -> None:
+    """On two as well: see the next test."""
+    done = pods.inv("bench", "--suite=distributed", "--only=ddp-1,ddp-4", INVOKE_FLEET_SIZE="4")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert ends(pods) == {"ddp-1": "SUCCEEDED", "ddp-4": "SUCCEEDED"}
+    assert {event["worker"] for event in pods.events("started")} == {"worker-0"}
+    for ranks in (1, 4):
+        found = {(m.name, m.context.get("rank")) for m in result_of(pods, f"ddp-{ranks}").measurements}
+        assert {("step_time_sec", rank) for rank in range(ranks)} <= found
+
+
+def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, cluster: Cluster) -> None:
+    running = pods.start(
+        *("bench", "--suite=distributed", "--only=ddp-2"),
+        INVOKE_FLEET_SIZE="2",
+        INVOKE_BENCH_MEASURED_STEPS="4",
+        QLORA_FLEET_SILENCE_SEC="5",
+    )
+
+    def ranks(worker: str) -> list[int]:
+        words = cluster.processes(pod_of(cluster, worker))
+        return [
+            pid
+            for pid, argv in words.items()
+            if "bench.kinds.distributed.rank" in argv and "bench.kinds.distributed.torchrun" not in argv
+        ]
+
+    pods.wait_until(lambda: ranks("worker-0") and ranks("worker-1"), "ranks in both pods")
+    cluster.faults.delete_pod(pod_of(cluster, "worker-1"), grace=0)
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == 0, out + err
+    assert ends(pods) == {"ddp-2": "SUCCEEDED"}
+    (retried,) = pods.events("retried")
+    assert "rank 1" in retried["reason"]
+    assert [event["attempt"] for event in pods.events("started")] == [1, 2]
+
+
+def test_credentials_that_expired_are_refused_before_anything_starts(pods, cluster: Cluster) -> None:
+    cluster.faults.expire_credentials()
+    refused = pods.inv("bench", "--quick")
+    cluster.faults.clear()
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "renew the kubeconfig" in refused.stderr
+    assert refused.stdout.startswith("cluster: context tests (")
+    assert not pods.ledger()
+
+
+def test_too_few_pods_for_a_gang_are_refused_before_anything_starts(pods) -> None:
+    refused = pods.inv("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
+    assert refused.returncode == 2
+    assert "ddp-4 has 4 ranks, one in each pod, and the fleet has 2 pods" in refused.stderr

@@ -1,0 +1,186 @@
+"""Two operators with whole projects of their own, at the same time, over the same two pods, whose clocks are wrong.
+
+Real kubectl, the tests' own cluster, real trials of the tiny profile. One pod's clock is 7 h ahead of this machine's,
+the other's 7 h behind; the kernel's, and so the times of files, cannot be changed by a test and are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records.result import TrialResult
+from remote.hosts.command import Command
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, JobState
+from reports.summary.cost import billed
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
+from tests.support.pods import SELECTOR, SHARED, hosts_of, job, pods_of, skewed_clock, volume
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PODS, OFFSET_SEC = 2, 7 * 3600
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    library = skewed_clock(tmp_path_factory.mktemp("clock"))
+    wrong = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_SEC": str(OFFSET_SEC)}
+    seen = [tiny_model, tiny_data.parent, library.parent]
+    with Cluster(nodes=PODS, image_paths=seen, image_environment=wrong) as cluster:
+        cluster.apply(*volume(), job(PODS))
+        ready = "--for=condition=Ready", "--selector", SELECTOR
+        cluster.wait_until(lambda: len(cluster.objects("pods", "default")) == PODS, "a pod for every index")
+        assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
+        yield cluster
+
+
+def over_pods(project: Any, cluster: Cluster) -> Any:
+    """This project's fleet is the cluster's pods. Both operators see the same folders there."""
+    pods = {"selector": SELECTOR, "python": sys.executable, "scratch": "/scratch/fleet", "threads": 1}
+    settings = {
+        "fleet": {"kind": "pods", "workspace": str(ROOT), "pods": {**pods, "shared": f"{SHARED}/fleet"}},
+        "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
+    }
+    (project.folder / "pods.yaml").write_text(json.dumps(settings))
+    project.argv = lambda *words: [sys.executable, "-m", "invoke", "-f", "pods.yaml", *words]
+    return project
+
+
+@pytest.fixture
+def operators(
+    project, cluster: Cluster, tmp_path: Path, tiny_model: Path, tiny_data: Path
+) -> Iterator[tuple[Any, Any]]:
+    """Two laptops."""
+    folder = tmp_path / "another laptop"
+    shutil.copytree(project.folder, folder)
+    second = type(project)(folder, tiny_model, tiny_data)
+    yield over_pods(project, cluster), over_pods(second, cluster)
+    second.clear_away()
+
+
+def trials_in(cluster: Cluster, pod: str) -> set[str]:
+    """The ids of the trials that run in a pod just now."""
+    with contextlib.suppress(RuntimeError):
+        found = cluster.processes(pod).values()
+        return {words[words.index("--trial-id") + 1] for words in found if "--trial-id" in words and "-c" not in words}
+    return set()
+
+
+def one_line(said: str) -> str:
+    lines = said.strip().splitlines()
+    assert len(lines) == 1, said
+    return lines[0]
+
+
+def results(project: Any) -> list[TrialResult]:
+    return [TrialResult.read(path) for path in sorted(project.run_folder().glob("trials/*/result.json"))]
+
+
+def assert_exactly_its_own_trials(project: Any) -> None:
+    ends = Counter(event["trial_id"] for event in project.events("ended"))
+    assert ends == Counter(event["trial_id"] for event in project.events("planned"))
+    assert {event["end"] for event in project.events("ended")} == {"SUCCEEDED"}
+    assert {result.run_id for result in results(project)} == {project.run_folder().name}
+    assert project.events("retried") == []
+
+
+def test_two_benches_typed_in_the_same_moment_never_share_a_gpu(operators: tuple[Any, Any], cluster: Cluster) -> None:
+    names = [pod["metadata"]["name"] for pod in cluster.objects("pods", "default")]
+    began = time.monotonic()
+    typed = [operator.start("bench", "--quick") for operator in operators]
+    beside: list[set[str]] = []
+    while any(process.poll() is None for process in typed):
+        beside += [found for name in names if len(found := trials_in(cluster, name)) > 1]
+        time.sleep(0.2)
+    took_sec = time.monotonic() - began
+    assert beside == [], "two trials in one pod"
+    said = [process.communicate(timeout=10) for process in typed]
+    codes = [process.returncode for process in typed]
+    assert 0 in codes, said
+    # Jobs in pods go by their run's name: with one name for both, each would have taken the other's for its own.
+    assert codes != [0, 0] or operators[0].run_folder().name != operators[1].run_folder().name
+    for operator, code, (out, err) in zip(operators, codes, said, strict=True):
+        if code == 0:
+            assert_exactly_its_own_trials(operator)
+        else:  # the first one's trials had begun when this one looked
+            assert code == 3, out + err
+            assert "is still busy with" in one_line(err)
+            assert operator.ledger() == []
+
+    # The clocks are 14 h apart, and nothing that is reported depends on it.
+    project = operators[codes.index(0)]
+    done = project.inv("collect", "report")
+    assert done.returncode == 0, done.stderr
+    started = {result.worker: datetime.datetime.fromisoformat(result.started_at or "") for result in results(project)}
+    apart = started["worker-0"] - started["worker-1"]
+    assert abs(apart.total_seconds() - 2 * OFFSET_SEC) < took_sec + 1
+    for result in results(project):
+        assert sum(result.phases.values()) <= (result.wall_time_sec or 0) + 1
+        assert 0 < sum(result.steps.step_time_sec) < (result.wall_time_sec or 0) < took_sec
+        telemetry = (project.run_folder() / "trials" / result.trial_id / "telemetry.csv").read_text().splitlines()
+        at = [float(line.split(",")[telemetry[0].split(",").index("elapsed_sec")]) for line in telemetry[1:]]
+        assert at == sorted(at)
+        assert at[-1] < took_sec
+    held = billed(results(project))
+    assert held is not None
+    assert 0 < held.useful_sec < held.held_sec < PODS * took_sec
+
+
+def test_jobs_are_stopped_at_their_deadline_and_give_signs_of_life_whatever_the_time_there(cluster: Cluster) -> None:
+    for host in hosts_of(pods_of(cluster.kubeconfig), PODS, "clock"):
+        there = host.run(Command(argv=("date", "+%s")), timeout_sec=60.0)
+        assert abs(abs(int(there.stdout) - time.time()) - OFFSET_SEC) < 60
+        slow, quick = (Job(Agent(host), f"/scratch/clock/{name}") for name in ("slow", "quick"))
+        quick.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=0.5, grace_sec=0.5))
+        slow.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=600.0, grace_sec=0.5, heartbeat_sec=0.1))
+        ended = quick.watch(lambda _: None, every_sec=0.1, for_sec=60.0)
+        assert (ended.state, ended.why) == (JobState.ENDED, "deadline")
+        assert 0 <= (ended.wall_time_sec or 0) < 60
+        alive = slow.status()
+        assert (alive.state, alive.exit_code) == (JobState.RUNNING, None)
+        assert (alive.heartbeat_age_sec or 0) < 60
+        assert slow.cancel(grace_sec=0.5).why == "cancelled"
+
+
+def test_expired_credentials_stop_a_collect_in_one_line(operators: tuple[Any, Any], cluster: Cluster) -> None:
+    first, _ = operators
+    assert first.inv("bench", "--quick", "--only=baseline", "--spread=shard").returncode == 0
+    cluster.faults.expire_credentials()
+    refused = first.inv("collect")
+    cluster.faults.clear()
+    assert refused.returncode == 2
+    assert "renew the kubeconfig" in one_line(refused.stderr)
+    assert first.inv("collect").returncode == 0
+
+
+def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(operators: tuple[Any, Any]) -> None:
+    first, second = operators
+    running = first.start("bench", "--only=baseline", "--quick", INVOKE_BENCH_MEASURED_STEPS="8")
+    first.wait_until(lambda: first.events("started"), "a trial to begin")
+    refused: subprocess.CompletedProcess[str] = second.inv("bench", "--quick", "--only=baseline")
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == 0, out + err
+    assert refused.returncode == 3, refused.stderr
+    line = one_line(refused.stderr)
+    run_id = first.run_folder().name
+    assert f"of run {run_id}" in line
+    assert "another operator's" in line
+    assert "type the same again" in line
+    assert second.ledger() == []
+    again = second.inv("bench", "--quick", "--only=baseline")
+    assert again.returncode == 0, again.stderr
+    assert_exactly_its_own_trials(second)

@@ -1,0 +1,129 @@
+"""What kubectl must do on every cluster that is used: `pytest --kubeconfig PATH tests/cluster` asks a real one.
+
+On a real cluster the pod's image is `--cluster-image`, which needs sh, cat, sha256sum and sleep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.kubernetes.cluster import Faults
+from tests.support.kubernetes.given import AnyCluster
+
+
+def worker(namespace: str, image: str) -> dict[str, Any]:
+    """A pod that passes Pod Security `restricted` and waits."""
+    closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    container = {"name": "main", "image": image, "command": ["sleep", "3600"], "securityContext": closed}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "worker", "namespace": namespace},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+            "securityContext": user,
+            "containers": [container],
+        },
+    }
+
+
+@pytest.fixture
+def pod(kube: AnyCluster, namespace: str, pytestconfig: pytest.Config) -> tuple[str, ...]:
+    """The words that begin an exec into a pod that is Ready."""
+    kube.apply(worker(namespace, pytestconfig.getoption("cluster_image")))
+    ready = kube.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/worker", "--timeout=100s")
+    assert ready.returncode == 0, ready.stderr.decode()
+    return ("exec", "-n", namespace, "worker", "-i", "--")
+
+
+def test_exec_carries_both_streams_and_the_exit_code(kube: AnyCluster, pod: tuple[str, ...]) -> None:
+    done = kube.kubectl(*pod, "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout) == (7, b"out\n")
+    assert done.stderr.startswith(b"err\n")
+
+
+def test_exec_carries_megabytes_of_input_whole(kube: AnyCluster, pod: tuple[str, ...]) -> None:
+    sent = random.Random(4).randbytes(3_000_000)
+    done = kube.kubectl(*pod, "sh", "-c", "cat > /tmp/f; sha256sum < /tmp/f", stdin=sent)
+    assert done.stdout.split()[0].decode() == hashlib.sha256(sent).hexdigest()
+
+
+def test_exec_into_a_pod_that_is_deleted_ends_with_137(kube: AnyCluster, namespace: str, pod: tuple[str, ...]) -> None:
+    running = kube.start_kubectl(*pod, "sh", "-c", "echo started; sleep 300")
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"started\n"
+    assert kube.kubectl("delete", "pod", "-n", namespace, "worker", "--now").returncode == 0
+    running.communicate(timeout=100)
+    assert running.returncode == 137
+
+
+def test_a_configuration_applied_twice_is_unchanged(kube: AnyCluster, namespace: str) -> None:
+    made = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "c", "namespace": namespace},
+        "data": {"a": "1"},
+    }
+    body = json.dumps(made).encode()
+    assert kube.kubectl("apply", "-f", "-", stdin=body).stdout == b"configmap/c created\n"
+    assert kube.kubectl("apply", "-f", "-", stdin=body).stdout == b"configmap/c unchanged\n"
+    assert kube.kubectl("diff", "-f", "-", stdin=body).returncode == 0
+
+
+def test_a_changed_field_of_a_server_side_apply_shows_in_diff_and_a_dropped_one_goes(
+    kube: AnyCluster, namespace: str
+) -> None:
+    def apply(*words: str, **data: str) -> int:
+        metadata = {"name": "owned", "namespace": namespace}
+        body = json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}).encode()
+        return kube.kubectl(*words, "--server-side", "-f", "-", stdin=body).returncode
+
+    def owned() -> dict[str, Any]:
+        return next(one for one in kube.objects("configmaps", namespace) if one["metadata"]["name"] == "owned")
+
+    assert apply("apply", a="1", b="2") == 0
+    before = owned()
+    assert apply("apply", a="1", b="2") == 0
+    assert owned() == before, "an unchanged apply makes no new version"
+    assert apply("diff", a="1", b="2") == 0
+    assert apply("diff", a="1", b="3") == 1
+    assert apply("apply", a="1") == 0
+    assert owned()["data"] == {"a": "1"}
+
+
+def test_false_where_nothing_says_the_same_has_no_owner_and_no_conflict(kube: AnyCluster, namespace: str) -> None:
+    """So a field that was set to false by hand is taken back without a word, unlike any other."""
+
+    def service(**spec: Any) -> bytes:
+        metadata = {"name": "s", "namespace": namespace}
+        whole = {"clusterIP": "None", "selector": {"app": "s"}, **spec}
+        return json.dumps({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": whole}).encode()
+
+    def patch(spec: str) -> None:
+        kube.said("patch", "service", "s", "-n", namespace, "--type=merge", f'--patch={{"spec":{spec}}}')
+
+    words = ("apply", "--server-side", "--field-manager=ours", "-f", "-")
+    kube.said(*words, stdin=service(publishNotReadyAddresses=True))
+    patch('{"publishNotReadyAddresses":false}')
+    (found,) = (one for one in kube.objects("services", namespace) if one["metadata"]["name"] == "s")
+    assert "publishNotReadyAddresses" not in found["spec"]
+    kube.said(*words, stdin=service(publishNotReadyAddresses=True))
+    patch('{"selector":{"app":"t"}}')
+    refused = kube.kubectl(*words, stdin=service(publishNotReadyAddresses=True))
+    assert b"conflict" in refused.stderr
+
+
+def test_an_exec_whose_kubelet_dies_ends_with_exit_0(kube: AnyCluster, pod: tuple[str, ...], faults: Faults) -> None:
+    """The reason why exit 0 of an exec proves nothing."""
+    faults.exec("close-1000-without-status", after_stdout_bytes=4)
+    done = kube.kubectl(*pod, "sh", "-c", "echo partial; sleep 0.2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"part", b"")

@@ -1,0 +1,347 @@
+"""The page in a real browser: headless Chromium by chromedriver, on a phone's and a desktop's width, and printed.
+
+Checks layout (nothing wider than the screen or the paper, no text cut off), sorting by mouse and keyboard, the console
+(silent), the network (untouched), dark mode (contrast), and that everything reads without the script. Skips where
+there is no Chromium or no chromedriver (Debian: apt-get install chromium chromium-driver).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+from bench.records.result import End
+from reports.figures import CHARTS
+from reports.figures import studio as drawing
+from reports.output.build import build
+from reports.summary.prices import Pricing
+from tests.support.reports import showcase, synthetic
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+PAGE_LOAD_SEC = 120.0  # a busy machine, not a slow page
+SETTLE_SEC = 0.3
+A4_LANDSCAPE_PX = 1031  # 297 mm less the margins of 12 mm, at 96 px an inch
+LEAST_CONTRAST = 4.5  # WCAG 2.2, AA, for text
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None,
+    reason="no chromium with chromedriver on this machine; apt-get install chromium chromium-driver",
+)
+
+
+class Browser:
+    """One Chromium with a profile of its own."""
+
+    def __init__(self, profile: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+        self.driver.set_page_load_timeout(PAGE_LOAD_SEC)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A command of the DevTools protocol."""
+        answer: dict[str, Any] = self.driver.execute_cdp_cmd(method, parameters)
+        return answer
+
+    def open(self, page: Path, width: int, *, dark: bool = False, script: bool = True) -> None:
+        """Load a page as a screen of this width would show it."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self.call("Emulation.setScriptExecutionDisabled", value=not script)
+        for log in ("browser", "performance"):
+            self.driver.get_log(log)  # what belongs to the page before
+        self.driver.get(page.as_uri())
+        time.sleep(SETTLE_SEC)  # for a late console message
+
+    def evaluate(self, expression: str) -> Any:
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def complaints(self) -> list[str]:
+        """What the console said since the page was opened: errors, and what its policy refused."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [url for url in sent if not url.startswith("data:")]
+
+    def column(self, number: int) -> list[str]:
+        """The first words of each cell of a column of the table of configurations."""
+        script = (
+            "return [...document.querySelectorAll('table.sortable')[0].tBodies[0].rows]"
+            ".map(r => r.cells[arguments[0]] ? r.cells[arguments[0]].innerText.split('\\n')[0].trim() : '')"
+        )
+        return list(self.driver.execute_script(script, number))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    one = Browser(tmp_path_factory.mktemp("profile"))
+    yield one
+    one.driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs of every sort: good, bad (whatever makes a page wide), other kinds alone, and all kinds on four GPUs."""
+    good, bad, full = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "full"))
+    synthetic.write_run(good)
+    long_name = "w" * 60 + " <b>|=cmd"
+    trials = (*synthetic.quick(), synthetic.trial(long_name), synthetic.trial("too-big", max_seq_len=4096))
+    run = synthetic.write_run(bad, synthetic.record(trials), speeds={long_name: 12345.678})
+    for plan in run.planned[-4:]:
+        reason = "out of memory: " + "0123456789" * 30
+        log = ["x" * 300, "<script>alert(1)</script>"]
+        synthetic.write_result(
+            bad, synthetic.result(plan, status=End.OUT_OF_MEMORY, reason=reason, steps=0, log_tail=log)
+        )
+    (bad / "trials" / ("stranger-" * 15)).mkdir()
+    kinds = tmp_path_factory.mktemp("kinds")
+    other = (*synthetic.other_kinds(), *(synthetic.trial(f"{long_name}{n}", kind="distributed") for n in range(3)))
+    run = synthetic.write_run(kinds, synthetic.record(other, workers=1))
+    for plan in run.planned:
+        taken = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
+        taken += [synthetic.measurement(f"number_{n}_gb_per_sec", 1234.5, note="n" * 200, wide=1) for n in range(30)]
+        taken += [synthetic.measurement("x" * 90 + "_sec", 1e-5, **{"k" * 90: "v" * 300, "n": n}) for n in range(3)]
+        synthetic.write_result(kinds, synthetic.result(plan, measurements=taken, flags=["f" * 300]))
+    earlier = tmp_path_factory.mktemp("earlier")
+    lost = ("no-checkpointing", "seq-2048")
+    showcase.write(full, workers=2, machine=showcase.A10, out_of_memory=lost)
+    showcase.write(earlier, workers=2, machine=showcase.A10, out_of_memory=lost, run_id="20261119-080000-all")
+    price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "MOST_PROCESSES", 1)  # several test processes share this machine already
+        return {
+            "good": build(good).index,
+            "kinds": build(kinds).index,
+            "bad": build(bad, pricing=price).index,
+            "full": build(full, against=earlier).index,
+        }
+
+
+@pytest.mark.parametrize("width", [390, 800, 1300, 1440])
+@pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
+def test_nothing_is_wider_than_the_screen(browser: Browser, pages: dict[str, Path], which: str, width: int) -> None:
+    browser.open(pages[which], width)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert browser.evaluate("window.innerWidth") == width
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
+def test_nothing_is_wider_than_a_printed_page(browser: Browser, pages: dict[str, Path], which: str) -> None:
+    browser.open(pages[which], A4_LANDSCAPE_PX)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= A4_LANDSCAPE_PX
+
+
+def test_printed_it_has_figures_on_upright_pages_and_what_was_folded_away(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["full"], 1440)
+    printed = base64.b64decode(browser.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    sizes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", printed)]
+    upright = sum(height > width for width, height in sizes)
+    # Twelve figures, at most two on a page; first screen, tables and raw numbers lie on their side.
+    assert 6 <= upright <= 14
+    assert 4 <= len(sizes) - upright <= 40
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert (
+        browser.evaluate("document.querySelector('section[aria-labelledby=raw] td').getBoundingClientRect().height") > 0
+    )
+
+
+def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["full"], 1440)
+    drawn = browser.evaluate("[...document.querySelectorAll('figure')].map(one => one.id)")
+    assert drawn == [chart.name for chart in CHARTS]
+    assert browser.evaluate("[...document.querySelectorAll('figcaption p')].every(p => p.innerText.length > 20)")
+    assert pages["full"].stat().st_size <= 2_000_000
+
+
+@pytest.mark.parametrize("which", ["good", "bad", "full"])
+def test_the_console_is_silent_and_nothing_else_is_fetched(
+    browser: Browser, pages: dict[str, Path], which: str
+) -> None:
+    browser.open(pages[which], 1440)
+    assert browser.driver.title != ""
+    assert browser.complaints() == []
+    assert browser.requests() == [pages[which].as_uri()]
+
+
+def test_heads_sort_by_mouse_ascending_then_descending_with_what_is_unknown_last(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["full"], 1440)
+    planned = browser.column(0)
+    button = browser.driver.find_elements(By.CSS_SELECTOR, "table.sortable thead button")[6]
+    head = button.find_element(By.XPATH, "./..")
+    assert button.text.startswith("Useful tokens")
+    button.click()
+    rates = [float(cell.replace(",", "")) for cell in browser.column(6) if cell]
+    assert (rates, head.get_attribute("aria-sort")) == (sorted(rates), "ascending")
+    assert set(browser.column(0)[-2:]) == {"seq-2048", "no-checkpointing"}
+    button.click()
+    rates = [float(cell.replace(",", "")) for cell in browser.column(6) if cell]
+    assert (rates, head.get_attribute("aria-sort")) == (sorted(rates, reverse=True), "descending")
+    assert set(browser.column(0)[-2:]) == {"seq-2048", "no-checkpointing"}
+    assert browser.column(0)[0].startswith("packed")
+    assert sorted(browser.column(0)) == sorted(planned)
+
+
+def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["full"], 1440)
+    body = browser.driver.find_element(By.TAG_NAME, "body")
+    for _ in range(40):
+        body.send_keys(Keys.TAB)
+        if browser.evaluate("document.activeElement.tagName") == "BUTTON":
+            break
+    assert browser.evaluate("document.activeElement.innerText").startswith("Configuration")
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    names = browser.column(0)
+    assert names == sorted(names, key=str.lower)
+    browser.driver.switch_to.active_element.send_keys(Keys.SPACE)
+    assert browser.column(0) == names[::-1]
+
+
+def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["full"], 390)
+    planned = browser.column(0)
+    choice = Select(browser.driver.find_element(By.CSS_SELECTOR, ".sorter select"))
+    name = next(option.text for option in choice.options if option.text.startswith("US$") and "asc" in option.text)
+    choice.select_by_visible_text(name)
+    assert browser.column(0)[0].startswith("packed")
+    choice.select_by_index(0)
+    assert browser.column(0) == planned
+
+
+def test_without_its_script_the_page_reads_the_same(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["full"], 1440)
+    words = browser.driver.find_element(By.TAG_NAME, "main").text
+    browser.open(pages["full"], 1440, script=False)
+    plain = browser.driver.find_element(By.TAG_NAME, "main").text
+    browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert plain.split() == words.split()
+
+
+@pytest.mark.parametrize(("width", "seen"), [(390, "narrow"), (1440, "wide")])
+def test_each_figure_is_shown_once_in_the_shape_that_fits(
+    browser: Browser, pages: dict[str, Path], width: int, seen: str
+) -> None:
+    browser.open(pages["good"], width)
+    shown = browser.evaluate(
+        "[...document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().height > 0)"
+        ".map(e => e.classList[0])"
+    )
+    assert shown == [seen] * 3
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("which", ["bad", "full", "kinds"])
+def test_no_text_of_a_figure_is_cut_off(browser: Browser, pages: dict[str, Path], which: str, width: int) -> None:
+    browser.open(pages[which], width)
+    cut = browser.evaluate(
+        """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+             const frame = svg.getBoundingClientRect();
+             if (frame.height === 0) return [];
+             return [...svg.querySelectorAll('text')].filter(t => {
+               const box = t.getBoundingClientRect();
+               return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1
+                 || box.top < frame.top - 1;
+             }).map(t => t.textContent);
+           })"""
+    )
+    assert cut == []
+
+
+def test_text_in_figures_is_large_enough_to_read_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["full"], 390)
+    smallest = browser.evaluate(
+        "Math.min(...[...document.querySelectorAll('figure svg.narrow text')]"
+        ".map(t => t.getBoundingClientRect().height))"
+    )
+    assert smallest >= 10  # CSS pixels from ascender to descender
+
+
+CONTRAST = """(() => {
+    const light = c => {
+        const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(Number).map(v => v / 255)
+            .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = one => {
+        for (let at = one; at; at = at.parentElement) {
+            const colour = getComputedStyle(at).backgroundColor;
+            if (!/, 0\\)$/.test(colour)) return colour;
+        }
+    };
+    const found = [...document.querySelectorAll('h1,h2,h3,p,li,dt,dd,th,td,small,summary,a,figure svg text')]
+        .filter(one => one.getBoundingClientRect().height > 0 && one.textContent.trim());
+    return found.map(one => {
+        const style = getComputedStyle(one);
+        const [ink, paper] = [light(one.tagName === 'text' ? style.fill : style.color), light(behind(one))];
+        return [(Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05), one.textContent.trim().slice(0, 60)];
+    }).sort((a, b) => a[0] - b[0]).slice(0, 3);
+})()"""
+
+
+@pytest.mark.parametrize("which", ["full", "bad"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_text_stands_out_from_what_is_behind_it(
+    browser: Browser, pages: dict[str, Path], which: str, dark: bool
+) -> None:
+    browser.open(pages[which], 1440, dark=dark)
+    weakest = browser.evaluate(CONTRAST)
+    assert weakest[0][0] >= LEAST_CONTRAST, weakest
+
+
+def test_dark_mode_reaches_page_and_figures(browser: Browser, pages: dict[str, Path]) -> None:
+    look = """(() => {
+        const light = c => c.match(/\\d+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 765;
+        const text = document.querySelector('figure svg.wide text');
+        return [light(getComputedStyle(document.body).backgroundColor), light(getComputedStyle(document.body).color),
+                light(getComputedStyle(text).fill)];
+    })()"""
+    browser.open(pages["good"], 1440, dark=False)
+    paper, ink, drawn = browser.evaluate(look)
+    assert paper > 0.9
+    assert max(ink, drawn) < 0.5
+    browser.open(pages["good"], 1440, dark=True)
+    paper, ink, drawn = browser.evaluate(look)
+    assert paper < 0.2
+    assert min(ink, drawn) > 0.6
+
+
+def test_the_finding_the_note_and_the_table_are_on_the_first_screen(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["good"], 1440)
+    bottoms = browser.evaluate(
+        "['h1', '.note', 'table'].map(s => document.querySelector(s).getBoundingClientRect().bottom)"
+    )
+    assert max(bottoms) <= 900

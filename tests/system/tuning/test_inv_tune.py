@@ -1,0 +1,100 @@
+"""A search on this machine: killed in the middle, gone on with, answered, its answer run. Real trials, no GPU.
+
+Not covered: memory, which nothing predicts on a CPU; tests/unit/tasks/tuning/test_tuning.py has what depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bench.records import Trial
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SMALL = {"INVOKE_TUNE_TRIALS": "2", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
+
+
+def search_folder(project) -> Path:
+    (folder,) = (project.folder / "results" / "tune").iterdir()
+    return folder
+
+
+def ends(project, run_id: str) -> list[str]:
+    lines = (project.folder / "results" / run_id / "ledger.jsonl").read_text().splitlines()
+    return [json.loads(line)["trial_id"] for line in lines if json.loads(line)["event"] == "ended"]
+
+
+def test_a_search_that_is_killed_goes_on_and_its_answer_can_be_run(project) -> None:
+    planned = project.inv("tune", "--dry-run", **SMALL)
+    assert planned.returncode == 0, planned.stderr
+    assert "108 candidates of 80 tokens" in " ".join(planned.stdout.split())
+    assert not (project.folder / "results").exists()
+
+    running = project.start("tune", **SMALL)
+    project.wait_until(lambda: project.events("ended"), "the first trial's end")
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate(timeout=60)
+    folder = search_folder(project)
+    record = json.loads((folder / "tune.json").read_text())
+    (wave,) = record["waves"]
+    assert record["final"] is None
+    done = ends(project, wave)
+
+    resumed = project.inv("tune", "--resume", **SMALL)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    record = json.loads((folder / "tune.json").read_text())
+    assert record["waves"] == [wave], "the wave was gone on with, not begun again"
+    after = ends(project, wave)
+    assert after[: len(done)] == done
+    assert len(after) == len(set(after)) == 2
+
+    answer = json.loads((folder / "answer.json").read_text())
+    best = Trial.read(folder / "best.json")
+    assert answer["front"][0]["trial"] == best.to_json()
+    assert answer["final_run"] == record["final"]
+    assert best.trial_id in ends(project, record["final"])
+
+    again = project.inv("bench", "--trials", str(folder / "best.json"), "--spread=shard", INVOKE_FLEET_SIZE="1")
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tune", "--memory-gib=much"), "--memory-gib: expected a number above 0, at most 1024, found 'much'"),
+        (("tune", "--resume=none"), "there is no search yet; type `inv tune` to begin one"),
+        (("tune", "--resume", "--memory-gib=3"), "leave out --memory-gib"),
+        (("bench", "--trials=none.json"), "none.json: cannot be read: No such file or directory"),
+        (("bench", "--trials=none.json", "--quick"), "--quick and --trials exclude each other"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(project, words, says) -> None:
+    ended = project.inv(*words)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_memory_below_the_smallest_configuration_is_refused_with_what_it_needs(project) -> None:
+    ended = project.inv("tune", "--memory-gib=0.001")
+    assert ended.returncode == 2
+    assert "tune.memory_gib: 0.001 GiB is below the smallest configuration, " in ended.stderr
+    assert not (project.folder / "results").exists()
+
+
+def test_a_search_is_not_gone_on_with_on_other_data(project, tmp_path) -> None:
+    running = project.start("tune", **SMALL)
+    project.wait_until(lambda: project.events("started"), "a trial")
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=120)
+    assert running.returncode == 130
+    other = tmp_path / "other.jsonl"
+    lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()
+    other.write_text("\n".join(lines[:200]) + "\n")
+    ended = project.inv("tune", "--resume", INVOKE_DATA_PATH=str(other), **SMALL)
+    assert ended.returncode == 4
+    assert "the data (sha256) was" in ended.stderr

@@ -1,0 +1,256 @@
+"""`python -m bench` by hand: what it prints, what it refuses, and how it exits. No trial runs here."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.commands import cli, run
+from bench.data import demo
+from bench.data.inputs import InputError
+from bench.harness.record import summary_line
+from bench.records import Trial, suite
+from bench.records.result import End, Interval, Metrics, Progress, TrialResult
+from tests.support.paths import ROOT
+
+STANDARD = (
+    "commands/cli.py",
+    "commands/run.py",
+    "commands/trial_flags.py",
+    "data/corpus.py",
+    "data/inputs.py",
+    "harness/ends.py",
+    "harness/out_of_memory.py",
+    "harness/phases.py",
+    "machine/fingerprint.py",
+    "records/__init__.py",
+    "records/gang.py",
+    "records/result.py",
+    "records/schema.py",
+    "records/suites.py",
+    "records/trial.py",
+    "records/trial_files.py",
+)
+
+
+def test_list_prints_every_trial_with_its_reason(capsys):
+    assert cli.main(["list", "--suite", "full", "--profile", "tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "say nothing about an A10" in said
+    for trial in suite("full", "tiny", "M", "D"):
+        assert any(line.startswith(trial.trial_id) and line.endswith(trial.reason) for line in said.splitlines())
+
+
+def test_show_prints_a_trial_that_can_be_read_back(capsys, tmp_path: Path):
+    words = ["show", "optimized", "--profile", "tiny", "--model", "it's/a model", "--data", 'a "b".jsonl']
+    assert cli.main(words) == 0
+    (tmp_path / "trial.json").write_text(capsys.readouterr().out)
+    trial = Trial.read(tmp_path / "trial.json")
+    assert (trial.trial_id, trial.model, trial.data) == ("optimized", "it's/a model", 'a "b".jsonl')
+
+
+def test_show_of_an_unknown_trial_is_refused_with_the_choice(capsys):
+    assert cli.main(["show", "nope", "--suite", "quick", "--model", "M", "--data", "D"]) == 2
+    assert capsys.readouterr().err == "trial 'nope' is unknown; this suite has baseline, optimized\n"
+
+
+def test_inspect_says_what_is_there_in_one_line(capsys, model_folder: Path, data_file: Path):
+    assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    document = json.loads(line)
+    assert set(document["model"]) == {"path", "sha256", "parameters", "bytes", "files"}
+    assert (set(document["data"]), document["data"]["samples"]) == ({"path", "sha256", "samples"}, 20)
+
+
+def test_inspect_refuses_bad_input_in_one_line(capsys, model_folder: Path, data_file: Path):
+    with data_file.open("a") as file:
+        file.write("no chat\n")
+    assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"{data_file}: line 21: not JSON\n")
+
+
+def test_inspect_says_whether_the_profiles_gpu_is_there(capsys, monkeypatch, model_folder: Path, data_file: Path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides the GPU of a machine that has one
+    words = ("inspect", "--model", str(model_folder), "--data", str(data_file), "--profile")
+    assert cli.main([*words, "tiny"]) == 0
+    capsys.readouterr()
+    assert cli.main([*words, "gpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "bench.profile" in err
+
+
+def test_inspect_needs_the_standard_library_alone(model_folder: Path, data_file: Path):
+    # -S leaves site-packages out: whatever is imported from there would not be found.
+    words = ("inspect", "--model", str(model_folder), "--data", str(data_file))
+    done = subprocess.run(
+        (sys.executable, "-S", "-m", "bench", *words), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_what_stands_before_the_stack_imports_it_nowhere(name):
+    tree = ast.parse((ROOT / "bench" / name).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module.split(".")[0] for module in imported} <= {*sys.stdlib_module_names, "bench"}
+
+
+@pytest.mark.parametrize("words", [[], ["dance"], ["run"], ["run", "--trial", "t.json"], ["list", "--suite", "huge"]])
+def test_wrong_usage_exits_with_2(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("python -m bench")
+    assert said.endswith("--help` says more\n")
+    assert said.count("\n") == 1
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, "-m", "bench", *words), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_run_refuses_bad_input_in_one_line_and_leaves_nothing(tmp_path: Path, model_folder, data_file, make_trial):
+    (model_folder / "tokenizer.json").unlink()
+    trial = make_trial(model=str(model_folder), data=str(data_file))
+    (tmp_path / "t.json").write_text(json.dumps(trial.to_json()))
+    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "tokenizer.json: missing" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_refuses_a_trial_file_with_an_unknown_key(tmp_path: Path, make_trial):
+    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"sede": 1}))
+    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{tmp_path / 't.json'}: sede: unknown field; the fields are name,")
+
+
+def test_run_never_overwrites_a_finished_result(tmp_path: Path, make_trial):
+    finished = TrialResult(trial_id="done", trial=make_trial(), status=End.SUCCEEDED, reason=None)
+    before = finished.write(tmp_path).read_bytes()
+    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json()))
+    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "holds the finished result of 'done', which is never overwritten" in done.stderr
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_a_damaged_result_is_no_finished_one(tmp_path: Path):
+    (tmp_path / "result.json").write_text('{"kind": "trial_result"')
+    run.refuse_finished(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/out: results cannot be written there: Not a directory"):
+        run.prepare_folder(tmp_path / "file" / "out")
+
+
+def test_preparing_a_folder_leaves_nothing_in_it(tmp_path: Path):
+    run.prepare_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.fixture
+def record(make_trial, tmp_path: Path) -> run.Record:
+    return run.Record(run.Request(trial_file=tmp_path / "t.json", out=tmp_path, worker="w"), make_trial(), run.Clock())
+
+
+def test_metrics_are_mean_amounts_over_the_median_step(record, tmp_path: Path):
+    for seconds, useful in ((0.2, 40), (0.1, 20), (0.9, 30)):
+        record.steps.step_time_sec.append(seconds)
+        record.steps.loss.append(2.0)
+        record.steps.samples.append(2)
+        record.steps.tokens.append(64)
+        record.steps.useful_tokens.append(useful)
+    record.write(End.SUCCEEDED, None)
+    metrics = TrialResult.read(tmp_path / "result.json").metrics
+    assert metrics is not None
+    assert metrics.step_time_sec.median == 0.2
+    assert metrics.samples_per_sec == pytest.approx(2 / 0.2)
+    assert metrics.tokens_per_sec == pytest.approx(64 / 0.2)
+    assert metrics.useful_tokens_per_sec == pytest.approx(30 / 0.2)
+    assert metrics.padding_percent == pytest.approx(100 * 102 / 192)
+    assert metrics.peak_vram_bytes is None
+    assert metrics.peak_rss_bytes > 1 << 20
+
+
+def test_without_a_measured_step_there_are_no_metrics(record, tmp_path: Path):
+    record.warmup.step_time_sec.append(0.1)
+    record.write(End.TIMED_OUT, "the deadline of 1 s passed")
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.metrics, result.status, result.worker) == (None, End.TIMED_OUT, "w")
+
+
+def test_the_last_progress_says_that_the_result_is_being_written(record, tmp_path: Path):
+    record.write(End.SUCCEEDED, None)
+    progress = Progress(**json.loads((tmp_path / "progress.json").read_text()))
+    assert (progress.phase, progress.step, progress.steps) == ("write", 0, 3)
+
+
+def test_the_summary_is_one_line_that_names_end_trial_profile_and_units(make_trial):
+    times = Interval(median=0.2, p10=0.1, p90=0.3, low=0.15, high=0.25, n=3)
+    metrics = Metrics(
+        step_time_sec=times,
+        samples_per_sec=10.0,
+        tokens_per_sec=320.0,
+        useful_tokens_per_sec=150.0,
+        padding_percent=53.1,
+        first_loss=8.0,
+        last_loss=None,
+        peak_vram_bytes=3 << 30,
+        peak_rss_bytes=1 << 30,
+        load_time_sec=1.0,
+    )
+    line = summary_line(make_trial(), "small", End.FAILED, "the loss is nan", metrics, 12.34)
+    assert line == (
+        "FAILED small [tiny]: the loss is nan: 10.00 samples/s, 0.2000 s/step [0.1500, 0.2500], "
+        "320 tokens/s (150 useful), loss 8.000 -> none, peak VRAM 3.00 GiB, 12.3 s in all"
+    )
+
+
+def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch):
+    pairs = [(f"question {number}", f"answer {number}") for number in range(demo.LEAST_PAIRS)]
+    monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: pairs)
+    monkeypatch.setattr("bench.data.demo._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
+    model, data, said = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl", []
+    demo.make(model, data, said.append)
+    assert len(data.read_text().splitlines()) == demo.LEAST_PAIRS
+    made = data.read_bytes()
+    demo.make(model, data, said.append)
+    assert (data.read_bytes(), said[2]) == (made, f"verified {data}")
+    data.write_bytes(made + b"{}")
+    with pytest.raises(InputError, match="changed since demo made it"):
+        demo.make(model, data, said.append)
+    demo._sums_file(data).unlink()
+    with pytest.raises(InputError, match="a file that demo did not make"):
+        demo.make(model, data, said.append)
+
+
+def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, monkeypatch):
+    monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: [("q", "a")] * demo.LEAST_PAIRS)
+    with pytest.raises(InputError, match="something that demo did not make"):
+        demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
+    demo.write_sums(model_folder)
+    demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
+    (model_folder / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"config\.json: changed since it was made"):
+        demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
+
+
+def test_demo_needs_a_python_with_its_sources(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: [("q", "a")])
+    with pytest.raises(InputError, match="holds 1 documentation strings, 1000 are needed"):
+        demo.make(tmp_path / "m", tmp_path / "d.jsonl", lambda _: None)
+    assert list(tmp_path.iterdir()) == []

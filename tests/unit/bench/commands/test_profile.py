@@ -1,0 +1,75 @@
+"""Kernels by kind: the names that real steps launch, and shares that add up."""
+
+import json
+
+import pytest
+
+from bench.commands import profile
+from bench.commands.cli import main
+from bench.commands.profile import Profile, kind_of, sort_kernels
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>", "matrix products"),
+        ("_nf4_dequantize", "NF4 dequantization"),
+        ("void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>", "NF4 dequantization"),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t>",
+            "attention",
+        ),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128", "attention"),
+        ("void cudnn::fusion::convert_dq_to_16bits<true>", "attention"),
+        ("_lora_weight_gradient", "LoRA, the small products"),
+        ("_rms_norm_backward", "norm, rope, activation"),
+        ("_swiglu_forward", "norm, rope, activation"),
+        ("_cross_entropy", "cross entropy"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::(anonymous namespace)::fused_dropout_kernel_vec", "dropout"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>",
+            "elementwise and casts",
+        ),
+        ("somebody's own kernel", "other"),
+    ],
+)
+def test_a_kernel_is_sorted_by_its_name(kernel, kind):
+    assert kind_of(kernel) == kind
+
+
+def test_shares_add_up_to_the_step_and_what_is_missing_is_idle():
+    found = sort_kernels([("nvjet_a", 5.0, 2), ("nvjet_b", 1.0, 1), ("_nf4_dequantize", 2.0, 4)], 10.0)
+    assert [(share.kind, share.milliseconds, share.launches) for share in found] == [
+        ("matrix products", 6.0, 3),
+        ("NF4 dequantization", 2.0, 4),
+        ("idle", 2.0, 0),
+    ]
+    assert sum(share.percent for share in found) == pytest.approx(100)
+
+
+def test_kernels_that_ran_beside_each_other_leave_no_idle_time():
+    found = sort_kernels([("nvjet", 8.0, 1), ("Memcpy HtoD", 4.0, 1)], 10.0)
+    assert [(share.kind, round(share.percent, 1)) for share in found] == [("matrix products", 66.7), ("copies", 33.3)]
+
+
+def test_the_command_prints_the_table_and_writes_the_same_as_json(monkeypatch, capsys, tmp_path, tiny_model, tiny_data):
+    shares = sort_kernels([("nvjet", 8.0, 264)], 10.0)
+    made = Profile(device="a GPU", recipe="fast", milliseconds=10.0, shares=shares, kernels=(("nvjet", 8.0),))
+    asked = []
+    monkeypatch.setattr(profile, "profile", lambda trial: asked.append(trial) or made)
+    words = ["profile", "--suite", "recipes", "--trial-name", "fast", "--model", str(tiny_model)]
+    assert main([*words, "--data", str(tiny_data), "--set", "held_layers=3", "--json", str(tmp_path / "p.json")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("a GPU, recipe fast, 512 x 8: 10.0 ms a step\n")
+    assert "matrix products                  8.00   80.0%       264\n" in said
+    assert asked[0].held_layers == 3
+    assert json.loads((tmp_path / "p.json").read_text())["shares"][0]["kind"] == "matrix products"
+
+
+@pytest.mark.parametrize("words", [["--trial-name", "generate-nf4", "--suite", "inference"], []])
+def test_what_has_no_steps_is_refused(capsys, words):
+    assert main(["profile", *words, "--model", "M", "--data", "D"]) == 2
+    assert "--trial-name" in capsys.readouterr().err

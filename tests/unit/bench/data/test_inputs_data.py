@@ -1,0 +1,103 @@
+"""Every data file that cannot be used is refused in one line that names the file and the line."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.data.inputs import InputError, read_data
+
+USER, ANSWER = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
+
+
+def line_of(*messages: object) -> bytes:
+    return json.dumps({"messages": list(messages)}).encode() + b"\n"
+
+
+GOOD = line_of(USER, ANSWER)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_data(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_good_file_is_read_and_described(data_file: Path):
+    facts, conversations = read_data(data_file)
+    assert (facts.samples, facts.skipped) == (20, 0)
+    assert facts.sha256 == hashlib.sha256(data_file.read_bytes()).hexdigest()
+    assert conversations[0].messages == [USER, ANSWER]
+    assert [conversation.line for conversation in conversations] == list(range(1, 21))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    assert "none.jsonl: cannot be read: No such file" in refusal(tmp_path / "none.jsonl")
+
+
+def test_a_folder_is_refused(tmp_path: Path):
+    assert "cannot be read: Is a directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\n  \n\n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content):
+    (tmp_path / "d.jsonl").write_bytes(content)
+    assert "d.jsonl: empty" in refusal(tmp_path / "d.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"this is no JSON\n", "not JSON"),
+        (b'{"messages": [\n', "not JSON"),
+        (b"\xff\xfe\n", "not UTF-8 text"),
+        (b"[" * 100_000 + b"\n", "not JSON"),
+        (b"[]\n", "not a chat; expected"),
+        (b"17\n", "found a whole number"),
+        (b'{"prompt": "a", "completion": "b"}\n', "not a chat; expected"),
+        (b'{"messages": []}\n', "not a chat; expected"),
+        (b'{"messages": "hello"}\n', "not a chat; expected"),
+        (b'{"messages": ["hello"]}\n', "messages[0].role: expected text, found nothing"),
+        (line_of(USER, {"role": "assistant"}), "messages[1].content: expected text, found nothing"),
+        (line_of(USER, {"role": "assistant", "content": ["x"]}), "messages[1].content: expected text, found a list"),
+        (line_of({"role": 3, "content": "x"}), "messages[0].role: expected text, found a whole number"),
+    ],
+)
+def test_a_bad_line_17_is_refused_by_its_number(tmp_path: Path, line, said):
+    (tmp_path / "d.jsonl").write_bytes(GOOD * 16 + line + GOOD)
+    refused = refusal(tmp_path / "d.jsonl")
+    assert "d.jsonl: line 17: " in refused
+    assert said in refused
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line_of(USER),
+        line_of(ANSWER),
+        line_of(USER, {"role": "assistant", "content": "  "}),
+        line_of({"role": "user", "content": ""}, ANSWER),
+        line_of({"role": "system", "content": "Be kind."}, {"role": "tool", "content": "x"}),
+    ],
+)
+def test_a_file_without_one_usable_pair_is_refused(tmp_path: Path, line):
+    (tmp_path / "d.jsonl").write_bytes(line * 3)
+    assert "none of its 3 chats has a user's and an assistant's text" in refusal(tmp_path / "d.jsonl")
+
+
+def test_chats_without_a_pair_are_counted_and_left_out(tmp_path: Path):
+    (tmp_path / "d.jsonl").write_bytes(line_of(USER) + b"\n" + GOOD)
+    facts, (only,) = read_data(tmp_path / "d.jsonl")
+    assert (facts.samples, facts.skipped, only.line) == (1, 1, 3)
+
+
+def test_what_else_a_message_carries_is_left_out(tmp_path: Path):
+    (tmp_path / "d.jsonl").write_bytes(line_of({**USER, "name": "Ada"}, ANSWER))
+    assert read_data(tmp_path / "d.jsonl")[1][0].messages == [USER, ANSWER]
+
+
+def test_a_last_line_without_its_newline_counts(tmp_path: Path):
+    (tmp_path / "d.jsonl").write_bytes(GOOD + GOOD.rstrip())
+    assert read_data(tmp_path / "d.jsonl")[0].samples == 2

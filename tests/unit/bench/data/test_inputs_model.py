@@ -1,0 +1,262 @@
+"""Every model folder that cannot be used is refused in one line that names the file and the key."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.data.inputs import InputError, check_model, check_trial
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        check_model(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_good_folder_is_described(model_folder: Path):
+    facts = check_model(model_folder)
+    size = sum(path.stat().st_size for path in model_folder.iterdir())
+    parameters = 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
+    assert (facts.parameters, facts.files, facts.bytes) == (parameters, 4, size)
+    assert facts.max_position_embeddings == 64
+    assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"} == set(facts.layers)
+
+
+def test_a_sharded_folder_is_described_alike(sharded_folder: Path):
+    facts = check_model(sharded_folder)
+    assert facts.parameters == 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
+    assert facts.files == 6
+
+
+def test_a_llama_is_as_welcome_as_a_mistral(model_folder: Path, edit_json):
+    edit_json(model_folder / "config.json", model_type="llama")
+    assert check_model(model_folder).files == 4
+
+
+def test_a_tied_output_layer_need_not_be_stored(model_folder: Path, edit_json, write_safetensors):
+    edit_json(model_folder / "config.json", tie_word_embeddings=True, num_hidden_layers=1, num_key_value_heads=4)
+    shapes = {"model.embed_tokens.weight": [32, 8], "model.norm.weight": [8]}
+    sides = {"self_attn.q": [8, 8], "self_attn.k": [8, 8], "self_attn.v": [8, 8], "self_attn.o": [8, 8]}
+    sides |= {"mlp.gate": [16, 8], "mlp.up": [16, 8], "mlp.down": [8, 16]}
+    shapes |= {f"model.layers.0.{name}_proj.weight": shape for name, shape in sides.items()}
+    write_safetensors(model_folder / "model.safetensors", shapes)
+    assert check_model(model_folder).parameters == 32 * 8 + 8 + 4 * 64 + 3 * 128
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path):
+    assert "no such model folder; `inv model.demo` makes a small one" in refusal(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_refused_by_name(model_folder: Path, name):
+    (model_folder / name).unlink()
+    assert f"{name}: missing" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b'{"model_type": "mis', b"\xff\xfe"])
+def test_a_truncated_json_file_is_refused_by_name(model_folder: Path, name, content):
+    (model_folder / name).write_bytes(content)
+    assert f"{name}: not complete JSON" in refusal(model_folder)
+
+
+def test_a_configuration_that_is_a_list_is_refused(model_folder: Path):
+    (model_folder / "config.json").write_text("[]")
+    assert "config.json: expected a JSON object, found a list" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("name", [f"x.{suffix}" for suffix in ("bin", "pt", "pth", "pkl", "pickle", "ckpt", "BIN")])
+def test_a_pickle_is_refused_by_name(model_folder: Path, name):
+    (model_folder / name).write_bytes(b"")
+    assert f"{name}: a pickle" in refusal(model_folder)
+
+
+def test_a_pickle_in_a_folder_below_is_refused_by_name(model_folder: Path):
+    (model_folder / "original").mkdir()
+    (model_folder / "original" / "consolidated.00.pth").write_bytes(b"")
+    assert "original/consolidated.00.pth: a pickle" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", None, 3])
+def test_another_architecture_is_refused(model_folder: Path, edit_json, model_type):
+    edit_json(model_folder / "config.json", model_type=model_type)
+    assert "config.json: model_type: expected one of llama, mistral, found" in refusal(model_folder)
+
+
+def test_quantized_weights_are_refused(model_folder: Path, edit_json):
+    edit_json(model_folder / "config.json", quantization_config={"quant_method": "gptq"})
+    assert "config.json: quantization_config: the weights are quantized already" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"])
+@pytest.mark.parametrize(
+    ("value", "found"), [("8", "text"), (-1, "-1"), (0, "0"), (None, "nothing"), (8.0, "a number")]
+)
+def test_a_size_that_is_no_size_is_refused_by_key(model_folder: Path, edit_json, key, value, found):
+    edit_json(model_folder / "config.json", **{key: value})
+    assert f"config.json: {key}: expected a whole number above 0, found {found}" in refusal(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 64}, "asks for model.embed_tokens.weight of shape [64, 8], the weights have [32, 8]"),
+        ({"hidden_size": 16}, "of shape [32, 16], the weights have [32, 8]"),
+        ({"intermediate_size": 24}, "mlp.gate_proj.weight of shape [24, 8], the weights have [16, 8]"),
+        ({"num_key_value_heads": 4}, "self_attn.k_proj.weight of shape [8, 8], the weights have [4, 8]"),
+        ({"num_hidden_layers": 3}, "the weights lack model.layers.2.self_attn.q_proj.weight"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers: says 1, the weights have 2"),
+        ({"head_dim": 4}, "self_attn.q_proj.weight of shape [16, 8]"),
+        ({"num_attention_heads": 3}, "hidden_size: 8 cannot be divided among 3 num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4 num_attention_heads"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_weights_is_refused(model_folder: Path, edit_json, changes, said):
+    edit_json(model_folder / "config.json", **changes)
+    assert said in refusal(model_folder)
+
+
+def test_weights_truncated_anywhere_are_refused(model_folder: Path):
+    path = model_folder / "model.safetensors"
+    whole = path.read_bytes()
+    for length in (0, 1, 7, 8, 9, 200, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert "model.safetensors: truncated" in refusal(model_folder)
+
+
+def test_weights_with_something_after_them_are_refused(model_folder: Path):
+    with (model_folder / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    assert "model.safetensors: longer than its header says" in refusal(model_folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"not json", b"[]", b"3", b'{"a": 1}', b'{"a": {"shape": [1]}}', b'{"a": {"shape": "x", "data_offsets": [0, 2]}}'],
+)
+def test_weights_with_a_damaged_header_are_refused(model_folder: Path, header):
+    (model_folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "model.safetensors: damaged, or no safetensors file" in refusal(model_folder)
+
+
+def test_a_missing_shard_is_refused_by_name(sharded_folder: Path):
+    (sharded_folder / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002.safetensors: missing" in refusal(sharded_folder)
+
+
+def test_a_truncated_shard_is_refused_by_name(sharded_folder: Path):
+    path = sharded_folder / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-2])
+    assert "model-00001-of-00002.safetensors: truncated" in refusal(sharded_folder)
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Path, edit_json):
+    index = sharded_folder / "model.safetensors.index.json"
+    placed = json.loads(index.read_text())["weight_map"]
+    edit_json(index, weight_map=placed | {"model.norm.weight": "model-00001-of-00002.safetensors"})
+    assert "model.norm.weight: missing, though model.safetensors.index.json says" in refusal(sharded_folder)
+
+
+@pytest.mark.parametrize("placed", [None, [], {}, {"a": 3}])
+def test_an_index_without_a_map_is_refused(sharded_folder: Path, edit_json, placed):
+    edit_json(sharded_folder / "model.safetensors.index.json", weight_map=placed)
+    assert "index.json: weight_map: expected an object" in refusal(sharded_folder)
+
+
+def test_an_index_cannot_point_outside_the_folder(sharded_folder: Path, edit_json):
+    (sharded_folder.parent / "out.safetensors").write_bytes(b"")
+    edit_json(sharded_folder / "model.safetensors.index.json", weight_map={"a": "../out.safetensors"})
+    assert "out.safetensors: missing" in refusal(sharded_folder)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(model_folder: Path, edit_json):
+    edit_json(model_folder / "tokenizer.json", added_tokens=[{"id": 32}])
+    assert "tokenizer.json: holds token 32, config.json's vocab_size is 32" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("model", [None, [], {}, {"vocab": {}}])
+def test_a_tokenizer_without_words_is_refused(model_folder: Path, edit_json, model):
+    edit_json(model_folder / "tokenizer.json", model=model)
+    assert "tokenizer.json: model.vocab: missing" in refusal(model_folder)
+
+
+def test_a_model_without_a_chat_template_is_refused(model_folder: Path, edit_json):
+    edit_json(model_folder / "tokenizer_config.json", chat_template=None)
+    assert "has no chat template" in refusal(model_folder)
+    (model_folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert check_model(model_folder).files == 5
+
+
+def write_sums(folder: Path) -> None:
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir())]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+def test_the_digest_is_the_same_with_and_without_sums(model_folder: Path):
+    without = check_model(model_folder).sha256
+    write_sums(model_folder)
+    assert check_model(model_folder).sha256 == without
+
+
+def test_a_file_that_decides_nothing_leaves_the_digest_alone(model_folder: Path):
+    before = check_model(model_folder).sha256
+    (model_folder / "README.md").write_text("hello")
+    assert check_model(model_folder).sha256 == before
+
+
+def test_a_changed_file_changes_the_digest(model_folder: Path, edit_json):
+    before = check_model(model_folder).sha256
+    edit_json(model_folder / "config.json", rope_theta=1e6)
+    assert check_model(model_folder).sha256 != before
+
+
+def test_a_file_that_differs_from_its_sum_is_refused_by_name(model_folder: Path, edit_json):
+    write_sums(model_folder)
+    edit_json(model_folder / "config.json", rope_theta=1e6)
+    assert "config.json: differs from SHA256SUMS" in refusal(model_folder)
+
+
+def test_a_file_the_sums_do_not_list_is_refused_by_name(model_folder: Path):
+    write_sums(model_folder)
+    sums = model_folder / "SHA256SUMS"
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "tokenizer.json" not in line))
+    assert "SHA256SUMS: does not list tokenizer.json" in refusal(model_folder)
+
+
+def test_sums_that_are_none_are_refused_by_line(model_folder: Path):
+    (model_folder / "SHA256SUMS").write_text("f" * 64 + "  config.json\nnonsense\n")
+    assert "SHA256SUMS: line 2: expected a sha256" in refusal(model_folder)
+
+
+def test_large_weights_are_taken_at_their_sums_word(model_folder: Path, monkeypatch):
+    write_sums(model_folder)
+    weights = model_folder / "model.safetensors"
+    monkeypatch.setattr("bench.data.inputs.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
+    hashed = []
+    monkeypatch.setattr("bench.data.inputs.sha256_of", lambda path: hashed.append(path.name) or "0" * 64)
+    assert "config.json: differs" in refusal(model_folder)
+    monkeypatch.undo()
+    monkeypatch.setattr("bench.data.inputs.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
+    before = check_model(model_folder).sha256
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # same size: only reading it whole could tell
+    assert check_model(model_folder).sha256 == before
+
+
+def test_a_trial_longer_than_the_model_is_refused_by_key(model_folder: Path, data_file: Path, make_trial):
+    trial = make_trial(model=str(model_folder), data=str(data_file), max_seq_len=65)
+    with pytest.raises(InputError, match="max_seq_len: 65 is more than the 64 positions"):
+        check_trial(trial)
+
+
+def test_adapters_on_layers_the_model_lacks_are_refused_by_key(model_folder: Path, data_file: Path, make_trial):
+    trial = make_trial(model=str(model_folder), data=str(data_file), lora_targets=("q_proj", "query_key_value"))
+    with pytest.raises(InputError, match=r"lora_targets: .* has no layer 'query_key_value'; it has down_proj, "):
+        check_trial(trial)
+
+
+def test_a_good_trial_passes(model_folder: Path, data_file: Path, make_trial):
+    model, data, conversations = check_trial(make_trial(model=str(model_folder), data=str(data_file), max_seq_len=64))
+    assert (model.files, data.samples, len(conversations)) == (4, 20, 20)

@@ -1,0 +1,106 @@
+"""Signals and exceptions become the end they mean."""
+
+import errno
+import signal
+import time
+
+import pytest
+
+from bench.harness.ends import Stopped, Stops, end_of
+from bench.records.result import End
+
+
+@pytest.fixture
+def stops():
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    stops = Stops()
+    stops.install()
+    yield stops
+    stops.close()
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def receive(number: int) -> None:
+    signal.raise_signal(number)
+    time.sleep(0)  # Python runs the handler between two instructions of its own
+
+
+@pytest.mark.usefixtures("stops")
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, End.CANCELLED), (signal.SIGTERM, End.PREEMPTED)])
+def test_a_signal_is_its_own_end(number, end):
+    with pytest.raises(Stopped) as caught:
+        receive(number)
+    assert caught.value.end is end
+    assert end_of(caught.value) == (end, caught.value.reason)
+
+
+def test_the_deadline_is_its_own_end(stops):
+    stops.set_deadline(0.01)
+    with pytest.raises(Stopped, match=r"the deadline of 0\.01 s passed") as caught:
+        time.sleep(5)
+    assert caught.value.end is End.TIMED_OUT
+
+
+@pytest.mark.usefixtures("stops")
+def test_only_the_first_signal_counts():
+    with pytest.raises(Stopped, match="SIGTERM"):
+        receive(signal.SIGTERM)
+    receive(signal.SIGINT)  # does not raise
+
+
+def test_a_stop_that_a_library_swallowed_is_raised_at_the_next_check(stops):
+    with pytest.raises(Stopped):
+        receive(signal.SIGTERM)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        stops.check()
+
+
+def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
+    stops.close()
+    receive(signal.SIGTERM)
+    stops.check()
+
+
+def test_without_a_stop_nothing_is_raised(stops):
+    stops.check()
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's own."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("unable to mmap 8 bytes from file <x>: Cannot allocate memory (12)"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_every_allocators_words_mean_out_of_memory(error):
+    assert end_of(error)[0] is End.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes cannot be multiplied"), OSError(errno.ENOSPC, "No space"), ValueError("no memory?")]
+)
+def test_other_errors_are_failures_that_name_their_kind(error):
+    end, reason = end_of(error)
+    assert end is End.FAILED
+    assert reason.startswith(f"{type(error).__name__}: ")
+
+
+def test_a_reason_is_one_short_line():
+    _, reason = end_of(RuntimeError("first\n  second\n" + "x" * 10_000))
+    assert reason.startswith("RuntimeError: first second xxx")
+    assert len(reason) == 300
+
+
+def test_an_error_without_words_still_has_a_reason():
+    assert end_of(ValueError()) == (End.FAILED, "ValueError: no message")

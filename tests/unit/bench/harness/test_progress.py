@@ -1,0 +1,78 @@
+"""The log and progress.json inform, and never stand in the way of a measurement."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.harness.progress import TAIL_LINES, Log, ProgressFile
+from bench.records import schema
+from bench.records.result import Progress
+
+
+def progress(phase: str, step: int) -> Progress:
+    return Progress(phase=phase, step=step, steps=10, elapsed_sec=1.0)
+
+
+def test_the_log_prints_every_line_and_keeps_the_last(capsys):
+    log = Log(lambda: 1.5)
+    for number in range(TAIL_LINES + 5):
+        log(f"line {number}")
+    assert len(capsys.readouterr().out.splitlines()) == TAIL_LINES + 5
+    assert len(log.tail) == TAIL_LINES
+    assert log.tail[-1] == f"[   1.50s] line {TAIL_LINES + 4}"
+
+
+def test_a_log_that_cannot_be_printed_is_kept(monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    log = Log(lambda: 0.0)
+    log("first")
+    log("second")
+    assert [line.split()[-1] for line in log.tail] == ["first", "second"]
+
+
+def test_progress_is_replaced_whole_and_readable(tmp_path: Path):
+    file = ProgressFile(tmp_path, Log(lambda: 0.0))
+    file(progress("warmup", 1))
+    document = json.loads((tmp_path / "progress.json").read_text())
+    assert schema.from_json(Progress, document) == progress("warmup", 1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["progress.json"]
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("bench.harness.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def shown(folder: Path) -> tuple[str, int]:
+    document = json.loads((folder / "progress.json").read_text())
+    return document["phase"], document["step"]
+
+
+def test_progress_is_written_at_most_four_times_a_second(tmp_path: Path, clock):
+    file = ProgressFile(tmp_path, Log(lambda: 0.0))
+    for step, after, expected in ((1, 0.0, 1), (2, 0.1, 1), (3, 0.1, 1), (4, 0.1, 4), (5, 0.2, 4), (6, 0.2, 6)):
+        clock[0] += after
+        file(progress("measure", step))
+        assert shown(tmp_path) == ("measure", expected)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_new_phase_is_written_at_once(tmp_path: Path):
+    file = ProgressFile(tmp_path, Log(lambda: 0.0))
+    file(progress("warmup", 3))
+    file(progress("measure", 3))
+    assert shown(tmp_path) == ("measure", 3)
+
+
+def test_progress_that_cannot_be_written_is_said_once(tmp_path: Path, capsys):
+    log = Log(lambda: 0.0)
+    file = ProgressFile(tmp_path / "gone", log)
+    file(progress("warmup", 1))
+    file(progress("measure", 1))
+    assert capsys.readouterr().out.count("cannot be written: No such file or directory; going on without it") == 1

@@ -1,0 +1,251 @@
+"""What a distributed trial refuses, what it makes of ranks' times, and whom it blames: no rank is started."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.data.inputs import InputError
+from bench.harness import ends
+from bench.harness.record import Clock, Record, Request
+from bench.kinds.distributed import distributed, torchrun
+from bench.kinds.distributed import efficiency as scaling
+from bench.kinds.distributed.distributed import Told, choose_backend, make_limits, rendezvous, visible_gpus
+from bench.kinds.distributed.rank import Signs
+from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, Torchrun
+from bench.records.result import End, summarize
+
+
+@pytest.fixture
+def ddp_trial(make_trial):
+    return lambda **changes: make_trial(**({"kind": "distributed", "world_size": 2} | changes))
+
+
+@pytest.fixture
+def ranks(monkeypatch, ddp_trial):
+    """Torchrun with a process in its place that only waits: what its ranks say is written by the test."""
+    real = subprocess.Popen
+    waits = (sys.executable, "-c", "import time; time.sleep(60)")
+    monkeypatch.setattr(torchrun.subprocess, "Popen", lambda _argv, **options: real(waits, **options))
+    limits = torchrun.Limits(silence_sec=5.0, step_sec=10.0)
+    with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits) as started:
+        yield started
+
+
+def say(ranks: Torchrun, rank: int, **sign: object) -> None:
+    (ranks.folder / f"rank-{rank}.json").write_text(json.dumps({"pid": 0, "count": 1, "moves": 1} | sign))
+
+
+def later(monkeypatch, seconds: float) -> None:
+    now = time.monotonic() + seconds
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: now)
+
+
+def test_too_few_gpus_are_refused_and_none_at_all_means_gloo(ddp_trial):
+    assert choose_backend(ddp_trial(world_size=4), 0) == "gloo"
+    assert choose_backend(ddp_trial(world_size=4), 4) == "nccl"
+    with pytest.raises(InputError, match=r"^world_size: 4 ranks need a GPU each, this machine shows 2; choose"):
+        choose_backend(ddp_trial(world_size=4), 2)
+
+
+def test_hidden_gpus_are_not_counted(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == 0
+
+
+def test_a_port_in_use_is_refused_by_number(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv(distributed.PORT_VARIABLE, str(port))
+        with pytest.raises(InputError, match=f"port {port} cannot be used for the rendezvous: Address already in use"):
+            rendezvous()
+    assert rendezvous() == f"127.0.0.1:{port}"
+    monkeypatch.delenv(distributed.PORT_VARIABLE)
+    assert rendezvous() == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "none", "²"])
+def test_a_port_that_is_none_is_refused(monkeypatch, port):
+    monkeypatch.setenv(distributed.PORT_VARIABLE, port)
+    with pytest.raises(InputError, match="expected a port from 1 to 65535"):
+        rendezvous()
+
+
+def test_a_step_of_many_tokens_may_take_longer_than_silence_lasts(monkeypatch, ddp_trial):
+    assert make_limits(ddp_trial()) == torchrun.Limits(silence_sec=45.0, step_sec=50.0)
+    assert make_limits(ddp_trial(max_seq_len=4096, gradient_accumulation_steps=32)).step_sec > 600
+    monkeypatch.setenv(distributed.SILENCE_VARIABLE, "soon")
+    with pytest.raises(InputError, match="expected 1 to 3600 seconds, found 'soon'"):
+        make_limits(ddp_trial())
+
+
+def test_fewer_samples_than_ranks_are_refused(ddp_trial, data_file, tmp_path):
+    from bench.data.inputs import read_data
+
+    facts, conversations = read_data(data_file)
+    trial = ddp_trial(world_size=21, data=str(data_file))
+    record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), trial, Clock())
+    with pytest.raises(InputError, match="holds 20 samples for 21 ranks"):
+        distributed.measure(record, (None, facts, conversations), None)
+
+
+def test_efficiency_is_the_ratio_of_medians_and_its_interval_holds_it():
+    without, with_ = [[0.9, 0.91], [0.9, 0.92]], [[1.0, 1.01], [1.0, 1.02]]
+    found = scaling.efficiency_percent(without, with_)
+    assert found.median == pytest.approx(100 * 0.905 / 1.005)
+    assert found.low <= found.median <= found.high
+    assert found.n == 4
+    share = scaling.remainder_percent(found)
+    assert share.median == pytest.approx(100 - found.median)
+    assert share.low <= share.median <= share.high
+
+
+def test_buckets_under_way_together_count_once():
+    assert scaling.covered([]) == 0
+    assert scaling.covered([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == pytest.approx(3.0)
+
+
+def test_a_rate_is_slow_where_its_time_is_long():
+    times = summarize([1.0, 2.0, 4.0])
+    found = scaling.rate(8.0, times)
+    assert (found.median, found.low, found.high) == (4.0, 8.0 / times.high, 8.0 / times.low)
+    assert found.p10 < found.median < found.p90
+
+
+def test_a_ring_carries_most_of_the_data_twice():
+    assert [scaling.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
+
+
+def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, tmp_path):
+    record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(), Clock())
+    told = Told(record)
+    marked: list[str] = []
+    record.on_phase = marked.append
+    told.take({"phase": "measure"})
+    table = [[0.5, 2.0, 8, 512, 400, float("nan")], [0.7, 4.0, 8, 512, 300, float("nan")]]
+    told.take({"step": {"kind": "on", "block": 0, "table": table}})
+    told.take({"step": {"kind": "off", "block": 0, "table": table}})
+    steps = record.steps
+    assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
+    assert (steps.tokens, steps.useful_tokens) == ([512], [350])
+    assert told.slowest("off") == [[0.7]]
+    told.take({"phase": "measure", "phase_sec": 2.5})
+    assert (record.phases, marked) == ({"measure": 2.5}, ["measure", ""])
+
+
+def test_a_silent_rank_is_named_and_the_waiting_one_is_not(monkeypatch, ranks):
+    say(ranks, 0, phase="measure", step=7)
+    say(ranks, 1, phase="measure", step=7)
+    ranks.look()
+    later(monkeypatch, 6)
+    say(ranks, 0, phase="measure", step=7, count=2)
+    with pytest.raises(RankFailed, match=r"^rank 1 has been silent for 5 s in measure step 7$"):
+        ranks.look()
+
+
+def test_a_step_that_never_ends_names_the_rank_the_others_wait_for(monkeypatch, ranks):
+    for rank in (0, 1):
+        say(ranks, rank, phase="measure", step=7, waiting=rank == 0)
+    ranks.look()
+    later(monkeypatch, 11)
+    for rank in (0, 1):
+        say(ranks, rank, phase="measure", step=7, waiting=rank == 0, count=2)
+    with pytest.raises(RankFailed, match=r"^rank 1 has not ended measure step 7 within 10 s"):
+        ranks.look()
+
+
+def test_loading_may_take_as_long_as_it_gives_signs(monkeypatch, ranks):
+    for rank in (0, 1):
+        say(ranks, rank, phase="load", step=0)
+    ranks.look()
+    later(monkeypatch, 1000)
+    for rank in (0, 1):
+        say(ranks, rank, phase="load", step=0, count=2)
+    ranks.look()
+
+
+def test_the_killed_rank_is_blamed_before_those_that_lost_its_connection(ranks):
+    say(ranks, 1, phase="measure", step=3)
+    ranks.look()
+    lost = {"rank": 0, "kind": "FAILED", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
+    (ranks.folder / "error-0.json").write_text(json.dumps(lost))
+    failures = {"ranks": [(0, 1), (1, -signal.SIGKILL)]}
+    (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
+    assert str(ranks.failure()) == "rank 1 was killed by SIGKILL in measure step 3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("FAILED", RankFailed), ("OUT_OF_MEMORY", RankOutOfMemory), ("input", InputError)]
+)
+def test_the_rank_that_failed_first_is_blamed_in_its_own_words(ranks, kind, raised):
+    for rank, at in ((0, 2.0), (1, 1.0)):
+        said = {"rank": rank, "kind": kind, "reason": f"what rank {rank} says", "at": at}
+        (ranks.folder / f"error-{rank}.json").write_text(json.dumps(said))
+    error = ranks.failure()
+    assert type(error) is raised
+    assert "what rank 1 says" in str(error)
+
+
+def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, ddp_trial, tmp_path):
+    words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB "
+    words += "of which 1.20 GiB is free."
+    for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
+        said = {"rank": 1, "kind": "OUT_OF_MEMORY", "reason": words, "at": 1.0, "vram_bytes": vram, "rss_bytes": rss}
+        (ranks.folder / "error-1.json").write_text(json.dumps(said))
+        error = ranks.failure()
+        record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(micro_batch_size=8), Clock())
+        record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
+        end, reason = ends.end_of(error, record)
+        assert end is End.OUT_OF_MEMORY
+        assert reason == (
+            f"out of memory: rank 1: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; {peak}; "
+            "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
+        )
+
+
+def test_signs_go_on_when_the_disk_was_full_for_a_moment(tmp_path, monkeypatch):
+    signs = Signs(tmp_path, 0, every_sec=0.01)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    refused = threading.Event()
+
+    def refuse() -> None:
+        refused.set()
+        raise full
+
+    monkeypatch.setattr(signs, "_write", refuse)
+    assert refused.wait(30)
+    monkeypatch.undo()
+    before = json.loads((tmp_path / "rank-0.json").read_text())["count"]
+    deadline = time.monotonic() + 30
+    while json.loads((tmp_path / "rank-0.json").read_text())["count"] <= before + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_half_a_line_is_left_until_it_is_whole(ranks):
+    path = ranks.folder / torchrun.LINES_FILE
+    path.write_text('{"phase": "load"}\n{"pha')
+    assert list(ranks.lines()) == [{"phase": "load"}]
+    with path.open("a") as file:
+        file.write('se": "warmup"}\n')
+    assert list(ranks.lines()) == [{"phase": "warmup"}]
+
+
+def test_everything_below_a_process_is_found():
+    code = "import subprocess, sys; subprocess.run((sys.executable, '-c', 'input()'), start_new_session=True)"
+    with subprocess.Popen((sys.executable, "-c", code), stdin=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 20
+        while not (found := torchrun.descendants(child.pid)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (grandchild,) = found
+        assert {child.pid, grandchild} <= set(torchrun.descendants(os.getpid()))
+        assert Path(f"/proc/{grandchild}").exists()
+        os.kill(grandchild, signal.SIGKILL)

@@ -1,0 +1,229 @@
+"""Products and copies on this machine's processor; what a GPU lacks, on stand-ins for torch that only answer."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.kinds import disk, hardware, mfu
+from bench.kinds.hardware import TINY, Lacking
+from bench.records import suite
+from bench.records.result import End, Steps, TrialResult
+
+
+def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
+    cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
+    modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0", **torch))
+    return SimpleNamespace(modules=modules, placement=SimpleNamespace(is_cuda=capability is not None, device=None))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "said"),
+    [
+        ("bf16", (7, 0), "compute capability 7.0 has none; it came with 8.0"),
+        ("tf32", (7, 5), "compute capability 7.5 has none; it came with 8.0"),
+        ("int8", (7, 0), "compute capability 7.0 has none; it came with 7.5"),
+        ("fp8", (8, 6), "compute capability 8.6 has none; it came with 8.9"),
+        ("int8", (8, 6), "torch 2.0 has no torch._int_mm"),
+        ("fp8", (9, 0), "torch 2.0 has no torch._scaled_mm"),
+        ("fp16", None, "measured on GPUs only"),
+    ],
+)
+def test_what_chip_or_stack_lacks_is_named(dtype, capability, said):
+    with pytest.raises(Lacking) as caught:
+        hardware.matmul_tflops(session_on(capability), dtype, 256, budget_sec=0.1)
+    assert str(caught.value) == said
+
+
+def test_tf32_that_the_environment_switches_off_is_not_measured_as_if_it_were_on(monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with pytest.raises(Lacking, match="NVIDIA_TF32_OVERRIDE=0 switches it off"):
+        hardware.matmul_tflops(session_on((8, 6)), "tf32", 256, budget_sec=0.1)
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Any:
+    torch = pytest.importorskip("torch")
+    placement = SimpleNamespace(is_cuda=False, device=torch.device("cpu"), compute_dtype=torch.float32)
+    return SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)
+
+
+def test_a_product_is_two_flop_for_each_multiply_add(on_cpu, monkeypatch):
+    monkeypatch.setattr(hardware, "sample_sec", lambda *_: [2.0, 1.0, 4.0])
+    found = hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
+    assert found.median * 1e12 == pytest.approx(2 * 64**3 / 2.0)
+    assert found.n == 3
+
+
+def test_float32_is_measured_without_tf32_and_the_setting_is_put_back(on_cpu, monkeypatch):
+    torch, seen = on_cpu.modules.torch, []
+
+    def sample(*_args: object) -> list[float]:
+        seen.append(torch.get_float32_matmul_precision())
+        return [1.0]
+
+    monkeypatch.setattr(hardware, "sample_sec", sample)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
+        assert (seen, torch.get_float32_matmul_precision()) == (["highest"], "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_operands_rotate_and_are_random_and_together_larger_than_asked(on_cpu):
+    torch = on_cpu.modules.torch
+    call = hardware._product(on_cpu, "fp32", 32, operand_bytes=5 * 2 * 4 * 32 * 32)
+    results = [call() for _ in range(6)]
+    assert torch.equal(results[0], results[5])
+    assert all(not torch.equal(results[0], other) for other in results[1:5])
+    assert all(result.std() > 1 for result in results)
+
+
+def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain(on_cpu, monkeypatch):
+    asked: list[int] = []
+
+    def timer(_session: object, _call: object, calls: int) -> float:
+        asked.append(calls)
+        return calls * 1e-4
+
+    monkeypatch.setattr(hardware, "_cpu_timer", timer)
+    samples = hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02)
+    assert asked == [1, 3] + [20] * 10
+    assert samples == pytest.approx([1e-4] * 10)
+
+
+def test_a_slow_call_is_sampled_the_least_number_of_times(on_cpu, monkeypatch):
+    monkeypatch.setattr(hardware, "_cpu_timer", lambda _session, _call, calls: calls * 3.0)
+    assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.LEAST_SAMPLES
+
+
+class Kept:
+    """The part of a record that measuring writes to."""
+
+    def __init__(self, trial: Any = None) -> None:
+        self.added: dict[str, list[Any]] = {}
+        self.trial, self.fingerprint = trial, {"gpu_name": None}
+        self.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
+
+    def add(self, name: str, value: float | None, **rest: Any) -> None:
+        self.added.setdefault(name, []).append((value, rest))
+
+
+def stops() -> Any:
+    return SimpleNamespace(check=lambda: None)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    for name, size in (("a.safetensors", 3 << 20), ("b.safetensors", 5 << 20), ("notes.txt", 10)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    return tmp_path
+
+
+def test_the_folders_weights_are_read_cold_if_they_can_be_and_then_warm(weights):
+    record = Kept()
+    disk.add_reads(record, weights, 1 << 30, stops())
+    (cold, about_cold), (warm, about_warm) = record.added["disk_read_gb_per_sec"]
+    assert (about_cold["cold"], about_warm["cold"]) == (True, False)
+    assert (cold is None) == ("note" in about_cold)
+    assert warm > 0
+    assert about_warm["bytes"] == 8 << 20
+    assert about_warm["interval"].n == 8
+
+
+def test_reading_stops_at_the_most_that_was_asked_for(weights):
+    record = Kept()
+    disk.add_reads(record, weights, 4 << 20, stops())
+    assert record.added["disk_read_gb_per_sec"][1][1]["bytes"] == 4 << 20
+
+
+def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
+    monkeypatch.setattr(disk, "drop_from_cache", lambda _files: False)
+    record = Kept()
+    disk.add_reads(record, weights, 1 << 30, stops())
+    (cold, about_cold), (warm, about_warm) = record.added["disk_read_gb_per_sec"]
+    assert (cold, about_cold["cold"]) == (None, True)
+    assert "could not be dropped" in about_cold["note"]
+    assert (about_warm["cold"], warm > 0) == (False, True)
+
+
+def test_a_file_just_read_is_not_taken_for_cold(weights):
+    path = weights / "b.safetensors"
+    path.read_bytes()
+    assert disk._is_cold(path) is False
+
+
+def test_mfu_without_memory_for_a_product_is_unknown_and_not_a_failed_training(on_cpu, monkeypatch):
+    def refuse(*_args: object, **_named: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(hardware, "matmul_tflops", refuse)
+    record = Kept()
+    mfu.add_ceilings(record, on_cpu)
+    assert record.added["matmul_tflops"][0][0] is None
+    assert record.added["matmul_tflops"][0][1]["note"] == "no memory left for it beside the training"
+    assert record.added["mfu_percent"][0][0] is None
+
+
+def test_any_other_fault_of_the_product_is_the_trials_own(on_cpu, monkeypatch):
+    def fail(*_args: object, **_named: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(hardware, "matmul_tflops", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        mfu.add_ceilings(Kept(), on_cpu)
+
+
+def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):
+    # A model whose linear layers and head hold 7 x 8 x 8 + 8 x 32 weights, and no adapters to speak of.
+    config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
+    trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
+    monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
+    record = Kept(trial)
+    mfu.add_ceilings(record, on_cpu)
+    ((ceiling, about_ceiling),) = record.added["matmul_tflops"]
+    ((percent, about),) = record.added["mfu_percent"]
+    assert ceiling * 1e12 == pytest.approx(2 * 512**3 / 1e-3)
+    assert (about_ceiling["dtype"], about_ceiling["size"], about_ceiling["share_percent"]) == ("fp32", 512, None)
+    flop = 4 * (7 * 64 + 256) + 6 * 16 + 3 * (4 * 8 * 16)
+    assert about["flop_per_token"] == flop
+    assert percent == pytest.approx(100 * flop * 200 / (ceiling * 1e12))  # 100 tokens in the median step of 0.5 s
+
+
+@pytest.mark.slow
+def test_the_tiny_hardware_trial_measures_everything_this_machine_has(
+    bench_environment, tiny_model, tiny_data, tmp_path
+):
+    (trial,) = suite("hardware", "tiny", str(tiny_model), str(tiny_data))
+    (tmp_path / "trial.json").write_text(trial.to_text())
+    argv = (
+        sys.executable,
+        "-m",
+        "bench",
+        "run",
+        "--trial",
+        str(tmp_path / "trial.json"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    done = subprocess.run(argv, env=bench_environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = TrialResult.read(tmp_path / "out" / "result.json")
+    assert result.status == End.SUCCEEDED
+    products = [m for m in result.measurements if m.name == "matmul_tflops"]
+    assert [(m.context["dtype"], m.context["size"]) for m in products] == [
+        (d, s) for d in TINY.dtypes for s in TINY.sizes
+    ]
+    assert all(m.value > 0 and m.interval is not None and m.share_percent is None for m in products)
+    values = {m.name: m.value for m in result.measurements}
+    assert values["device_copy_gb_per_sec"] > 0.1
+    assert values["disk_read_gb_per_sec"] > 0
+    assert values["host_to_device_gb_per_sec"] is None
+    assert result.fingerprint["chip_source"] is None

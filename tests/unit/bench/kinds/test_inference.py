@@ -1,0 +1,215 @@
+"""Inference: which batches, which path ends where memory does, and that both paths write the same tokens."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.data.inputs import InputError
+from bench.kinds import inference
+from bench.kinds.decoding import Answer
+from bench.kinds.inference import Generation, attend_to_all, batch_sizes, check_length
+from bench.records.result import End, TrialResult
+from bench.stack import Stack
+
+
+class OutOfMemoryError(RuntimeError):
+    """By the name that torch's own has."""
+
+
+class Tokens:
+    """Tokens that agree with all others in three places of four."""
+
+    def __eq__(self, _other: object) -> Any:
+        return SimpleNamespace(float=lambda: SimpleNamespace(mean=lambda: 0.75))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Listing:
+    """A record that keeps what it is told."""
+
+    def __init__(self, trial: Any) -> None:
+        self.trial = trial
+        self.added: list[dict[str, Any]] = []
+
+    def add(self, name: str, value: float | None, **more: Any) -> None:
+        self.added.append({"name": name, "value": value, **more})
+
+    def of(self, name: str, **context: Any) -> list[dict[str, Any]]:
+        return [e for e in self.added if e["name"] == name and context.items() <= e.items()]
+
+
+@pytest.fixture
+def generation(make_trial, monkeypatch) -> Any:
+    """A loaded model whose fast path runs out of memory from batch `breaks_at` on; every answer takes 1 s + 2 s."""
+
+    def make(*, is_cuda: bool = True, breaks_at: int = 1000, error: Exception | None = None) -> Generation:
+        def path(name: str) -> Any:
+            def build(_modules: Any, _model: Any, _placement: Any, prompts: Any, new_tokens: int, **_: Any) -> Any:
+                def answer() -> Answer:
+                    if name == "fast" and len(prompts) >= breaks_at:
+                        raise error or OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+                    decode = 2.0 if new_tokens > 1 else None
+                    return Answer(tokens=Tokens(), time_to_first_token_sec=1.0, decode_sec=decode)
+
+                return SimpleNamespace(answer=answer)
+
+            build.name = name  # type: ignore[attr-defined]
+            return build
+
+        monkeypatch.setattr(inference, "DefaultPath", path("default"))
+        monkeypatch.setattr(inference, "FastPath", path("fast"))
+        cuda = SimpleNamespace(
+            reset_peak_memory_stats=lambda: None, max_memory_allocated=lambda: 77, empty_cache=lambda: None
+        )
+        session: Any = SimpleNamespace(
+            modules=SimpleNamespace(torch=SimpleNamespace(cuda=cuda)), placement=SimpleNamespace(is_cuda=is_cuda)
+        )
+        record: Any = Listing(make_trial(kind="inference", max_seq_len=100))
+        return Generation(record=record, session=session, model=None, new_tokens=5, repeats=3)
+
+    return make
+
+
+STOPS: Any = SimpleNamespace(check=lambda: None)
+PROMPTS = list(range(8))
+
+
+@pytest.mark.parametrize(("largest", "batches"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32])])
+def test_batches_double_up_to_the_largest_asked_for(largest, batches):
+    assert batch_sizes(largest) == batches
+
+
+def test_a_prompt_and_answer_beyond_the_models_positions_are_refused(make_trial):
+    check_length(make_trial(max_seq_len=56), 8, 64)
+    with pytest.raises(InputError, match=r"new_tokens: 9 after a prompt of 56 .* more than the 64 positions"):
+        check_length(make_trial(max_seq_len=56), 9, 64)
+
+
+def test_a_sliding_window_wide_enough_is_turned_off_and_a_narrow_one_refused(make_trial):
+    config = SimpleNamespace(sliding_window=64)
+    attend_to_all(make_trial(), config, 64)
+    assert config.sliding_window is None
+    with pytest.raises(InputError, match="longer than the sliding window of 64"):
+        attend_to_all(make_trial(), SimpleNamespace(sliding_window=64), 65)
+
+
+def test_rates_count_all_sequences_and_the_first_token_is_the_prefills(generation):
+    bench = generation()
+    assert bench.measure_all(PROMPTS, [4], STOPS) == {"default": 4, "fast": 4}
+    for path in ("default", "fast"):
+        values = {e["name"]: e["value"] for e in bench.record.added if e.get("path") == path}
+        assert values == {
+            "time_to_first_token_sec": 1.0,
+            "prefill_tokens_per_sec": 400.0,
+            "decode_time_per_token_sec": 0.5,
+            "decode_tokens_per_sec": 8.0,
+            "peak_memory_bytes": 77,
+        }
+    (entry,) = bench.record.of("decode_tokens_per_sec", path="fast")
+    assert entry["interval"].n == 3
+    assert (entry["batch"], entry["precision"], entry["prompt_tokens"], entry["new_tokens"]) == (4, "nf4", 100, 5)
+    assert bench.record.of("agreeing_tokens_percent", batch=4)[0]["value"] == 75.0
+
+
+def test_a_path_that_runs_out_of_memory_ends_there_and_the_other_goes_on(generation):
+    bench = generation(breaks_at=2)
+    assert bench.measure_all(PROMPTS, [1, 2, 4], STOPS) == {"default": 4, "fast": 1}
+    values = {batch: bench.record.of("decode_tokens_per_sec", path="fast", batch=batch) for batch in (1, 2, 4)}
+    assert [entry["value"] for (entry,) in values.values()] == [2.0, None, None]
+    assert values[2][0]["note"] == "out of memory: CUDA out of memory. Tried to allocate 2 GiB"
+    assert values[4][0]["note"] == "not tried: batch 1 was the last that fitted"
+    assert len(bench.record.of("decode_tokens_per_sec", path="default")) == 3
+
+
+def test_memory_that_runs_out_during_a_capture_is_found_behind_its_error(generation):
+    broken = RuntimeError("operation failed due to a previous error during capture")
+    broken.__context__ = OutOfMemoryError("CUDA out of memory")
+    bench = generation(breaks_at=1, error=broken)
+    assert bench.measure_all(PROMPTS, [1], STOPS) == {"default": 1, "fast": 0}
+
+
+def test_any_other_error_is_the_trials_end(generation):
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        generation(breaks_at=1, error=RuntimeError("an illegal memory access")).measure_all(PROMPTS, [1], STOPS)
+
+
+def test_without_a_gpu_the_fast_path_is_left_out_and_says_so(generation):
+    bench = generation(is_cuda=False)
+    assert bench.measure_all(PROMPTS, [1, 2], STOPS) == {"default": 2}
+    skipped = bench.record.of("decode_tokens_per_sec", path="fast")
+    assert [(entry["batch"], entry["value"]) for entry in skipped] == [(1, None), (2, None)]
+    assert all("no CUDA device" in entry["note"] for entry in skipped)
+
+
+def test_a_decoder_is_told_positions_in_the_words_of_its_version():
+    def older(*, position_ids: Any, cache_position: Any) -> None: ...
+
+    def newer(*, position_ids: Any, **kwargs: Any) -> None: ...
+
+    nothing: Any = SimpleNamespace()
+    stack = Stack(torch=nothing, transformers=nothing, peft=nothing, bitsandbytes=nothing)
+    positions = SimpleNamespace(unsqueeze=lambda _: "row")
+    told = stack.position_arguments(SimpleNamespace(forward=older), positions)
+    assert told == {"position_ids": "row", "cache_position": positions}
+    assert stack.position_arguments(SimpleNamespace(forward=newer), positions) == {"position_ids": "row"}
+
+
+BOTH_PATHS = """
+import sys
+from bench import stack
+from bench.kinds import decoding
+from bench.qlora import step
+
+modules = stack.load()
+torch = modules.torch
+model = modules.transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], local_files_only=True, **modules.dtype_argument(torch.float32)
+)
+model.config.use_cache = False  # as step.load_base leaves it
+decoding.prepare(modules, model)
+placement = step.Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
+torch.manual_seed(0)
+for batch, prompt_tokens, new_tokens in ((1, 16, 9), (3, 24, 20), (2, 8, 1)):
+    prompts = torch.randint(6, 4000, (batch, prompt_tokens))
+    default = decoding.DefaultPath(modules, model, placement, prompts, new_tokens)
+    fast = decoding.FastPath(modules, model, placement, prompts, new_tokens, capture=False)
+    answers = [default.answer(), fast.answer(), fast.answer()]
+    expected = answers[0].tokens
+    assert expected.shape == (batch, new_tokens), expected.shape
+    assert len(expected.unique()) > batch * new_tokens // 2, "repeats itself; proves little"
+    for answer in answers[1:]:
+        assert torch.equal(answer.tokens, expected), (answer.tokens, expected)
+        assert (answer.decode_sec is None) == (new_tokens == 1)
+print("the same")
+"""
+
+
+@pytest.mark.slow
+def test_both_paths_write_the_same_tokens(tiny_model, bench_environment):
+    argv = (sys.executable, "-c", BOTH_PATHS, str(tiny_model))
+    done = subprocess.run(argv, env=bench_environment, timeout=120, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("the same\n", 0), done.stderr
+
+
+@pytest.mark.slow
+def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, tmp_path, bench_environment):
+    trial = make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), micro_batch_size=2, new_tokens=3)
+    (tmp_path / "trial.json").write_text(trial.to_text())
+    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
+    subprocess.run(argv, env=bench_environment, timeout=120, check=True, stdout=subprocess.DEVNULL)
+    result = TrialResult.read(tmp_path / "result.json")
+    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+    found = {(m.name, m.context.get("batch"), m.context.get("path")): m for m in result.measurements}
+    for batch in (1, 2):
+        for name in ("time_to_first_token_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec"):
+            measured = found[name, batch, "default"]
+            assert measured.value is not None
+            assert measured.value > 0
+            assert measured.interval is not None
+            assert measured.interval.n == 3
+        assert found["decode_tokens_per_sec", batch, "fast"].value is None
+    assert found["largest_batch_sequences", None, "default"].value == 2

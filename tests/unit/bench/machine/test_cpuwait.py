@@ -1,0 +1,212 @@
+"""Waits for a CPU: arithmetic on recorded numbers, files as kernels write them, a contention made here on one core."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench.machine import cpuwait
+from bench.machine.cpuwait import Reading, Waits, between
+from bench.records.result import End, TrialResult
+from tests.support.paths import ROOT
+
+CALM = Reading(
+    at_sec=100.0,
+    waited_ns={(7, 7): 250_000_000, (7, 8): 5_000, (9, 9): 1_000},
+    periods_throttled=(40, 3),
+    ticks_wanted_stolen=(5_000, 10),
+)
+
+
+def test_the_longest_wait_of_a_thread_counts_and_not_their_sum():
+    after = Reading(at_sec=110.0, waited_ns={(7, 7): 1_250_000_000, (7, 8): 3_000_005_000, (9, 9): 500_001_000})
+    assert between(CALM, after) == Waits(cpu_wait_percent=30.0)
+
+
+def test_a_thread_that_was_not_there_all_the_time_says_nothing():
+    after = Reading(at_sec=110.0, waited_ns={(7, 7): 350_000_000, (7, 99): 9_000_000_000})
+    assert between(CALM, after).cpu_wait_percent == pytest.approx(1.0)
+    assert between(CALM, Reading(at_sec=110.0, waited_ns={(7, 99): 9_000_000_000})) == Waits()
+
+
+def test_quota_and_steal_are_shares_of_what_passed_in_the_window():
+    after = Reading(at_sec=110.0, periods_throttled=(90, 43), ticks_wanted_stolen=(6_000, 110))
+    assert between(CALM, after) == Waits(cpu_quota_throttled_percent=80.0, cpu_steal_percent=10.0)
+
+
+def test_what_is_not_counted_is_unknown_and_never_nought():
+    nothing = Reading(at_sec=100.0)
+    assert between(nothing, CALM) == between(CALM, nothing) == between(CALM, CALM) == Waits()
+    # A group without a quota has no periods, and a sandbox that hides the machine no ticks.
+    still = Reading(at_sec=110.0, periods_throttled=(40, 3), ticks_wanted_stolen=(5_000, 10))
+    assert between(CALM, still) == Waits()
+    assert Waits().flags == []
+
+
+# Measured with the suite quick, profile tiny, on two cores; docs/measurements.md has the steps beside them.
+@pytest.mark.parametrize("percent", [0.7, 1.0, 2.99, 4.71])
+def test_the_waits_of_trials_that_nothing_slowed_are_no_flag(percent):
+    assert Waits(cpu_wait_percent=percent, cpu_steal_percent=0.5).flags == []
+
+
+@pytest.mark.parametrize(("percent", "level"), [(12.98, 10), (17.16, 10), (34.55, 20), (65.18, 50)])
+def test_the_waits_of_trials_that_were_slowed_are_a_flag_that_says_what_to_do(percent, level):
+    (flag,) = Waits(cpu_wait_percent=percent).flags
+    assert flag.startswith(f"a thread of the trial was ready to run and had no CPU for over {level} % of the measured")
+    assert "end what else runs on this machine" in flag
+    assert "\n" not in flag
+
+
+def test_trials_disturbed_alike_share_one_line_of_the_report():
+    assert Waits(cpu_wait_percent=60.16).flags == Waits(cpu_wait_percent=65.18).flags
+
+
+def test_a_quota_is_named_as_the_cause_only_where_it_cost_time():
+    (flag,) = Waits(cpu_wait_percent=49.79, cpu_quota_throttled_percent=100.0).flags
+    assert "its CPU quota was used up in over 50 % of the periods; raise the container's CPU limit" in flag
+    assert Waits(cpu_quota_throttled_percent=100.0).flags == [flag]  # where waits are not counted, it is all there is
+    assert Waits(cpu_wait_percent=2.0, cpu_quota_throttled_percent=100.0).flags == []
+
+
+def test_stolen_time_is_a_flag_of_its_own():
+    first, second = Waits(cpu_wait_percent=30.0, cpu_steal_percent=12.0).flags
+    assert "had no CPU" in first
+    assert second.startswith("the hypervisor gave over 10 % of the CPU time that this machine wanted to others; use ")
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """An empty /proc and /sys/fs/cgroup; called with a path below them and text, it adds the file."""
+    monkeypatch.setattr(cpuwait, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(cpuwait, "CGROUPS", tmp_path / "cgroup")
+
+    def add(place: str, text: str) -> None:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+
+    return add
+
+
+def read(pid: int) -> Reading:
+    return cpuwait.read(pid, leave_out=0)
+
+
+@pytest.mark.usefixtures("system")
+def test_a_system_that_tells_nothing_leaves_everything_unknown():
+    found = read(12)
+    assert (found.waited_ns, found.periods_throttled, found.ticks_wanted_stolen) == ({}, None, None)
+
+
+def test_each_thread_is_read_and_one_that_the_kernel_does_not_count_is_left_out(system):
+    pid = 2**22 + 12  # above the highest pid there can be, so that the real /proc knows no child of it
+    system(f"proc/{pid}/task/{pid}/schedstat", "1116472729 2117491523 619\n")
+    system(f"proc/{pid}/task/13/schedstat", "0 0 0\n")
+    system("proc/stat", "cpu  3103344 514352 927665 2733235 39154 7 19526 7608 11 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    found = read(pid)
+    assert found.waited_ns == {(pid, pid): 2117491523}
+    assert found.ticks_wanted_stolen == (3103344 + 514352 + 927665 + 7 + 19526 + 7608, 7608)
+
+
+QUOTA = "nr_periods 271\nnr_throttled 270\nthrottled_time 12996797868\n"
+USAGE = "usage_usec 5000\nuser_usec 4000\nsystem_usec 1000\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "place"),
+    [
+        ("0::/kubepods/pod1/a\n", "cgroup/kubepods/pod1/a/cpu.stat"),
+        ("0::/\n", "cgroup/cpu.stat"),
+        ("0::/../not/seen/from/here\n", "cgroup/cpu.stat"),
+        ("9:name=systemd:/\n4:cpu,cpuacct:/kubepods/a\n3:cpuset:/b\n0::/\n", "cgroup/cpu/kubepods/a/cpu.stat"),
+        ("4:cpuacct,cpu:/docker/of/the/host\n", "cgroup/cpu/cpu.stat"),
+    ],
+)
+def test_the_quota_is_found_in_both_versions_of_cgroups_from_outside_and_inside_a_container(system, cgroup, place):
+    system("proc/self/cgroup", cgroup)
+    system(place, QUOTA)
+    assert read(12).periods_throttled == (271, 270)
+
+
+def test_a_group_that_can_have_no_quota_has_no_periods(system):
+    system("proc/self/cgroup", "0::/\n")
+    system("cgroup/cpu.stat", USAGE)
+    assert read(12).periods_throttled is None
+
+
+TRIAL = """
+import os, sys, time
+from pathlib import Path
+from bench.commands import run
+from bench.harness.record import Request
+
+trial, out, core, *words = sys.argv[1:]
+
+def measure(record, _inputs, _stops):
+    record.add("turns_per_sec", 1.0)
+    if core:
+        os.sched_setaffinity(0, {int(core)})
+    with record.timed("measure"):
+        until = time.process_time() + 0.3  # of a CPU, however long it takes to get that much
+        while time.process_time() < until:
+            pass
+
+run._measure = measure
+sys.exit(run.run(Request(trial_file=Path(trial), out=Path(out), strict=words == ["strict"])))
+"""
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print("there", flush=True)
+while True:
+    pass
+"""
+
+
+@pytest.fixture
+def result_of(tmp_path, make_trial, model_folder, data_file):
+    """Run a trial that only computes, on `core` alone if given; its exit code and result."""
+
+    def act(*words: str, core: str = "") -> tuple[int, TrialResult]:
+        (tmp_path / "t.json").write_text(make_trial(model=str(model_folder), data=str(data_file)).to_text())
+        argv = (sys.executable, "-c", TRIAL, str(tmp_path / "t.json"), str(tmp_path / "out"), core, *words)
+        done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=120, check=False)
+        return done.returncode, TrialResult.read(tmp_path / "out" / "result.json")
+
+    return act
+
+
+@pytest.fixture
+def _counted():
+    if not read(os.getpid()).waited_ns:
+        pytest.skip("this system does not count how long threads wait for a CPU")
+
+
+@pytest.mark.usefixtures("_counted")
+def test_a_trial_records_its_waits_over_the_measured_window_and_flags_what_they_say(result_of):
+    code, result = result_of()
+    assert (code, result.status) == (0, End.SUCCEEDED)
+    found = {one.name: one for one in result.measurements if one.name.startswith("cpu_")}
+    assert 0.0 <= found["cpu_wait_percent"].value <= 100.0
+    assert all(one.context == {"window": "measure"} for one in found.values())
+    assert result.flags == Waits(**{name: one.value for name, one in found.items()}).flags
+    assert any("cpu wait" in line for line in result.log_tail)
+
+
+@pytest.mark.usefixtures("_counted")
+def test_a_trial_that_shares_its_only_core_is_flagged_and_refused_with_strict(result_of):
+    core = str(min(os.sched_getaffinity(0)))
+    with contextlib.ExitStack() as others:
+        for _ in range(2):
+            other = others.enter_context(
+                subprocess.Popen((sys.executable, "-c", SPIN, core), stdout=subprocess.PIPE, text=True)
+            )
+            others.callback(other.kill)  # before it is waited for
+            assert other.stdout.readline() == "there\n"
+        code, result = result_of("strict", core=core)
+    assert (code, result.status, result.reason) == (1, End.FAILED, f"refused by --strict: {result.flags[0]}")
+    assert result.flags[0].startswith("a thread of the trial was ready to run and had no CPU")
+    found = {one.name: one.value for one in result.measurements}
+    assert found["cpu_wait_percent"] > cpuwait.LEVELS_PERCENT[0]
+    assert found["turns_per_sec"] == 1.0  # refused, and its numbers are kept

@@ -1,0 +1,177 @@
+"""The fingerprint is an allow-list, and says None where it does not know."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from bench.machine import fingerprint as environment
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch) -> Path:
+    """A package folder of its own, with no git folder around it."""
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    monkeypatch.setattr("bench.machine.fingerprint.CODE", folder)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv(environment.GIT_SHA_VARIABLE, raising=False)
+    return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(("git", *identity, *words), cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def committed(code: Path) -> str:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git(code.parent, "init", "-q")
+    git(code.parent, "add", ".")
+    git(code.parent, "commit", "-qm", "first")
+    return git(code.parent, "rev-parse", "HEAD")
+
+
+def test_a_clean_checkout_is_its_commit(committed):
+    assert environment.code_version() == (committed, False)
+
+
+def test_a_changed_file_makes_the_checkout_dirty(committed, code: Path):
+    (code / "__init__.py").write_text("changed = True")
+    assert environment.code_version() == (committed, True)
+
+
+def test_a_change_elsewhere_leaves_the_code_clean(committed, code: Path):
+    (code.parent / "notes.txt").write_text("elsewhere")
+    assert environment.code_version() == (committed, False)
+
+
+@pytest.mark.usefixtures("committed")
+def test_code_that_a_surrounding_checkout_does_not_track_is_not_that_commit(code: Path, monkeypatch):
+    installed = code.parent / "venv" / "bench"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    monkeypatch.setattr("bench.machine.fingerprint.CODE", installed)
+    assert environment.code_version() == (None, None)
+
+
+@pytest.mark.usefixtures("code")
+def test_without_git_the_builds_commit_is_taken(monkeypatch):
+    assert environment.code_version() == (None, None)
+    monkeypatch.setenv(environment.GIT_SHA_VARIABLE, "abc123")
+    assert environment.code_version() == ("abc123", None)
+
+
+def test_no_secret_of_the_environment_and_no_name_of_the_machine_is_taken(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("USER", "ada-lovelace")
+    said = repr(environment.host_facts())
+    assert "hf_verysecret" not in said
+    assert "ada-lovelace" not in said
+    assert set(environment.host_facts()) == {
+        *("python", *environment.PACKAGES, "git_sha", "git_dirty", "system", "cpu_model", "cpu_logical_cores"),
+        *("cpu_allowed_cores", "memory_total_bytes", "load_average_1min_at_start"),
+    }
+
+
+def test_a_missing_package_is_none(monkeypatch):
+    monkeypatch.setattr("bench.machine.fingerprint.PACKAGES", ("no-such-package-anywhere",))
+    assert environment.host_facts()["no-such-package-anywhere"] is None
+
+
+def test_the_processor_is_read_where_linux_tells_it():
+    if sys.platform != "linux":
+        pytest.skip("/proc/cpuinfo is Linux's")
+    facts = environment.host_facts()
+    assert facts["memory_total_bytes"] > 1 << 28
+    assert 1 <= facts["cpu_allowed_cores"] <= facts["cpu_logical_cores"]
+
+
+def test_a_processor_that_says_nothing_has_no_flags(monkeypatch):
+    monkeypatch.setattr("bench.machine.fingerprint._cpu_line", lambda _: None)
+    assert environment.cpu_flags() == frozenset()
+
+
+# environment.json -----------------------------------------------------------------------------------------------------
+
+A10 = (
+    "0, NVIDIA A10, GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c, 580.95.05, 94.02.5C.00.0B, 23028, 1695, 6251, 210, 405, "
+    "150.00, 150.00, Enabled, Enabled, 4, 16"
+)
+
+
+def test_a_gpu_is_described_with_units_and_as_numbers():
+    (gpu,) = environment.read_gpus(A10 + "\n")
+    assert gpu == {
+        "index": 0,
+        "name": "NVIDIA A10",
+        "uuid": "GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c",
+        "driver": "580.95.05",
+        "vbios": "94.02.5C.00.0B",
+        "memory_total_mib": 23028,
+        "clock_max_sm_mhz": 1695,
+        "clock_max_memory_mhz": 6251,
+        "clock_sm_at_start_mhz": 210,
+        "clock_memory_at_start_mhz": 405,
+        "power_cap_watts": 150,
+        "power_cap_default_watts": 150,
+        "ecc": "Enabled",
+        "persistence_mode": "Enabled",
+        "pcie_generation_max": 4,
+        "pcie_lanes_max": 16,
+    }
+
+
+@pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "Pending", ""])
+def test_what_the_driver_cannot_tell_is_none(cell):
+    (gpu,) = environment.read_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
+    assert (gpu["power_cap_watts"], gpu["power_cap_default_watts"]) == (None, 149.5)
+
+
+@pytest.mark.parametrize("said", ["", "No devices were found", 'Field "x" is not a valid field to query.'])
+def test_a_driver_that_tells_nothing_shows_no_gpu(said):
+    assert environment.read_gpus(said) == []
+
+
+def test_every_gpu_is_described():
+    gpus = environment.read_gpus(f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}")
+    assert [gpu["index"] for gpu in gpus] == [0, 1]
+
+
+def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variables(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("QLORA_FLEET_IMAGE_DIGEST", "sha256:aa")
+    monkeypatch.delenv("QLORA_FLEET_LOCK_DIGEST", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("HOSTNAME", "the-name-of-this-machine")
+    path = environment.write(tmp_path, {"model_sha256": "bb", "seed": 42})
+    text = path.read_text()
+    document = json.loads(text)
+    assert (document["image_digest"], document["lock_digest"]) == ("sha256:aa", None)
+    assert (document["model_sha256"], document["seed"]) == ("bb", 42)
+    assert document["packages"]["pytest"] == pytest.__version__
+    assert document["variables"]["OMP_NUM_THREADS"] == "3"
+    assert set(document["variables"]) <= set(environment.VARIABLES)
+    assert "hf_verysecret" not in text
+    assert "the-name-of-this-machine" not in text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["environment.json"]
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"), [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = None", None), ("cudas = '1.0'", None)]
+)
+def test_torchs_cuda_is_read_without_importing_torch(tmp_path: Path, monkeypatch, line, cuda):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
+    spec = util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr("bench.machine.fingerprint.util.find_spec", lambda _: spec)
+    assert environment._cuda_of_torch() == cuda

@@ -1,0 +1,417 @@
+"""Telemetry and isolation against a stand-in for NVIDIA's library; what that does not cover, tests/gpu does."""
+
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.commands import run
+from bench.data.inputs import InputError
+from bench.harness.record import Clock, Record, Request
+from bench.machine import cpuwait, isolation, nvml, sampler, telemetry
+from bench.records.result import End, TrialResult
+from tests.support.paths import ROOT
+
+FAKES = ROOT / "tests" / "support" / "fakes"
+GIB = 1 << 30
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A fresh stand-in, imported in place of the real library; `library.add(...)` gives it a GPU."""
+    spec = importlib.util.spec_from_file_location("pynvml", FAKES / "pynvml.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.add = lambda **changes: module.GPUS.append({**module.USUAL, **changes})
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return module
+
+
+@pytest.fixture
+def make_record(tmp_path, make_trial):
+    def make(**changes):
+        return Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), make_trial(**changes), Clock())
+
+    return make
+
+
+def test_the_stand_in_has_no_name_that_the_real_library_lacks():
+    real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    names = {node.name for node in ast.parse((FAKES / "pynvml.py").read_text()).body if hasattr(node, "name")}
+    assert {name for name in names if name.startswith(("nvml", "NVML"))} <= set(dir(real))
+    assert all(getattr(real, name) == value for name, value in (("NVML_CLOCK_SM", 1), ("nvmlMemory_v2", 0x02000028)))
+
+
+def test_the_names_of_slowdowns_are_the_librarys_own_bits():
+    real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    bits = {
+        "hw_slowdown": real.nvmlClocksThrottleReasonHwSlowdown,
+        "sw_thermal_slowdown": real.nvmlClocksThrottleReasonSwThermalSlowdown,
+        "hw_thermal_slowdown": real.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "hw_power_brake": real.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        "sw_power_cap": real.nvmlClocksThrottleReasonSwPowerCap,
+        "idle": real.nvmlClocksThrottleReasonGpuIdle,
+    }
+    assert {nvml.LIMITS[bit]: bit for bit in bits.values()} == bits
+
+
+def test_a_reading_has_the_units_its_names_say(library):
+    library.add()
+    (gpu,) = nvml.gpus_here()
+    reading = gpu.read()
+    assert (reading.power_watts, reading.sm_clock_mhz, reading.memory_clock_mhz) == (412.5, 1980, 3201)
+    assert (reading.memory_used_bytes, reading.clock_limits) == (20 * GIB, ("sw_power_cap",))
+    assert gpu.facts()["gpu_power_limit_watts"] == 700.0
+
+
+def test_what_a_card_does_not_tell_is_none_and_an_older_name_is_asked_next(library):
+    library.add(
+        unsupported=[
+            *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetMemoryInfo_v2"),
+            *("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses"),
+        ]
+    )
+    (gpu,) = nvml.gpus_here()
+    reading = gpu.read()
+    assert (reading.utilization_percent, reading.power_watts, gpu.processes()) == (None, None, None)
+    assert (reading.memory_used_bytes, reading.clock_limits) == (21 * GIB, ("sw_power_cap",))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seen"),
+    [(None, [0, 1]), ("", []), ("-1", []), ("1,0", [1, 0]), ("1", [1]), ("GPU-bb", [1]), ("0,7,1", [0]), ("GPU-", [])],
+)
+def test_the_gpus_are_those_that_cuda_will_see(library, chosen, seen):
+    library.add(uuid="GPU-aaaa")
+    library.add(uuid="GPU-bbbb")
+    assert [gpu.index for gpu in nvml.visible(library, chosen)] == seen
+
+
+def test_without_library_or_driver_there_is_nothing_to_read(library, monkeypatch):
+    monkeypatch.setattr(library, "nvmlInit", lambda: (_ for _ in ()).throw(library.NVMLError("no driver")))
+    assert nvml.gpus_here() == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.gpus_here() == []
+    assert nvml.sample()["gpus"] == []
+
+
+def rows_of(library, monkeypatch, *, sees_host_pids, before, then):
+    """What the sampler says of others, first with the processes `before` on the GPU, then with `then`."""
+    library.add(processes=before)
+    monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
+    times = iter((0.0, 0.0, 9.0, 9.0))
+    watched = sampler.GpuSampler(nvml.gpus_here(), lambda: next(times))
+    said = [watched.read([100, 101])]
+    library.GPUS[0]["processes"] = then
+    said.append(watched.read([100, 101]))
+    return [row["gpu_other_processes"] for (row,) in said]
+
+
+@pytest.mark.parametrize(
+    ("sees_host_pids", "before", "then", "said"),
+    [
+        (True, [], [(101, GIB)], ["none", "none"]),
+        (True, [(7, 5)], [(7, 5), (101, GIB)], ["7:5", "7:5"]),
+        (True, [], [(101, GIB), (8, None)], ["none", "8:0"]),
+        (False, [], [(100, GIB), (8, 6)], ["unknown", "8:6"]),  # ours is among them, so the numbers are ours too
+        (False, [], [(4711, GIB)], ["unknown", "unknown"]),  # a container's: that may be us under another number
+        (False, [(7, 5)], [(7, 5), (4711, GIB)], ["7:5", "7:5"]),  # there before the trial was: certainly not us
+    ],
+)
+def test_other_processes_are_named_or_unknown_never_guessed(library, monkeypatch, sees_host_pids, before, then, said):
+    assert rows_of(library, monkeypatch, sees_host_pids=sees_host_pids, before=before, then=then) == said
+
+
+def test_a_row_for_each_gpu_and_one_where_there_is_none(library):
+    library.add()
+    library.add(use=[10, 1])
+    both = sampler.Sampler(root=os.getpid(), gpus=nvml.gpus_here(), started=time.monotonic()).rows()
+    assert [(row["gpu"], row["gpu_utilization_percent"]) for row in both] == [(0, 90), (1, 10)]
+    (alone,) = sampler.Sampler(root=os.getpid(), gpus=[], started=time.monotonic()).rows()
+    assert alone["process_rss_bytes"] > 1 << 20
+    assert "gpu" not in alone
+    assert {*both[0], *alone} == set(sampler.COLUMNS)
+
+
+def test_the_process_tree_holds_a_child_and_leaves_the_sampler_out():
+    with subprocess.Popen(("sleep", "60")) as one, subprocess.Popen(("sleep", "60")) as other:
+        tree = sampler.tree_of(os.getpid(), leave_out=other.pid)
+        one.kill()
+        other.kill()
+    assert one.pid in tree
+    assert other.pid not in tree
+
+
+def row(phase="measure", at=0.0, **values):
+    return (
+        dict.fromkeys(sampler.COLUMNS, "") | {"phase": phase, "elapsed_sec": str(at), "sampler_cpu_sec": "0"} | values
+    )
+
+
+def test_means_are_over_the_measured_window_alone():
+    rows = [row("load", gpu_utilization_percent="0")] * 50
+    rows += [row(gpu_utilization_percent=str(80 + number % 20)) for number in range(100)]
+    rows += [row("", gpu_utilization_percent="0")] * 50
+    (one,) = telemetry.sum_up(rows).measurements
+    assert (one.name, one.value, one.context) == ("gpu_utilization_percent", 89.5, {"window": "measure"})
+    assert one.interval is not None
+    assert one.interval.n == 20
+    assert one.interval.low <= 89.5 <= one.interval.high
+
+
+def test_a_trial_that_never_measured_is_summed_up_whole_and_says_so():
+    (one,) = telemetry.sum_up([row("load", process_cpu_percent="50"), row("load")]).measurements
+    assert (one.value, one.interval, one.context) == (50.0, None, {"window": "trial"})
+    assert telemetry.sum_up([]) == telemetry.Summary()
+
+
+def test_heat_is_a_flag_and_a_power_cap_is_a_number():
+    rows = [row(gpu_clock_limits="sw_power_cap")] * 34 + [row(gpu_clock_limits="none")] * 64
+    rows += [row(gpu_clock_limits="sw_power_cap hw_slowdown hw_thermal_slowdown")] * 2
+    found = telemetry.sum_up([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
+    assert found.flags == [
+        "throttled: hw_slowdown in 2 % of samples",
+        "throttled: hw_thermal_slowdown in 2 % of samples",
+    ]
+    assert [(one.name, one.value) for one in found.measurements] == [("gpu_power_capped_percent", 36.0)]
+
+
+def test_another_process_is_one_flag_with_the_most_it_held():
+    rows = [row(gpu_other_processes=said) for said in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
+    assert telemetry.sum_up(rows).flags == [
+        "another process (pid 7, 2,048 MiB) was on the GPU",
+        "another process (pid 8, unknown MiB) was on the GPU",
+    ]
+
+
+def test_a_row_cut_short_is_left_out(tmp_path):
+    whole = ",".join(row(at=1.0).values())
+    (tmp_path / "t.csv").write_text(f"{','.join(sampler.COLUMNS)}\n{whole}\n{whole[:-1]}")
+    assert telemetry.read(tmp_path / "t.csv") == [row(at=1.0)]
+    assert telemetry.read(tmp_path / "missing.csv") == []
+
+
+@pytest.fixture
+def _fake_in_processes(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setenv("FAKE_NVML", json.dumps([{"processes": [[4711, GIB]]}]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def rows_in(path, phase, count):
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until:
+        rows = telemetry.read(path)
+        if sum(one["phase"] == phase for one in rows) >= count:
+            return rows
+        time.sleep(0.05)
+    raise AssertionError(f"not {count} rows of {phase} in {path}")
+
+
+@pytest.fixture
+def _host_unknown(monkeypatch):
+    """How busy this machine is meanwhile is not these tests' business (test_cpuwait.py)."""
+    monkeypatch.setattr(cpuwait, "read", lambda *_, **__: cpuwait.Reading(at_sec=0.0))
+
+
+@pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")
+def test_beside_a_trial_rows_are_marked_and_summed_up(tmp_path, make_record):
+    record = make_record()
+    with telemetry.beside(record):
+        with record.timed("warmup"):
+            rows_in(tmp_path / "telemetry.csv", "warmup", 2)
+        with record.timed("measure"):
+            rows_in(tmp_path / "telemetry.csv", "measure", 3)
+        time.sleep(0.3)
+    assert [one["phase"] for one in telemetry.read(tmp_path / "telemetry.csv")][-1] == ""
+    found = {one.name: one for one in record.observed}
+    assert set(telemetry.SUMMED_UP) <= set(found)
+    assert (found["gpu_power_watts"].value, found["gpu_power_watts"].context) == (412.5, {"window": "measure"})
+    assert record.flags == ["another process (pid 4711, 1,024 MiB) was on the GPU"]
+    assert record.fingerprint["telemetry_cost_percent"] >= 0
+    assert record.steps_done == 0  # what telemetry saw is no step of the trial
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from bench.harness.record import Clock, Record, Request
+from bench.machine import telemetry
+from bench.records import Trial
+out = Path(sys.argv[1])
+trial = Trial(name="t", reason="r", suite="s", profile="tiny", model="m", data="d")
+record = Record(Request(trial_file=out, out=out), trial, Clock())
+with telemetry.beside(record), record.timed("measure"):
+    time.sleep(60)
+"""
+
+
+def test_a_killed_trial_leaves_its_telemetry_and_no_sampler(tmp_path):
+    parent = subprocess.Popen((sys.executable, "-c", PARENT, str(tmp_path)), cwd=ROOT)
+    try:
+        rows_in(tmp_path / "telemetry.csv", "measure", 3)
+        (child,) = (pid for pid in sampler.tree_of(parent.pid, leave_out=0) if pid != parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    until = time.monotonic() + 20.0
+    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+        assert time.monotonic() < until, "the sampler outlives its trial"
+        time.sleep(0.05)
+    assert len(telemetry.read(tmp_path / "telemetry.csv")) >= 3
+
+
+def test_a_full_disk_ends_the_sampler_with_one_line():
+    words = ("--root", str(os.getpid()), "--started", "0", "--gpus", "1", "--out", "/dev/full")
+    done = subprocess.run(
+        (sys.executable, "-m", "bench.machine.sampler", *words),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "/dev/full: No space left on device\n")
+
+
+@pytest.mark.usefixtures("_host_unknown")
+def test_a_sampler_that_cannot_write_is_a_line_in_the_log_and_never_the_trials_end(tmp_path, make_record):
+    (tmp_path / "telemetry.csv").mkdir()
+    record = make_record()
+    with telemetry.beside(record), record.timed("measure"):
+        time.sleep(0.5)
+    assert any("telemetry: stopped early" in line and "Is a directory" in line for line in record.log.tail)
+    assert (record.observed, record.flags, list(record.phases)) == ([], [], ["measure"])
+
+
+def test_a_clock_that_is_set_back_moves_no_duration(make_record, monkeypatch):
+    going_back = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(going_back)))
+    record = make_record()
+    watched = sampler.Sampler(root=os.getpid(), gpus=[], started=record.clock.started)
+    seen = []
+    for _ in range(3):
+        with record.timed("measure"):
+            seen.append(watched.rows()[0]["elapsed_sec"])
+    assert 0 <= seen[0] <= seen[1] <= seen[2] < 3600
+    assert 0 <= record.phases["measure"] <= record.clock.elapsed() < 3600
+
+
+def test_no_module_of_the_bench_takes_durations_from_the_wall_clock():
+    for path in (ROOT / "bench").glob("*.py"):
+        used = {
+            f"{node.value.id}.{node.attr}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
+        assert not used & {"time.time", "time.time_ns"}, path
+
+
+@pytest.mark.parametrize(
+    ("is_there", "chosen", "said"),
+    [(False, None, "none is here"), (False, "0", "none is here"), (True, "", "hides all"), (True, "-1", "hides all")],
+)
+def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(is_there, chosen, said):
+    with pytest.raises(InputError, match=said) as caught:
+        isolation.require_gpu([], is_there=is_there, chosen=chosen)
+    assert "profile tiny" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_without_the_library_to_ask_it_is_still_a_gpu():
+    isolation.require_gpu([], is_there=True, chosen=None)
+
+
+def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, make_trial):
+    library.add(used=0)
+    library.add(used=0)
+    trial = make_trial(profile="gpu")
+    found = isolation.look_around(trial, strict=False)
+    assert found.flags == ["2 GPUs are visible where 1 is expected; set CUDA_VISIBLE_DEVICES=0"]
+    assert (found.facts["gpus_visible"], found.facts["gpu_memory_used_at_start_bytes"]) == (2, 0)
+    with pytest.raises(InputError, match=r"refused by --strict, before it began: 2 GPUs are visible"):
+        isolation.look_around(trial, strict=True)
+    assert isolation.examine(nvml.gpus_here(), make_trial(profile="gpu", kind="distributed")).flags == []
+
+
+def test_a_shared_gpu_is_flagged_with_whom_it_is_shared(library, make_trial):
+    library.add(processes=[(4711, 3 * GIB)])
+    assert isolation.examine(nvml.gpus_here(), make_trial()).flags == [
+        "GPU 0 is shared: another process (pid 4711, 3,072 MiB) was on it before"
+    ]
+
+
+def test_memory_that_nobody_visible_holds_is_waited_for_and_then_flagged(library, make_trial):
+    library.add(used=3 * GIB)
+    (gpu,) = nvml.gpus_here()
+    found = isolation.examine([gpu], make_trial(), settle_sec=0.0)
+    assert found.flags[0].startswith("GPU 0 is shared: 3,072 MiB were in use before the trial, by processes that")
+    # What a trial that has just ended gives back late is nobody's.
+    found = isolation.examine([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
+    assert (found.flags, found.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
+
+
+@pytest.mark.usefixtures("signals_given_back")
+@pytest.mark.parametrize(("strict", "end"), [(False, End.SUCCEEDED), (True, End.FAILED)])
+def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
+    tmp_path, make_trial, model_folder, data_file, monkeypatch, strict, end
+):
+    def measure(record, _inputs, _stops):
+        record.add("copy_gb_per_sec", 1.0)
+
+    @contextlib.contextmanager
+    def hot(record):
+        yield
+        record.flags.append("throttled: hw_thermal_slowdown in 9 % of samples")
+
+    monkeypatch.setattr(run, "_measure", measure)
+    monkeypatch.setattr(telemetry, "beside", hot)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that what the run sets is taken back
+    (tmp_path / "t.json").write_text(make_trial(model=str(model_folder), data=str(data_file)).to_text())
+    code = run.run(Request(trial_file=tmp_path / "t.json", out=tmp_path / "out", strict=strict))
+    result = TrialResult.read(tmp_path / "out" / "result.json")
+    assert (code, result.status) == (1 if strict else 0, end)
+    assert result.reason == (f"refused by --strict: {result.flags[0]}" if strict else None)
+    assert [one.name for one in result.measurements] == ["copy_gb_per_sec"]
+
+
+def test_run_refuses_a_gpu_trial_where_all_gpus_are_hidden(tmp_path, make_trial, model_folder, data_file):
+    trial = make_trial(profile="gpu", model=str(model_folder), data=str(data_file))
+    (tmp_path / "t.json").write_text(trial.to_text())
+    done = subprocess.run(
+        (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out")),
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES='' hides all")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("_fake_in_processes")
+def test_sample_prints_one_line_of_what_is_now():
+    root = os.pathsep.join((str(ROOT), str(FAKES)))
+    done = subprocess.run(
+        (sys.executable, "-m", "bench", "sample"),
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (line,) = done.stdout.splitlines()
+    (gpu,) = json.loads(line)["gpus"]
+    assert (gpu["name"], gpu["power_watts"], gpu["clock_limits"]) == ("NVIDIA H200", 412.5, ["sw_power_cap"])

@@ -1,0 +1,102 @@
+"""Counts checked three ways: by hand for Mistral-7B, on a made model's own tensors, and by torch's counter."""
+
+import math
+
+import pytest
+
+from bench.predict import flops
+from bench.records import ATTENTION_PROJECTIONS
+from tests.mistral_7b import CONFIG, PARAMETERS
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def test_mistral_7b_has_its_published_parameters():
+    # One block by hand: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, gate, up and down 3 x 4096 x 14336.
+    block = 33_554_432 + 8_388_608 + 176_160_768
+    assert flops.block_weights(CONFIG) == 32 * block == 6_979_321_856
+    assert flops.head_weights(CONFIG) == 134_217_728
+    assert flops.parameters(CONFIG) == PARAMETERS
+
+
+def test_tied_embeddings_are_one_table_and_still_one_product():
+    tied = CONFIG | {"tie_word_embeddings": True}
+    assert flops.parameters(CONFIG) - flops.parameters(tied) == 134_217_728
+    assert flops.head_weights(tied) == 134_217_728
+
+
+def test_mistral_7bs_adapters_of_rank_16_on_the_attention_projections():
+    # A block by hand: 16 x (q 8192 + k 5120 + v 5120 + o 8192).
+    assert flops.adapter_weights(CONFIG, 16, ATTENTION_PROJECTIONS) == 32 * 16 * 26_624 == 13_631_488
+    assert flops.adapter_weights(CONFIG, 8, ATTENTION_PROJECTIONS) == 13_631_488 // 2
+    assert flops.adapter_weights(CONFIG, 16, ("lm_head",)) == 16 * (4096 + 32768)
+
+
+def test_mistral_7bs_token_by_hand():
+    cost = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=True)
+    base, adapters, attention = 7_113_539_584, 13_631_488, 4 * 32 * 4096 * 512
+    assert flops.attention_forward(CONFIG, 512) == attention == 268_435_456
+    assert cost.forward == 2 * base + 2 * adapters + attention == 14_522_777_600
+    assert cost.backward == 2 * base + 4 * adapters + 2 * attention == 14_818_476_032
+    assert cost.recompute == 2 * (base - 134_217_728) + 2 * adapters + attention == 14_254_342_144
+    assert cost.model == cost.forward + cost.backward == 29_341_253_632
+    assert cost.hardware == cost.model + cost.recompute
+
+
+def test_without_checkpointing_nothing_is_computed_twice():
+    cost = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=False)
+    assert cost.recompute == 0
+    assert cost.hardware == cost.model
+
+
+def test_attention_grows_with_the_sequence_up_to_the_window():
+    assert flops.attention_forward(CONFIG, 2048) == 4 * flops.attention_forward(CONFIG, 512)
+    windowed = CONFIG | {"sliding_window": 1024}
+    assert flops.attention_forward(windowed, 2048) == flops.attention_forward(CONFIG, 1024)
+    assert flops.attention_forward(windowed, 512) == flops.attention_forward(CONFIG, 512)
+
+
+def test_a_head_width_that_config_names_counts_and_missing_key_heads_are_as_many_as_query_heads():
+    wide = TINY | {"head_dim": 16}
+    assert flops.linear_layers(wide)["q_proj"] == (32, 64)
+    assert flops.linear_layers(wide)["o_proj"] == (64, 32)
+    plain = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
+    assert flops.linear_layers(plain)["k_proj"] == (32, 32)
+
+
+def test_mfu_of_a_device_that_does_nothing_else_is_a_hundred():
+    assert flops.mfu_percent(29.3e9, 1000.0, 29.3) == pytest.approx(100.0)
+    assert flops.mfu_percent(29.3e9, 748.0, 125.0) == pytest.approx(17.53, abs=0.01)
+
+
+def test_torch_counts_the_same_products_in_a_small_model():
+    """Forward exactly. Backward too, but for the first block's q, k and v, below which nothing asks for a gradient."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**TINY, attn_implementation="eager"))
+    made = sum(parameter.numel() for parameter in model.parameters())
+    assert made == flops.parameters(TINY)
+    rows, sequence = 2, 16
+    ids = torch.randint(0, 64, (rows, sequence))
+    for parameter in model.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    model.enable_input_require_grads()
+    expected = flops.per_token(TINY, sequence=sequence, rank=1, targets=(), checkpointing=False)
+    with FlopCounterMode(display=False) as counter:
+        loss = model(input_ids=ids, labels=ids).loss
+    # The rotary embedding's outer product of positions and frequencies is counted by torch and not by us.
+    rotary = 2 * sequence * (32 // 4 // 2)
+    assert counter.get_total_flops() - rows * sequence * expected.forward in (0, rotary)
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    assert math.isclose(counter.get_total_flops(), rows * sequence * expected.backward)

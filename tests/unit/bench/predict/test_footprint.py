@@ -1,0 +1,129 @@
+"""The memory that a trial is predicted to need: what must hold whatever the fitted numbers are."""
+
+import statistics
+
+import pytest
+
+from bench.predict import flops, footprint, survey
+from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, RECIPES
+from tests.benchmarks.tune_replay import HELD_OUT, fitted_ratios, held_out_ratios
+from tests.mistral_7b import CONFIG
+
+KEPT = {"gradient_checkpointing": False}
+
+
+def peak(make_trial, **changes) -> int:
+    return footprint.peak_bytes(CONFIG, make_trial(**({"max_seq_len": 512, "micro_batch_size": 8} | changes)))
+
+
+@pytest.mark.parametrize("recipe", footprint.RECIPES)
+@pytest.mark.parametrize("changes", [{}, KEPT])
+def test_more_positions_need_more(make_trial, recipe, changes):
+    sizes = [peak(make_trial, recipe=recipe, micro_batch_size=batch, **changes) for batch in (1, 2, 4, 8, 16)]
+    assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("recipe", footprint.RECIPES)
+def test_positions_count_wherever_they_are(make_trial, recipe):
+    assert peak(make_trial, recipe=recipe, max_seq_len=1024, micro_batch_size=4) == peak(make_trial, recipe=recipe)
+
+
+@pytest.mark.parametrize("recipe", footprint.RECIPES)
+def test_keeping_activations_needs_more_than_computing_them_again(make_trial, recipe):
+    assert peak(make_trial, recipe=recipe, **KEPT) > peak(make_trial, recipe=recipe)
+
+
+def test_fewer_layers_computed_again_need_more_and_the_hosts_memory_less(make_trial):
+    every = [peak(make_trial, recipe="fast", checkpoint_every=number) for number in (1, 2, 4, 8)]
+    assert every == sorted(set(every))
+    assert peak(make_trial, recipe="fast", offload_checkpoints=True) < every[0]
+
+
+def test_the_recipes_stand_in_the_order_that_was_measured(make_trial):
+    reference, stock, fast = (peak(make_trial, recipe=recipe, **KEPT) for recipe in ("reference", "stock", "fast"))
+    assert reference > stock > fast
+
+
+def test_the_base_alone_is_what_its_formats_say(make_trial):
+    blocks = 6_979_321_856  # weights in the linear layers of all 32 blocks
+    nf4 = footprint.weight_bytes(CONFIG, make_trial(recipe="fast"))
+    assert nf4 == pytest.approx(blocks * (0.5 + 1 / 64 + 4 / 16384) + 2 * 2 * 4096 * 32768)
+    held = footprint.weight_bytes(CONFIG, make_trial(recipe="fast", held_layers=32))
+    assert held - nf4 == pytest.approx(2 * blocks)
+    assert footprint.weight_bytes(CONFIG, make_trial(base_precision="bf16")) == pytest.approx(2 * 7_247_757_312)
+
+
+def test_adapters_cost_what_their_optimizer_keeps(make_trial):
+    small, large = make_trial(lora_rank=8, lora_alpha=16), make_trial(lora_rank=16)
+    assert footprint.trained_bytes(CONFIG, large) == 2 * footprint.trained_bytes(CONFIG, small)
+    plain = footprint.trained_bytes(CONFIG, make_trial(optimizer="adamw_torch"))
+    assert plain / footprint.trained_bytes(CONFIG, large) == pytest.approx((4 + 8) / (4 + 2))
+
+
+def test_every_recipe_has_its_numbers():
+    assert set(footprint.RECIPES) == set(RECIPES)
+
+
+@pytest.mark.parametrize(("recipe", "pairs"), [("reference", 3), ("stock", 3), ("fast", 0)])
+def test_samples_that_share_a_row_cost_a_mask_over_it_where_a_mask_keeps_them_apart(make_trial, recipe, pairs):
+    alone = peak(make_trial, recipe=recipe, micro_batch_size=32, layout="pad")
+    shared = peak(make_trial, recipe=recipe, micro_batch_size=32, layout="varlen")
+    assert shared - alone == pytest.approx(pairs * (32 * 512) ** 2, abs=1)
+
+
+@pytest.mark.parametrize(("recipe", "is_slower"), [("reference", True), ("stock", True), ("fast", False)])
+def test_that_mask_is_predicted_to_cost_time_too(make_trial, recipe, is_slower):
+    def rate(layout: str) -> float:
+        trial = make_trial(recipe=recipe, max_seq_len=512, micro_batch_size=32, layout=layout)
+        return survey.rate(CONFIG, trial)
+
+    assert (rate("varlen") < 0.8 * rate("pad")) is is_slower
+
+
+def activations(make_trial, batch: int = 4, **changes) -> int:
+    """What as many more positions as `batch` rows of 512 have need."""
+    return peak(make_trial, micro_batch_size=2 * batch, **changes) - peak(make_trial, micro_batch_size=batch, **changes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "targets", "fewer", "inputs"),
+    [
+        ("reference", ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
+        ("stock", ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
+        ("reference", ATTENTION_PROJECTIONS, ("q_proj", "v_proj"), 4096 + 4096),
+    ],
+)
+def test_an_adapter_keeps_its_input_where_layers_are_kept(make_trial, recipe, targets, fewer, inputs):
+    some, all_of_them = (activations(make_trial, recipe=recipe, lora_targets=one, **KEPT) for one in (fewer, targets))
+    assert all_of_them - some == pytest.approx(4 * 512 * 32 * 3 * inputs, abs=2)
+
+
+@pytest.mark.parametrize(("recipe", "inputs"), [("reference", 3 * 4096), ("stock", 4096)])
+def test_without_dropout_an_input_is_kept_in_16_bit_and_by_stock_once_for_all(make_trial, recipe, inputs):
+    some, more = (activations(make_trial, recipe=recipe, lora_dropout=p, **KEPT) for p in (0.0, 0.05))
+    assert more - some == pytest.approx(4 * 512 * 32 * (3 * 4 * 4096 - 2 * inputs), abs=2)
+
+
+def test_a_layer_that_is_computed_again_has_its_adapters_inputs_at_the_peak(make_trial):
+    changes = {"recipe": "stock", "gradient_checkpointing": True}
+    some, more = (activations(make_trial, lora_targets=one, **changes) for one in (ATTENTION_PROJECTIONS, ALL_LINEAR))
+    assert more - some == pytest.approx(4 * 512 * 3 * (4096 + 4096 + 14336), abs=2)
+
+
+def test_only_the_fast_recipe_has_its_gradients_beside_what_layers_keep(make_trial):
+    for recipe, bytes_each in (("fast", 4 + 8 + 2 + 4), ("reference", 4 + 8)):
+        changes = {"recipe": recipe, "optimizer": "adamw_torch", "micro_batch_size": 1}
+        small, large = (make_trial(max_seq_len=8, lora_rank=rank, lora_alpha=16, **changes) for rank in (8, 256))
+        weights = [flops.adapter_weights(CONFIG, trial.lora_rank, trial.lora_targets) for trial in (small, large)]
+        grown = footprint.peak_bytes(CONFIG, large) - footprint.peak_bytes(CONFIG, small)
+        assert grown / (weights[1] - weights[0]) == pytest.approx(bytes_each, rel=0.01)
+
+
+def test_the_constants_still_predict_the_peaks_that_were_measured():
+    # 60 points that they were fitted to, and 25 chosen afterwards, all of H200s; the promise is 3 % and 8 %.
+    measured = [fitted_ratios(), *map(held_out_ratios, HELD_OUT)]
+    assert list(map(len, measured)) == [60, 9, 10, 6]
+    for ratios in measured:
+        errors = [abs(ratio - 1.0) for ratio in ratios]
+        assert statistics.median(errors) < 0.01
+        assert max(errors) < 0.03

@@ -1,0 +1,375 @@
+"""The recipes compute the same: losses, gradients, adapters; on small models of random weights, in float32, on a CPU.
+
+Not covered: the Triton kernels (tests/gpu/test_kernels.py), and bf16 at full size (tests/benchmarks/fast_equal.py).
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench import stack
+from bench.data import batches as data
+from bench.data.packing import Row, apart
+from bench.qlora import recipes
+from bench.qlora import step as qlora
+from bench.qlora.recipes import fast
+from bench.records import ALL_LINEAR, Trial
+
+# `stack.load` silences the first for a process; pytest takes that back for every test.
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+CPU = qlora.Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
+TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+WORDS = 96
+MODELS: dict[str, dict[str, Any]] = {
+    "mistral": {"model_type": "mistral"},
+    "llama": {"model_type": "llama"},
+    "one key head": {"model_type": "mistral", "num_attention_heads": 8, "num_key_value_heads": 1},
+    "as many key heads": {"model_type": "llama", "num_key_value_heads": 4},
+    "wide heads": {"model_type": "mistral", "head_dim": 32},
+    "tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "sliding window": {"model_type": "mistral", "sliding_window": 6},
+    "slower angles": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+    "angles by length": {
+        "model_type": "llama",
+        "max_position_embeddings": 16,  # below the test's lengths, so that they change the angles
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    },
+    "one layer": {"model_type": "mistral", "num_hidden_layers": 1, "intermediate_size": 64},
+    "biased": {"model_type": "llama", "attention_bias": True},
+    "odd heads": {"model_type": "mistral", "head_dim": 20},
+    "attention that drops": {"model_type": "mistral", "attention_dropout": 0.1},
+    "narrow": {"model_type": "llama", "intermediate_size": 96},
+    "another activation": {"model_type": "llama", "hidden_act": "gelu"},
+}
+
+
+@pytest.fixture(scope="module")
+def modules() -> stack.Stack:
+    return stack.load()
+
+
+@pytest.fixture(scope="module")
+def model_of(modules: stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            fields = {
+                "hidden_size": 64,
+                "intermediate_size": 192,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": WORDS,
+                "max_position_embeddings": 512,
+                "tie_word_embeddings": False,
+                "sliding_window": None,
+            }
+            config = modules.transformers.AutoConfig.for_model(**(fields | MODELS[name]))
+            torch.manual_seed(1)
+            made[name] = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
+            modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(made[name])
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def build(modules, model_of, make_trial) -> Callable[..., tuple[qlora.TrainingStep, Trial]]:
+    def make(recipe: str, model: str = "mistral", **changes: Any) -> tuple[qlora.TrainingStep, Trial]:
+        fields = {"max_seq_len": 24, "micro_batch_size": 3, "lora_dropout": 0.0, "learning_rate": 4e-3, "lora_rank": 4}
+        trial = make_trial(**(fields | {"recipe": recipe, "model": str(model_of(model))} | changes))
+        base = qlora.load_base(modules, trial, CPU)
+        return recipes.build(recipe, modules, trial, CPU, base), trial
+
+    return make
+
+
+def samples(*lengths: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(2, WORDS, (length,), generator=generator).tolist() for length in lengths]
+
+
+def batches(modules: stack.Stack, trial: Trial, rows: list[Row]) -> list[data.Batch]:
+    steps = len(rows) // data.rows_per_batch(trial)
+    trial = dataclasses.replace(trial, warmup_steps=0, measured_steps=steps)
+    return list(data.make_batches(modules, trial, rows, TOKENIZER, pin_memory=False))
+
+
+def padded(*texts: list[int]) -> list[Row]:
+    return [Row(ids=text, samples=1) for text in texts]
+
+
+def with_random_b(step: qlora.TrainingStep) -> qlora.TrainingStep:
+    """As training begins B is 0, and then A has no gradient that could be compared."""
+    generator = torch.Generator().manual_seed(5)
+    for name, each in sorted((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters()):
+        if "lora_B" in name:
+            with torch.no_grad():
+                each.copy_(0.1 * torch.randn(each.shape, generator=generator))
+    return step
+
+
+def loss_and_gradients(step: qlora.TrainingStep, batch: data.Batch) -> tuple[float, dict[str, torch.Tensor]]:
+    inputs = {name: tensor for name in step._inputs if (tensor := getattr(batch, name)) is not None}
+    loss = step.model(**inputs).loss
+    loss.backward()
+    named = ((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters())
+    found = {name: each.grad.clone() for name, each in named if each.grad is not None}
+    step.optimizer.zero_grad()
+    return float(loss.detach()), found
+
+
+def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest relative error of a gradient."""
+    assert sorted(found) == sorted(expected)
+    return max(float((found[name] - each).norm() / each.norm()) for name, each in expected.items())
+
+
+# The same loss and the same gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
+@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
+def test_fast_has_the_references_loss_and_gradients(modules, build, targets, layout):
+    texts = samples(24, 9, 17)
+    found = []
+    for recipe in ("reference", "stock", "fast"):
+        step, trial = build(recipe, layout=layout, lora_targets=targets)
+        assert step.recipe == recipe
+        rows = apart(texts, 24, 72, 1) if layout == "varlen" else padded(*texts)
+        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, rows)[0]))
+    assert len(found[0][1]) == 2 * 3 * len(targets)
+    for loss, gradients in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-6)
+        assert furthest(gradients, found[0][1]) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "slower angles"],
+)
+def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
+    texts = samples(24, 9, 17)
+    found = []
+    for recipe in ("reference", "fast"):
+        step, trial = build(recipe, model, lora_targets=ALL_LINEAR)
+        assert step.recipe == recipe
+        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*texts))[0]))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert furthest(found[1][1], found[0][1]) < 2e-5
+
+
+@pytest.mark.parametrize("model", ["llama", "angles by length"])
+def test_batches_of_changing_lengths_have_the_references_gradients(modules, build, model):
+    (step, trial), (reference, _) = build("fast", model, layout="varlen"), build("reference", model)
+    with_random_b(step)
+    with_random_b(reference)
+    short, long = (
+        batches(modules, dataclasses.replace(trial, layout="pad", max_seq_len=longest), padded(*samples(longest, 9, 5)))
+        for longest in (9, 24)
+    )
+    packed = batches(modules, trial, apart(samples(24, 9, 17), 24, 72, 1))
+    for batch in (*short, *long, *packed, *short):
+        expected = loss_and_gradients(reference, batch)[1]
+        assert furthest(loss_and_gradients(step, batch)[1], expected) < 2e-5
+
+
+@pytest.mark.parametrize("rank", [1, 256])
+@pytest.mark.parametrize("length", [8, 13])
+def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
+    found = []
+    for recipe in ("reference", "fast"):
+        step, trial = build(recipe, lora_rank=rank, max_seq_len=length, lora_targets=ALL_LINEAR)
+        batch = batches(modules, trial, padded(*samples(length, 3, 1)))[0]
+        found.append(loss_and_gradients(with_random_b(step), batch))
+    assert furthest(found[1][1], found[0][1]) < 2e-5
+
+
+@pytest.mark.parametrize("recipe", ["reference", "fast"])
+def test_packed_samples_have_the_loss_and_the_gradients_of_each_by_itself(modules, build, recipe):
+    texts = samples(5, 24, 1, 9, 2, 17, seed=3)
+    step, trial = build(recipe, layout="varlen", lora_targets=ALL_LINEAR)
+    with_random_b(step)
+    loss, gradients = loss_and_gradients(step, batches(modules, trial, apart(texts, 24, 72, 1))[0])
+    alone, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
+    with_random_b(alone)
+    total, sums, counted = 0.0, dict.fromkeys(gradients, 0.0), sum(len(text) - 1 for text in texts)
+    for text in texts:
+        if len(text) == 1:
+            continue  # it predicts nothing; the library would divide by the number of its targets
+        ids = torch.tensor([text])
+        one = alone.model(input_ids=ids, labels=ids).loss * (len(text) - 1) / counted
+        one.backward()
+        total += float(one.detach())
+    sums = {name: each.grad for name, each in alone.model.named_parameters() if each.grad is not None}
+    assert loss == pytest.approx(total, rel=1e-6)
+    assert furthest(gradients, sums) < 2e-5
+
+
+def test_a_sample_longer_than_the_pack_counts_as_it_does_when_it_is_padded(modules, build):
+    texts = samples(200, 30, 25, seed=4)
+    (packed, trial), (plain, trial_padded) = build("fast", layout="varlen"), build("fast")
+    row = apart(texts, trial.max_seq_len, 72, 1)
+    cut = padded(*(text[:24] for text in texts))
+    one = loss_and_gradients(with_random_b(packed), batches(modules, trial, row)[0])
+    other = loss_and_gradients(with_random_b(plain), batches(modules, trial_padded, cut)[0])
+    assert one[0] == pytest.approx(other[0], rel=1e-6)
+    assert furthest(one[1], other[1]) < 2e-5
+
+
+def test_what_is_kept_recomputed_offloaded_or_held_changes_no_bit(modules, build):
+    choices: list[dict[str, Any]] = [
+        {"gradient_checkpointing": False},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "checkpoint_every": 2},
+        {"gradient_checkpointing": True, "offload_checkpoints": True},
+        {"gradient_checkpointing": False, "held_layers": 2},
+    ]
+    found = []
+    for choice in choices:
+        step, trial = build("fast", lora_dropout=0.2, lora_targets=ALL_LINEAR, **choice)
+        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
+    for loss, gradients in found[1:]:
+        assert loss == found[0][0]
+        assert all(torch.equal(each, found[0][1][name]) for name, each in gradients.items())
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_decides_every_bit_of_the_adapters(modules, build):
+    def trained(seed: int) -> tuple[list[float], list[torch.Tensor]]:
+        step, trial = build("fast", lora_dropout=0.1, seed=seed)
+        steps = batches(modules, trial, padded(*samples(*[20] * 12)))
+        return [float(step(iter([batch]), 1)) for batch in steps], [each.detach() for each in step._trained]
+
+    (losses, first), (again, second), (other, _) = trained(1), trained(1), trained(2)
+    assert losses == again
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    assert losses != other
+
+
+def test_nothing_is_dropped_where_nothing_is_trained(modules, build):
+    (step, trial), (plain, _) = build("fast", lora_dropout=0.5), build("fast", lora_dropout=0.0)
+    batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
+    inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
+    expected = float(with_random_b(plain).model(**inputs).loss.detach())
+    assert float(with_random_b(step).model(**inputs).loss.detach()) != expected
+    assert float(step.model.eval()(**inputs).loss.detach()) == expected
+
+
+def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules, build, tmp_path):
+    step, trial = build("fast", lora_targets=ALL_LINEAR)
+    for batch in batches(modules, trial, padded(*samples(*[20] * 9))):
+        step(iter([batch]), 1)
+    step.model.peft_model.save_pretrained(tmp_path)
+    loaded = modules.peft.PeftModel.from_pretrained(qlora.load_base(modules, trial, CPU), tmp_path).train()
+    ids = torch.tensor(samples(19))
+    answers = [model(input_ids=ids).logits.detach() for model in (loaded, step.model.peft_model)]
+    assert torch.equal(*answers)
+    with loaded.disable_adapter():
+        assert not torch.allclose(answers[0], loaded(input_ids=ids).logits.detach(), atol=1e-2)
+    # And they are what fast itself computes with: its loss on a row is that of these logits.
+    _, trial = build("fast")
+    row = batches(modules, dataclasses.replace(trial, micro_batch_size=1), padded(ids[0].tolist()))[0]
+    own = float(step.model(input_ids=row.input_ids, labels=row.labels).loss.detach())
+    assert own == pytest.approx(float(torch.nn.functional.cross_entropy(answers[0][0, :-1], ids[0, 1:])), rel=1e-5)
+
+
+def test_two_micro_batches_a_step_are_one_of_twice_the_size(modules, build):
+    texts = samples(*[24] * 6)
+    (twice, trial), (once, trial_once) = build("fast"), build("fast", micro_batch_size=6)
+    first = float(twice(iter(batches(modules, trial, padded(*texts))), 2))
+    assert first == pytest.approx(float(once(iter(batches(modules, trial_once, padded(*texts))), 1)), rel=1e-6)
+    for one, other in zip(twice._trained, once._trained, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modules, build):
+    generator = torch.Generator().manual_seed(8)
+    texts = []
+    for _ in range(600):  # sentences that can be learned: a start, and a stride that says every next word
+        start, stride = (
+            torch.randint(2, WORDS, (1,), generator=generator),
+            torch.randint(1, 4, (1,), generator=generator),
+        )
+        texts.append([int(2 + (start + stride * place) % (WORDS - 2)) for place in range(20)])
+
+    def curve(recipe: str, dropout_seed: int) -> torch.Tensor:
+        changes = {"lora_dropout": 0.05, "lora_rank": 16, "learning_rate": 2e-2, "gradient_checkpointing": False}
+        step, trial = build(recipe, "one layer", **changes)
+        torch.manual_seed(dropout_seed)
+        return torch.tensor([float(step(iter([batch]), 1)) for batch in batches(modules, trial, padded(*texts))])
+
+    reference, noisy, found = curve("reference", 1), curve("reference", 2), curve("fast", 1)
+    assert len(found) == 200
+    noise = (reference - noisy).abs().mean()
+    assert reference[:10].mean() - reference[-50:].mean() > 5 * noise  # it learned: a flat curve would prove nothing
+    assert (reference - found).abs().mean() < 1.5 * noise
+    assert abs(reference[-50:].mean() - found[-50:].mean()) < 2 * noise
+
+
+# What fast leaves to stock --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "reason"),
+    [
+        ("biased", {}, "a bias on model.layers.0.self_attn.q_proj"),
+        ("odd heads", {}, "heads 20 wide, not a multiple of 8 up to 256"),
+        ("odd heads", {"held_layers": 1}, "heads 20 wide, not a multiple of 8 up to 256; without held_layers"),
+        ("another activation", {}, "activation gelu, not silu"),
+        ("attention that drops", {}, "dropout of 0.1 inside attention"),
+        ("narrow", {}, "down_proj takes 96 numbers, not a multiple of 64"),
+        ("mistral", {"base_precision": "bf16"}, "a base in bf16, not NF4"),
+    ],
+)
+def test_a_model_that_is_not_for_fast_trains_by_stock_and_says_why(modules, build, model, changes, reason):
+    step, trial = build("fast", model, **changes)
+    assert step.recipe == f"stock (fast is not for this: {reason})"
+    assert float(step(iter(batches(modules, trial, padded(*samples(24, 9, 17)))), 1)) > 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "torch_version", "has_triton", "reason"),
+    [
+        ((7, 5), "2.11.0+cu130", True, "a GPU of compute capability 7.5; the kernels need 8.0 (A100, A10) or newer"),
+        ((8, 6), "2.1.2+cu121", True, "torch 2.1.2+cu121; its operators are used as 2.10 has them"),
+        ((8, 6), "2.10.0", False, "triton is not installed"),
+        ((8, 6), "2.10.0", True, None),
+    ],
+)
+def test_a_device_that_is_not_for_fast_is_named(monkeypatch, capability, torch_version, has_triton, reason):
+    cuda = SimpleNamespace(get_device_capability=lambda _: capability)
+    fake: Any = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__=torch_version))
+    monkeypatch.setattr(fast, "HAS_TRITON", has_triton)
+    assert fast._not_this_device(fake, qlora.Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
+
+
+def test_another_architecture_is_named():
+    base = SimpleNamespace(config=SimpleNamespace(model_type="falcon"))
+    assert fast._not_this_model(base) == "architecture falcon, not llama or mistral"
+
+
+def test_the_result_says_which_recipe_ran(tmp_path, make_trial, tiny_model, tiny_data, bench_environment):
+    import subprocess
+    import sys
+
+    trial = make_trial(model=str(tiny_model), data=str(tiny_data), recipe="fast", layout="varlen", max_seq_len=64)
+    (tmp_path / "trial.json").write_text(trial.to_text())
+    words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
+    subprocess.run((sys.executable, "-m", "bench", *words), env=bench_environment, timeout=240, check=True)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["fingerprint"]["recipe"] == "fast"
+    assert result["metrics"]["padding_percent"] < 25

@@ -1,0 +1,216 @@
+"""A record is read back whole or refused by name; nothing in between."""
+
+import json
+import os
+import random
+import stat
+from pathlib import Path
+
+import numpy
+import pytest
+
+from bench.records.result import (
+    End,
+    Interval,
+    Metrics,
+    PlannedTrial,
+    ResultError,
+    RunRecord,
+    Steps,
+    TrialResult,
+    quantile,
+    summarize,
+    write_atomic,
+)
+
+
+@pytest.fixture
+def result(make_trial) -> TrialResult:
+    times = Interval(median=0.2, p10=0.1, p90=0.3, low=0.15, high=0.25, n=2)
+    return TrialResult(
+        trial_id="small.worker-1",
+        trial=make_trial(),
+        status=End.FAILED,
+        reason="the loss is nan at measure step 2",
+        worker="worker-1",
+        run_id="20260101-000000",
+        attempt=2,
+        started_at="2026-01-01T00:00:00+00:00",
+        wall_time_sec=1.25,
+        phases={"import": 0.5},
+        steps=Steps(step_time_sec=[0.1, 0.3], loss=[2.0, None], samples=[2, 2], tokens=[64, 64], useful_tokens=[9, 8]),
+        metrics=Metrics(
+            step_time_sec=times,
+            samples_per_sec=10.0,
+            tokens_per_sec=320.0,
+            useful_tokens_per_sec=42.5,
+            padding_percent=86.7,
+            first_loss=2.0,
+            last_loss=None,
+            peak_vram_bytes=None,
+            peak_rss_bytes=1 << 29,
+            load_time_sec=0.1,
+        ),
+        fingerprint={"python": "3.11", "gpu_name": None, "cores": 2},
+        log_tail=["line 'one'", "zwei ✓"],
+    )
+
+
+def test_a_result_comes_back_equal(result, tmp_path: Path):
+    path = result.write(tmp_path)
+    assert path == tmp_path / "result.json"
+    assert TrialResult.read(path) == result
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_result_can_be_read_by_others_than_its_writer(result, tmp_path: Path):
+    assert stat.S_IMODE(result.write(tmp_path).stat().st_mode) == 0o644
+
+
+def test_a_second_result_replaces_the_first_whole(result, make_trial, tmp_path: Path):
+    result.write(tmp_path)
+    other = TrialResult(trial_id="b", trial=make_trial(), status=End.SUCCEEDED, reason=None)
+    assert TrialResult.read(other.write(tmp_path)) == other
+
+
+def test_a_result_truncated_at_any_length_is_refused_by_name(result, tmp_path: Path):
+    whole = result.write(tmp_path).read_bytes()
+    path = tmp_path / "cut.json"
+    for length in range(len(whole) - 1):  # without its last newline the document is still whole
+        path.write_bytes(whole[:length])
+        with pytest.raises(ResultError, match=r"cut\.json: not complete JSON"):
+            TrialResult.read(path)
+
+
+def test_a_result_with_any_bit_flipped_is_refused_or_says_the_same(result, tmp_path: Path):
+    whole = result.write(tmp_path).read_bytes()
+    path = tmp_path / "flipped.json"
+    chooser, refusals = random.Random(42), []
+    for _ in range(2000):
+        place, bit = chooser.randrange(len(whole)), chooser.randrange(8)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+        try:
+            assert TrialResult.read(path) == result  # a flipped space between two values changes nothing
+        except ResultError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 1000
+    assert all("flipped.json: " in refusal for refusal in refusals)
+
+
+def test_a_changed_number_is_refused_by_its_seal(result, tmp_path: Path):
+    path = result.write(tmp_path)
+    path.write_text(path.read_text().replace('"samples_per_sec": 10.0', '"samples_per_sec": 99.0'))
+    with pytest.raises(ResultError, match="sha256 does not match its content"):
+        TrialResult.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema_version": 2}, "schema version 2; this version reads 1"),
+        ({"schema_version": None}, "schema version None; this version reads 1"),
+        ({"kind": "run"}, "not a trial_result record"),
+        ({"kind": None}, "not a trial_result record"),
+        ({"sha256": None}, "sha256 does not match"),
+        ({"sha256": "0" * 64}, "sha256 does not match"),
+    ],
+)
+def test_a_record_of_another_make_is_refused_by_name(result, tmp_path: Path, change, said):
+    path = result.write(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ResultError, match=rf"result\.json: .*{said}"):
+        TrialResult.read(path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"3", b'"x"', b"[" * 100_000, b"\xff"])
+def test_other_json_and_no_json_are_refused_by_name(tmp_path: Path, content):
+    (tmp_path / "r.json").write_bytes(content)
+    with pytest.raises(ResultError, match=r"r\.json: not "):
+        TrialResult.read(tmp_path / "r.json")
+
+
+def test_a_well_sealed_record_with_an_impossible_trial_is_refused_by_key(result, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("bench.records.Trial.__post_init__", lambda _: None)
+    object.__setattr__(result.trial, "micro_batch_size", -1)
+    path = result.write(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ResultError, match="micro_batch_size: expected 1 to 4096, found -1"):
+        TrialResult.read(path)
+
+
+def test_a_missing_result_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(ResultError, match=r"result\.json: cannot be read: No such file"):
+        TrialResult.read(tmp_path / "result.json")
+
+
+def test_a_run_comes_back_equal_and_is_no_trial_result(make_trial, tmp_path: Path):
+    run = RunRecord(
+        run_id="r",
+        created_at="2026-01-01T00:00:00+00:00",
+        suite="quick",
+        profile="tiny",
+        spread="replicate",
+        fleet_kind="local",
+        workers=["worker-1"],
+        planned=[PlannedTrial(trial_id="small.worker-1", trial=make_trial(), worker="worker-1")],
+        settings={"price_usd_per_gpu_hour": None},
+        provenance={"git_sha": None},
+    )
+    path = run.write(tmp_path)
+    assert RunRecord.read(path) == run
+    with pytest.raises(ResultError, match=r"run\.json: not a trial_result record"):
+        TrialResult.read(path)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch):
+    write_atomic(tmp_path / "f", b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 101])
+def test_quantiles_are_numpys(size):
+    values = sorted(random.Random(size).gauss(0, 1) for _ in range(size))
+    for share in (0.0, 0.025, 0.1, 0.5, 0.9, 0.975, 1.0):
+        assert quantile(values, share) == pytest.approx(numpy.quantile(values, share))
+
+
+def test_a_summary_is_the_same_every_time_and_in_any_order():
+    values = [random.Random(1).gauss(1.0, 0.1) for _ in range(25)]
+    assert summarize(values) == summarize(values[::-1])
+    assert summarize(values).n == 25
+
+
+def test_a_median_lies_within_its_interval_and_its_spread():
+    summary = summarize([0.3, 1.0, 2.0, 3.0, 50.0])
+    assert summary.low <= summary.median <= summary.high
+    assert summary.p10 <= summary.median <= summary.p90
+
+
+def test_one_value_is_its_own_interval():
+    assert summarize([0.5]) == Interval(median=0.5, p10=0.5, p90=0.5, low=0.5, high=0.5, n=1)
+
+
+def test_nothing_cannot_be_summarized():
+    with pytest.raises(ValueError, match="no values"):
+        summarize([])
+
+
+def test_the_95_percent_interval_holds_the_true_median_about_that_often():
+    chooser, held = random.Random(7), 0
+    for round_ in range(300):
+        summary = summarize([chooser.gauss(1.0, 0.2) for _ in range(30)], resamples=200, seed=round_)
+        held += summary.low <= 1.0 <= summary.high
+    # 95 % of 300 is 285; the percentile bootstrap of a median of 30 is known to be a little off, never this far.
+    assert 265 <= held <= 299
+
+
+def test_only_ends_that_did_not_get_to_speak_are_tried_again():
+    assert {end for end in End if end.is_resumable} == {End.PREEMPTED, End.LOST, End.CANCELLED}

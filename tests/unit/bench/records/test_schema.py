@@ -1,0 +1,113 @@
+"""Strict reading: what is not exactly the record is refused with its place."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from bench.records import schema
+
+
+class Colour(str, Enum):
+    RED = "RED"
+    BLUE = "BLUE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    count: int
+    share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str
+    colour: Colour = Colour.RED
+    inner: Inner | None = None
+    many: list[Inner] = field(default_factory=list)
+    words: tuple[str, ...] = ()
+    table: dict[str, float] = field(default_factory=dict)
+    anything: dict[str, Any] = field(default_factory=dict)
+    flag: bool = False
+
+
+FULL = Outer(
+    name="a",
+    colour=Colour.BLUE,
+    inner=Inner(count=1, share=0.5),
+    many=[Inner(count=2), Inner(count=3)],
+    words=("x", "y"),
+    table={"a": 1.5},
+    anything={"list": [1, None, "x"]},
+    flag=True,
+)
+
+
+@pytest.mark.parametrize("record", [FULL, Outer(name="only")])
+def test_a_record_comes_back_equal(record):
+    assert schema.from_json(Outer, schema.to_json(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "f: name: missing"),
+        ({"name": "a", "size": 1}, "f: size: unknown field; the fields are name, colour"),
+        ({"name": 1}, "f: name: expected text, found a whole number"),
+        ({"name": None}, "f: name: expected text, found nothing"),
+        ({"name": "a", "flag": 1}, "f: flag: expected true or false, found a whole number"),
+        ({"name": "a", "colour": "GREEN"}, "f: colour: expected one of RED, BLUE, found 'GREEN'"),
+        ({"name": "a", "inner": []}, "f: inner: expected an object, found a list"),
+        ({"name": "a", "inner": {"count": True}}, "f: inner: count: expected a whole number, found true/false"),
+        ({"name": "a", "many": {}}, "f: many: expected a list, found an object"),
+        ({"name": "a", "many": [{"count": 1}, {"count": "2"}]}, r"f: many\[1\]: count: expected a whole number"),
+        ({"name": "a", "words": "xy"}, "f: words: expected a list, found text"),
+        ({"name": "a", "table": [1]}, "f: table: expected an object, found a list"),
+        ({"name": "a", "table": {"k": "v"}}, "f: table.k: expected a number, found text"),
+        ([], "f: expected an object, found a list"),
+        (None, "f: expected an object, found nothing"),
+    ],
+)
+def test_a_document_that_is_not_the_record_is_refused_with_its_place(document, said):
+    with pytest.raises(schema.SchemaError, match=f"^{said}"):
+        schema.from_json(Outer, document, "f")
+
+
+def test_numbers_json_has_no_word_for_become_null():
+    assert schema.to_json({"a": float("nan"), "b": [float("inf")]}) == {"a": None, "b": [None]}
+
+
+def test_a_whole_number_is_read_as_a_number_where_one_is_wanted():
+    share = schema.from_json(Inner, {"count": 1, "share": 2}).share
+    assert (share, type(share)) == (2.0, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists:
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+
+def test_whole_numbers_among_numbers_become_numbers():
+    read = schema.from_json(Lists, {"seconds": [1, 2.5], "losses": [1, None, 0.5], "counts": [3]})
+    assert read == Lists(seconds=[1.0, 2.5], losses=[1.0, None, 0.5], counts=[3])
+    assert [type(value) for value in (*read.seconds, read.losses[0])] == [float, float, float]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"seconds": [0.1, True]}, "f: seconds[1]: expected a number, found true/false"),
+        ({"seconds": [0.1, None]}, "f: seconds[1]: expected a number, found nothing"),
+        ({"losses": [None, "x"]}, "f: losses[1]: expected a number, found text"),
+        ({"counts": [1, 2.0]}, "f: counts[1]: expected a whole number, found a number"),
+        ({"counts": [1, True]}, "f: counts[1]: expected a whole number, found true/false"),
+        ({"seconds": [0.1, 10**400]}, "f: seconds[1]: expected a number, found one of 401 digits"),
+    ],
+)
+def test_one_wrong_item_in_a_long_list_is_found_with_its_place(document, said):
+    with pytest.raises(schema.SchemaError) as refused:
+        schema.from_json(Lists, document, "f")
+    assert str(refused.value) == said

@@ -1,0 +1,250 @@
+"""A trial that cannot be run cannot be made, and the message names the key."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
+
+IMPOSSIBLE = [
+    ("name", ""),
+    ("name", "x" * 81),
+    ("name", "two\nlines"),
+    ("name", "--"),
+    ("model", ""),
+    ("data", ""),
+    ("profile", "a10"),
+    ("kind", "dance"),
+    ("recipe", "mine"),
+    ("layout", "ragged"),
+    ("base_precision", "fp8"),
+    ("optimizer", "sgd"),
+    ("max_seq_len", 7),
+    ("max_seq_len", 1_048_577),
+    ("micro_batch_size", 0),
+    ("micro_batch_size", -8),
+    ("micro_batch_size", 4097),
+    ("gradient_accumulation_steps", 0),
+    ("gradient_accumulation_steps", 4097),
+    ("lora_rank", 0),
+    ("lora_rank", 1025),
+    ("lora_alpha", 0),
+    ("lora_alpha", 4097),
+    ("lora_dropout", -0.1),
+    ("lora_dropout", 1.0),
+    ("lora_targets", ()),
+    ("lora_targets", ("q_proj", "")),
+    ("learning_rate", 0.0),
+    ("learning_rate", 1.5),
+    ("checkpoint_every", 0),
+    ("checkpoint_every", 1025),
+    ("checkpoint_every", 2),  # the reference has no choice of layers, no host to move them to, and holds none
+    ("offload_checkpoints", True),
+    ("held_layers", 1),
+    ("held_layers", -1),
+    ("data_workers", -1),
+    ("data_workers", 65),
+    ("world_size", 0),
+    ("world_size", 1025),
+    ("world_size", 2),  # a training is one rank
+    ("new_tokens", 0),
+    ("new_tokens", 65_537),
+    ("warmup_steps", -1),
+    ("warmup_steps", 10_001),
+    ("measured_steps", 0),
+    ("measured_steps", 100_001),
+    ("seed", -1),
+    ("seed", 2**31),
+    ("deadline_sec", 0.5),
+    ("deadline_sec", 604_801.0),
+]
+WRONG_TYPES = [
+    ("name", 3),
+    ("reason", None),
+    ("suite", ["quick"]),
+    ("max_seq_len", 512.0),
+    ("max_seq_len", "512"),
+    ("max_seq_len", True),
+    ("learning_rate", "fast"),
+    ("learning_rate", float("nan")),
+    ("learning_rate", float("inf")),
+    ("gradient_checkpointing", 1),
+    ("gradient_checkpointing", "yes"),
+    ("offload_checkpoints", 1),
+    ("lora_targets", ["q_proj"]),
+    ("lora_targets", "q_proj"),
+    ("lora_targets", (1,)),
+]
+
+SIZES = {
+    "quick": 2,
+    "full": 12,
+    "hardware": 1,
+    "loading": 2,
+    "inference": 2,
+    "distributed": 3,
+    "recipes": 10,
+    "all": 21,
+}
+
+
+@pytest.mark.parametrize(("key", "value"), IMPOSSIBLE)
+def test_a_value_out_of_range_is_refused_by_key(make_trial, key, value):
+    with pytest.raises(TrialError, match=rf"^{key}: expected"):
+        make_trial(**{key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG_TYPES)
+def test_a_value_of_the_wrong_type_is_refused_by_key(make_trial, key, value):
+    with pytest.raises(TrialError, match=rf"^{key}: expected"):
+        make_trial(**{key: value})
+
+
+def test_every_field_with_a_range_is_tried_above():
+    tried = {key for key, _ in IMPOSSIBLE + WRONG_TYPES}
+    assert {field.name for field in dataclasses.fields(Trial)} == tried
+
+
+def test_a_trial_comes_back_from_its_file_equal(make_trial, tmp_path: Path):
+    trial = make_trial(name="Größe 'A' & \"B\"", lora_targets=("q_proj", "down_proj"), learning_rate=1.0)
+    (tmp_path / "trial.json").write_text(json.dumps(trial.to_json()))
+    assert Trial.read(tmp_path / "trial.json") == trial
+
+
+def test_an_unknown_key_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: Path):
+    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"batch": 4}))
+    with pytest.raises(TrialError, match=r"t\.json: batch: unknown field; the fields are name, "):
+        Trial.read(tmp_path / "t.json")
+
+
+def test_a_missing_key_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: Path):
+    document = make_trial().to_json()
+    del document["model"]
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    with pytest.raises(TrialError, match=r"t\.json: model: missing"):
+        Trial.read(tmp_path / "t.json")
+
+
+def test_a_negative_batch_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: Path):
+    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"micro_batch_size": -4}))
+    with pytest.raises(TrialError, match=r"t\.json: micro_batch_size: expected 1 to 4096, found -4"):
+        Trial.read(tmp_path / "t.json")
+
+
+def test_a_whole_number_serves_as_a_number_in_a_file(make_trial, tmp_path: Path):
+    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"deadline_sec": 60}))
+    assert Trial.read(tmp_path / "t.json").deadline_sec == 60.0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "line 1: not JSON"),
+        (b'{\n"name": \n}', "line 3: not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[]", "expected an object, found a list"),
+        pytest.param(b"[" * 100_000, "not usable JSON: ", id="nested as deep as Python goes"),
+        pytest.param(b'{"seed": ' + 5000 * b"9" + b"}", "not usable JSON: ", id="a number of 5000 digits"),
+    ],
+)
+def test_a_file_that_is_no_trial_is_refused_with_its_name(tmp_path: Path, content, said):
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(TrialError, match=rf"t\.json: {said}"):
+        Trial.read(tmp_path / "t.json")
+
+
+def test_a_missing_file_is_refused_with_its_name(tmp_path: Path):
+    with pytest.raises(TrialError, match=r"none\.json: cannot be read: No such file"):
+        Trial.read(tmp_path / "none.json")
+
+
+def test_an_id_is_a_safe_folder_name(make_trial):
+    assert make_trial(name='../../etc/it\'s "x" $(rm)').trial_id == "etc-it-s-x-rm"
+    assert make_trial(name="ö").trial_id == "trial"
+
+
+def test_equal_digests_mean_the_same_measurement(make_trial):
+    assert make_trial(name="a", reason="b", suite="c").digest() == make_trial().digest()
+    assert make_trial(seed=7).digest() != make_trial().digest()
+
+
+@pytest.mark.parametrize("profile", SCALES)
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
+def test_suites_have_their_published_sizes_and_unique_ids(name, profile, size):
+    trials = suite(name, profile, "M", "D")
+    assert len({trial.trial_id for trial in trials}) == size
+    assert {trial.profile for trial in trials} == {profile}
+    assert len({trial.digest() for trial in trials}) == size
+
+
+def test_the_full_suite_changes_one_factor_at_a_time():
+    centre, *others = suite("full", "gpu", "M", "D")
+    for trial in others:
+        changed = {
+            field.name
+            for field in dataclasses.fields(trial)
+            if field.name not in ("name", "reason") and getattr(trial, field.name) != getattr(centre, field.name)
+        }
+        # Rank and alpha move together, so that the adapters' scale alpha / rank stays what it was.
+        assert len(changed - {"lora_alpha"}) == 1, trial.name
+
+
+def test_the_quick_trials_compute_equally_many_tokens_a_step():
+    for profile in SCALES:
+        baseline, optimized = suite("quick", profile, "M", "D")
+        assert baseline.tokens_per_step == optimized.tokens_per_step
+
+
+def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice():
+    with pytest.raises(TrialError, match=f"suite: expected one of {', '.join(SIZES)}, found 'huge'"):
+        suite("huge", "gpu", "M", "D")
+    with pytest.raises(TrialError, match="profile: expected one of gpu, tiny, found 'h200'"):
+        suite("quick", "h200", "M", "D")
+    with pytest.raises(TrialError, match="'nope' is unknown; this suite has baseline, optimized"):
+        choose(suite("quick", "gpu", "M", "D"), ("nope",))
+    with pytest.raises(TrialError, match="no trial was chosen; this suite has baseline"):
+        choose(suite("quick", "gpu", "M", "D"), ())
+    with pytest.raises(TrialError, match="this suite has none"):
+        choose((), ())
+
+
+def test_a_file_holds_one_trial_or_a_list_of_them(make_trial):
+    one, other = make_trial(name="one"), make_trial(name="other")
+    assert read_trials(one.to_text(), "t.json") == (one,)
+    assert read_trials(f"[{one.to_text()}, {other.to_text()}]", "t.json") == (one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "t.json: the list is empty; it must hold at least one trial"),
+        ("[{ONE}, {ONE}]", "t.json: two trials are called small; give each a name of its own"),
+        ('[{ONE}, {"name": 3}]', "t.json: trial 2: "),
+        ("[{ONE}, 3]", "t.json: trial 2: expected an object, found "),
+        ("", "t.json: line 1: not JSON: "),
+        ("[" * 100_000, "t.json: not usable JSON: "),
+    ],
+)
+def test_a_list_that_is_no_list_of_trials_is_refused_by_its_place(make_trial, text, said):
+    with pytest.raises(TrialError) as caught:
+        read_trials(text.replace("{ONE}", make_trial().to_text()), "t.json")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_choosing_keeps_the_order_asked_for_and_drops_repeats():
+    trials = suite("quick", "gpu", "M", "D")
+    chosen = choose(trials, ("optimized", "baseline", "optimized"))
+    assert [trial.trial_id for trial in chosen] == ["optimized", "baseline"]
+
+
+def test_the_suites_named_here_are_all_there_are():
+    assert list(SUITES) == list(SIZES)
+
+
+def test_ranks_are_for_distributed_trials_alone(make_trial):
+    assert make_trial(kind="distributed", world_size=4).world_size == 4
+    with pytest.raises(TrialError, match="world_size: expected 1 unless kind is distributed"):
+        make_trial(kind="inference", world_size=4)

@@ -1,0 +1,367 @@
+"""Every recorded way in which a pod, a Job or a claim does not come up gets its own cause and a remedy.
+
+The texts are those of a real cluster (Kubernetes 1.34, containerd 1.6), in data/kubernetes_events.json; the pods around
+them are made here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.cluster.diagnosis.pods import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready, together
+from remote.cluster.diagnosis.scheduling import explain_scheduling
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "kubernetes_events.json").read_text())
+UID = "0000-1111"
+
+
+def pod(scenario: dict[str, Any], *, secrets: tuple[str, ...] = ("ocir-secret",)) -> dict[str, Any]:
+    said = scenario["pod_status"] or {}
+    texts = json.dumps(scenario)
+    image = re.search(r'(?:pull image|pulling image|tag|Container image) \\\\*"([^"\\]+)\\*"', texts)
+    state = said.get("containerState")
+    conditions = []
+    unscheduled = [event["message"] for event in scenario["events"] if event["reason"] == "FailedScheduling"]
+    if unscheduled and said.get("phase") == "Pending":
+        conditions = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": unscheduled[-1]}
+        ]
+    status: dict[str, Any] = {key: said[key] for key in ("phase", "reason", "message") if key in said}
+    status["conditions"] = conditions
+    if state:
+        container = {"name": "main", "state": state, "lastState": said.get("containerLastState") or {}}
+        status["containerStatuses"] = [{**container, "restartCount": 2 if said.get("containerLastState") else 0}]
+    spec: dict[str, Any] = {
+        "nodeName": "node-2",
+        "containers": [{"name": "main", "image": image[1] if image else "registry.example.com/team/qlora-bench:1.0"}],
+    }
+    if secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in secrets]
+    return {"metadata": {"name": "p", "uid": UID}, "spec": spec, "status": status}
+
+
+def events(scenario: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "involvedObject": {"kind": event["kind"], "name": "p", "uid": UID},
+            "reason": event["reason"],
+            "message": event["message"],
+            "lastTimestamp": event["at"],
+        }
+        for event in scenario["events"]
+    ]
+
+
+def found(topic: str, name: str, **changes: Any) -> list[Finding]:
+    scenario = RECORDED[topic][name]
+    return diagnose_pod(pod(scenario, **changes), events(scenario))
+
+
+PULLS = {
+    "pull-basic-401-no-secret": "unauthorized",
+    "pull-basic-401-wrong-password": "unauthorized",
+    "pull-connection-refused": "connection-refused",
+    "pull-digest-not-found": "not-found",
+    "pull-http-answer-to-https": "plain-http",
+    "pull-invalid-image-name": "invalid-name",
+    "pull-name-not-resolved": "name-not-resolved",
+    "pull-no-route": "no-route",
+    "pull-policy-never": "never-pull",
+    "pull-repository-not-found": "not-found",
+    "pull-secret-object-missing": "secret-missing",
+    "pull-tag-not-found": "not-found",
+    "pull-timeout": "timeout",
+    "pull-token-401-wrong-user-form": "wrong-login",
+    "pull-token-403-no-secret": "forbidden",
+    "pull-token-403-secret-for-other-host": "secret-missing",
+    "pull-token-404-tag-not-found": "not-found",
+    "pull-x509-unknown-ca": "unknown-authority",
+    "pull-x509-wrong-name": "certificate-name",
+}
+
+
+def test_every_recorded_pull_that_fails_is_in_the_table() -> None:
+    assert set(RECORDED["image-pull"]) - {"pull-ok"} == set(PULLS)
+
+
+@pytest.mark.parametrize(("name", "cause"), PULLS.items())
+def test_a_pull_that_fails_is_told_by_its_cause(name: str, cause: str) -> None:
+    (finding,) = found("image-pull", name)
+    assert finding.cause == cause
+    assert finding.remedy
+    assert finding.subject == "pod p"
+    assert "\n" not in str(finding)
+    assert "example" in finding.reason or "ocir" in finding.reason or "10.99" in finding.reason, "names the image"
+
+
+@pytest.mark.parametrize("name", ["pull-basic-401-no-secret", "pull-token-403-no-secret"])
+def test_a_pod_without_any_pull_secret_is_told_so(name: str) -> None:
+    (finding,) = found("image-pull", name, secrets=())
+    assert finding.cause == "no-secret"
+    assert "cluster.pull_secret" in finding.remedy
+
+
+def test_an_older_kubelet_that_says_only_back_off_is_explained_by_its_events() -> None:
+    scenario = RECORDED["image-pull"]["pull-x509-unknown-ca"]
+    backing_off = pod(scenario)
+    waiting = backing_off["status"]["containerStatuses"][0]["state"]["waiting"]
+    waiting["message"] = 'Back-off pulling image "registry.internal.example.com/team/qlora-bench:1.0"'
+    (finding,) = diagnose_pod(backing_off, events(scenario))
+    assert finding.cause == "unknown-authority"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "failed to copy: httpReadSeeker: failed open: unexpected status code 429 Too Many Requests",
+            "too-many-requests",
+        ),
+        ("failed to extract layer sha256:1: write /var/lib: no space left on device", "disk-full"),
+        ("failed to pull and unpack image: no match for platform in manifest: not found", "wrong-architecture"),
+        ("failed to pull: failed to copy: read tcp: connection reset by peer", "broken-off"),
+        (
+            'failed to pull and unpack image "fra.ocir.io/a": failed to do request: Head "https://fra.ocir.io/v2": '
+            "dial tcp: lookup fra.ocir.io on 10.0.0.2:53: read udp 10.77.0.11:40439->10.0.0.2:53: i/o timeout",
+            "name-not-resolved",
+        ),
+        ("failed to pull: something nobody has seen", "pull"),
+    ],
+)
+def test_a_pull_that_was_not_recorded_is_told_too(text: str, cause: str) -> None:
+    scenario = {
+        "pod_status": {"phase": "Pending", "containerState": {"waiting": {"reason": "ErrImagePull", "message": text}}},
+        "events": [],
+    }
+    (finding,) = diagnose_pod(pod(scenario), [])
+    assert finding.cause == cause
+    if cause == "pull":
+        assert text in finding.reason
+
+
+SCHEDULING = {
+    "sched-anti-affinity-4": "one-per-node",
+    "sched-cpu": "no-cpu",
+    "sched-device-plugin-missing": "no-gpu",
+    "sched-ephemeral-storage": "no-ephemeral-storage",
+    "sched-memory": "no-memory",
+    "sched-no-gpu-left": "no-gpu",
+    "sched-node-affinity-mismatch": "instance-type",
+    "sched-node-selector-mismatch": "instance-type",
+    "sched-taint-not-tolerated": "taint",
+}
+
+
+@pytest.mark.parametrize(("name", "cause"), SCHEDULING.items())
+def test_a_pod_that_finds_no_node_is_told_by_what_is_missing(name: str, cause: str) -> None:
+    (finding,) = found("scheduling", name)
+    assert finding.cause == cause
+    assert "4 nodes" in finding.reason
+
+
+@pytest.mark.parametrize(("name", "cause"), SCHEDULING.items())
+def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> None:
+    scenario = RECORDED["scheduling-one-node-cordoned"][name]
+    message = next(event["message"] for event in scenario["events"] if event["reason"] == "FailedScheduling")
+    causes = [one[0] for one in explain_scheduling(message)]
+    assert causes == [cause, "cordoned"]
+
+
+@pytest.mark.parametrize(
+    ("message", "causes"),
+    [
+        ("0/4 nodes are available: 4 node(s) had untolerated taint {nvidia.com/gpu: present}.", ["taint"]),
+        (
+            "0/6 nodes are available: 2 Insufficient nvidia.com/gpu, 4 node(s) had volume node affinity conflict.",
+            ["volume-elsewhere", "no-gpu"],
+        ),
+        ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", ["unschedulable"]),
+        ('persistentvolumeclaim "shared" not found', ["claim-missing"]),
+        ("", ["unschedulable"]),
+        ("no nodes available to schedule pods", ["unschedulable"]),
+    ],
+)
+def test_other_words_of_the_scheduler_are_understood_or_passed_on(message: str, causes: list[str]) -> None:
+    assert [one[0] for one in explain_scheduling(message)] == causes
+
+
+MOUNTS = {
+    "env-configmap-missing": "configmap-missing",
+    "env-secret-key-missing": "key-missing",
+    "mount-configmap-key-missing": "key-missing",
+    "mount-configmap-missing": "configmap-missing",
+    "mount-csi-attach-no-driver": "csi-driver-missing",
+    "mount-fss-csi-not-installed": "csi-driver-missing",
+    "mount-hostpath-wrong-type": "hostpath",
+    "mount-nfs-unreachable": "nfs",
+    "mount-secret-missing": "secret-missing",
+}
+
+
+@pytest.mark.parametrize(("name", "cause"), MOUNTS.items())
+def test_a_volume_or_variable_that_is_not_there_is_named(name: str, cause: str) -> None:
+    (finding,) = found("mounts-and-environment", name)
+    assert finding.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        (
+            'failed to setup network for sandbox "ab": plugin type="bridge" failed (add): no IP addresses available',
+            "network plugin",
+        ),
+        (
+            "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+            "failed: unable to start container process: can't get final child's PID from pipe: EOF: unknown",
+            "container runtime",
+        ),
+    ],
+)
+def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(said: str, part: str) -> None:
+    message = f"Failed to create pod sandbox: rpc error: code = Unknown desc = {said}"
+    event = {"kind": "Pod", "reason": "FailedCreatePodSandBox", "message": message, "at": "2026-01-01T00:00:00Z"}
+    scenario = {"pod_status": {"phase": "Pending"}, "events": [event]}
+    (finding,) = diagnose_pod(pod(scenario), events(scenario))
+    assert finding.cause == "sandbox"
+    assert f"the node's {part} fails" in finding.remedy
+
+
+CONTAINERS = {
+    "command-not-found": "command-missing",
+    "crash-loop": "crash",
+    "failed-exit-3": "crash",
+    "liveness-failing": "liveness",
+    "oom-killed": "out-of-memory",
+    "oom-killed-restarting": "out-of-memory",
+    "readiness-failing": "not-ready",
+    "readiness-tcp-failing": "not-ready",
+    "run-as-nonroot-image-is-root": "runs-as-root",
+}
+
+
+@pytest.mark.parametrize(("name", "cause"), CONTAINERS.items())
+def test_a_container_that_does_not_stay_up_is_told_by_how_it_ended(name: str, cause: str) -> None:
+    (finding,) = found("containers", name)
+    assert finding.cause == cause
+
+
+@pytest.mark.parametrize("name", ["succeeded", "running", "init-running", "oom-child-killed"])
+def test_what_is_well_or_not_known_yet_has_no_finding(name: str) -> None:
+    assert found("containers", name) == []
+
+
+def test_a_pod_that_is_being_deleted_says_so_and_is_not_ready() -> None:
+    going = pod(RECORDED["containers"]["terminating"])
+    going["metadata"]["deletionTimestamp"] = "2026-11-20T20:00:00Z"
+    going["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    assert not is_ready(going)
+    (finding,) = diagnose_pod(going, [])
+    assert (finding.cause, finding.patience_sec) == ("terminating", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("deadline-exceeded", "deadline"), ("evicted-emptydir", "evicted"), ("evicted-ephemeral", "evicted")],
+)
+def test_a_pod_ended_from_outside_says_by_what(name: str, cause: str) -> None:
+    (finding,) = found("eviction-and-deadline", name)
+    assert finding.cause == cause
+
+
+def test_a_pod_on_a_silent_node_is_told_from_one_whose_probe_fails() -> None:
+    running = {"phase": "Running", "containerState": {"running": {}}}
+    scenario = {"pod_status": running, "events": RECORDED["nodes-and-taint-eviction"]["job-30-0-s49dl"]["events"]}
+    (finding,) = diagnose_pod(pod(scenario), events(scenario))
+    assert finding.cause == "node-not-ready"
+
+
+def job(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", "uid": UID},
+        "spec": {"parallelism": 4, **spec},
+        "status": status or {"active": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("topic", "name", "cause"),
+    [
+        ("quota", "job-quota", "quota"),
+        ("pod-security", "job-restricted", "pod-security"),
+        ("pod-security", "warned", "pod-security"),
+    ],
+)
+def test_a_job_whose_pods_are_refused_says_by_what(topic: str, name: str, cause: str) -> None:
+    (finding,) = diagnose_job(job(), events(RECORDED[topic][name]))
+    assert finding.cause == cause
+    assert "is forbidden" in finding.reason
+
+
+def test_a_quota_that_has_room_again_is_no_finding() -> None:
+    assert diagnose_job(job({"active": 4}), events(RECORDED["quota"]["job-quota"])) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("BackoffLimitExceeded", "job-failed"),
+        ("FailedIndexes", "job-failed"),
+        ("DeadlineExceeded", "deadline"),
+        ("PodFailurePolicy", "job-failed"),
+    ],
+)
+def test_a_job_that_failed_says_why(reason: str, cause: str) -> None:
+    condition = {"type": "Failed", "status": "True", "reason": reason, "message": "recorded words"}
+    (finding,) = diagnose_job(job({"conditions": [condition]}), [])
+    assert (finding.cause, finding.reason) == (cause, "recorded words")
+
+
+def test_a_suspended_job_waits_for_its_queue() -> None:
+    (finding,) = diagnose_job(job({}, suspend=True), [])
+    assert (finding.cause, finding.patience_sec) == ("suspended", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("pending-class-missing", "class-missing"),
+        ("pending-external-provisioner", "provisioner-silent"),
+        ("pending-first-consumer", "first-consumer"),
+        ("pending-no-class", "no-volume"),
+        ("pending-no-default", "no-volume"),
+    ],
+)
+def test_a_claim_that_is_not_bound_says_why(name: str, cause: str) -> None:
+    claim = {"metadata": {"name": "p", "uid": UID}, "status": {"phase": "Pending"}}
+    (finding,) = diagnose_claim(claim, events(RECORDED["volume-claims"][name]))
+    assert finding.cause == cause
+
+
+def test_events_of_an_earlier_pod_of_the_same_name_do_not_count() -> None:
+    scenario = RECORDED["mounts-and-environment"]["mount-nfs-unreachable"]
+    told = events(scenario)
+    for event in told:
+        event["involvedObject"]["uid"] = "another"
+    assert diagnose_pod(pod(scenario), told) == []
+
+
+def wrong(subject: str, reason: str = "refused") -> Finding:
+    return Finding(subject=subject, cause="c", reason=reason, remedy="mend it")
+
+
+def test_what_is_said_of_several_pods_in_the_same_words_stands_once() -> None:
+    pods = [wrong(f"pod p-{number}") for number in range(4)]
+    assert together(pods[:1]) == ["pod p-0: refused; mend it"]
+    assert together([*pods[:2], wrong("pod q", "full"), *pods[2:]]) == [
+        "pods p-0, p-1, p-2 and p-3: refused; mend it",
+        "pod q: full; mend it",
+    ]
+    assert together([wrong("job a"), wrong("pod b")]) == ["job a, pod b: refused; mend it"]
+    many = together(wrong(f"pod p-{number}") for number in range(64))
+    assert many == ["pods p-0, p-1, p-2, p-3, p-4, p-5, p-6 and 57 more: refused; mend it"]

@@ -1,0 +1,172 @@
+"""Which cluster is meant, and one line where that cannot be known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.cluster.client import complaint
+from remote.cluster.kubeconfig import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Misconfigured,
+    Target,
+    Unreachable,
+    connect,
+    resolve,
+)
+
+
+def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[str, Any] | None = None) -> Path:
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": f"c-{name}", "cluster": {"server": f"https://{name}:6443"}} for name in names],
+                "users": [{"name": f"u-{name}", "user": user or {"token": "t"}} for name in names],
+                "contexts": [{"name": n, "context": {"cluster": f"c-{n}", "user": f"u-{n}"}} for n in names],
+                **({"current-context": current} if current else {}),
+            }
+        )
+    )
+    return path
+
+
+def refusal(**asked: Any) -> str:
+    with pytest.raises(Misconfigured) as caught:
+        resolve(**{"kubeconfig": None, "context": None, "namespace": "n", **asked})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_current_context_is_meant_where_none_is_named(tmp_path: Path) -> None:
+    path = str(kubeconfig(tmp_path / "k", "dev", "prod", current="dev"))
+    target = resolve(kubeconfig=path, context=None, namespace="n")
+    assert (target.context, target.server) == ("dev", "https://dev:6443")
+    assert str(target) == "context dev (cluster c-dev at https://dev:6443, user u-dev), namespace n"
+    assert resolve(kubeconfig=path, context="prod", namespace="n").server == "https://prod:6443"
+
+
+def test_a_missing_context_names_those_there_are(tmp_path: Path) -> None:
+    path = str(kubeconfig(tmp_path / "k", "dev", "prod", current="dev"))
+    assert refusal(kubeconfig=path, context="stage") == (
+        f"kubeconfig {path}: there is no context 'stage'; there are dev, prod; set cluster.context"
+    )
+    assert "no context is current" in refusal(kubeconfig=str(kubeconfig(tmp_path / "l", "dev")))
+
+
+def test_the_variable_may_name_several_files_and_the_first_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = kubeconfig(tmp_path / "1", "a", current="a"), kubeconfig(tmp_path / "2", "a", "b", current="b")
+    two.write_text(two.read_text().replace("https://a:", "https://other:"))
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{one}:{two}")
+    assert resolve(kubeconfig=None, context=None, namespace="n").server == "https://a:6443"
+    assert resolve(kubeconfig=None, context="b", namespace="n").server == "https://b:6443"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "not there; make one"),
+        ("a: [", "cannot be read"),
+        ("just words", "holds no kubeconfig"),
+        ("contexts: 5", "holds no kubeconfig"),
+        ("contexts: [{}]", "holds no kubeconfig"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    if text is not None:
+        path.write_text(text)
+    assert words in refusal(kubeconfig=str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "looks"),
+    [
+        ("oke-prod", "x", True),
+        ("PRODUCTION", "x", True),
+        ("dev", "prod-ml", True),
+        ("eu_prd_1", "x", True),
+        ("product-demo", "x", False),
+        ("reproduce", "x", False),
+        ("delivery", "x", False),
+        ("dev", "qlora-fleet", False),
+    ],
+)
+def test_what_looks_like_production_is_told_by_its_name(name: str, namespace: str, looks: bool) -> None:
+    assert Target(context=name, cluster="c", user="u", namespace=namespace).looks_like_production is looks
+
+
+def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", "exit(3)"]}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
+    with pytest.raises(Misconfigured, match="no credentials: exec: process returned 3") as caught:
+        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    assert "log in again" in str(caught.value)
+
+
+# The standard error of kubectl as recorded, and what becomes of it.
+COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
+    "forbidden": (
+        'Error from server (Forbidden): configmaps "c2" is forbidden: User "dev" cannot patch resource "configmaps" in '
+        'API group "" in the namespace "err"',
+        Forbidden,
+        "administrator",
+    ),
+    "bad token": (
+        'E1120 20:05:21.734829 6090 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group '
+        'list"\nerror: You must be logged in to the server (the server has asked for the client to provide '
+        "credentials)",
+        Misconfigured,
+        "log in again",
+    ),
+    "conflict": (
+        'error: Apply failed with 1 conflict: conflict with "other-tool": .data.a\nPlease review the fields above',
+        Conflict,
+        "--take-over",
+    ),
+    "namespace going": (
+        'Error from server (Forbidden): error when creating "err/cmterm.json": configmaps "c" is forbidden: unable to '
+        "create new content in namespace err-term because it is being terminated",
+        Unreachable,
+        "wait until",
+    ),
+    "kind missing": (
+        'error: resource mapping not found for name: "q" namespace: "err" from "err/crd.json": no matches for kind '
+        '"LocalQueue" in version "kueue.x-k8s.io/v1beta1"\nensure CRDs are installed first',
+        Misconfigured,
+        "cluster.overlay",
+    ),
+    "server down": (
+        "error: dial tcp 127.0.0.1:6449: connect: connection refused",
+        Unreachable,
+        "the same again",
+    ),
+    "name": ("error: dial tcp: lookup api.no-such-name.example on 10.96.0.10:53: no such host", Unreachable, "again"),
+    "authority": (
+        "tls: failed to verify certificate: x509: certificate signed by unknown authority",
+        Misconfigured,
+        "",
+    ),
+    "quota": ('Error from server (Forbidden): pods "q" is forbidden: exceeded quota: gpu-quota', ClusterError, "quota"),
+    "stuck": ("error: timed out waiting for the condition on jobs/bench", ClusterError, "--force"),
+    "new": ("error: something nobody has seen", ClusterError, "something nobody has seen"),
+}
+
+
+@pytest.mark.parametrize("case", COMPLAINTS)
+def test_what_kubectl_complains_of_becomes_one_line_of_the_right_kind(case: str) -> None:
+    said, kind, words = COMPLAINTS[case]
+    error = complaint(said, "apply")
+    assert type(error) is kind
+    assert words in str(error)
+    assert "\n" not in str(error)
+    assert "memcache.go" not in str(error)

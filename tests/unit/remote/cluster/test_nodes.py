@@ -1,0 +1,206 @@
+"""Which nodes qualify, and one reason with a remedy for each that does not."""
+
+from __future__ import annotations
+
+import copy
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, Need, NodeReport, examine
+from remote.cluster.quantity import amount
+
+GIB = Decimal(2**30)
+TYPE = "VM.GPU.A10.1"
+# As recorded from a node with OKE's labels; shortened.
+NODE: dict[str, Any] = {
+    "metadata": {"name": "node-3", "labels": {"node.kubernetes.io/instance-type": TYPE, "nvidia.com/gpu.count": "1"}},
+    "spec": {"taints": [{"effect": "NoSchedule", "key": GPU, "value": "present"}]},
+    "status": {
+        "allocatable": {"cpu": "30", "memory": "24581692Ki", "ephemeral-storage": "267847642337", GPU: "1"},
+        "conditions": [
+            {"type": "DiskPressure", "status": "False"},
+            {"type": "Ready", "status": "True", "message": "kubelet is posting ready status"},
+        ],
+        "images": [{"names": ["registry.local/busybox@sha256:" + "11" * 32], "sizeBytes": 1}],
+        "nodeInfo": {"kubeletVersion": "v1.34.9"},
+    },
+}
+
+
+def need(**changes: Any) -> Need:
+    fields: dict[str, Any] = {
+        "instance_type": TYPE,
+        "preemptible": False,
+        "cpu": Decimal(4),
+        "memory": amount("16Gi"),
+        "scratch": 10 * GIB,
+        "tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}],
+        "namespace": "ours",
+        "image": "h/r@sha256:" + "22" * 32,
+        "image_bytes": int(35 * GIB),
+    }
+    return Need(**(fields | changes))
+
+
+def pod(name: str = "p", namespace: str = "other", gpus: int = 0, cpu: str = "1", **labels: str) -> dict[str, Any]:
+    requests = {"cpu": cpu, "memory": "1Gi", **({GPU: str(gpus)} if gpus else {})}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {"nodeName": "node-3", "containers": [{"resources": {"requests": requests}}]},
+        "status": {"phase": "Running"},
+    }
+
+
+def report(pods: list[dict[str, Any]] | None = None, *, needs: Need | None = None, **changes: Any) -> NodeReport:
+    node = copy.deepcopy(NODE)
+    for path, value in changes.items():
+        place = node
+        *above, last = path.split("__")
+        for key in above:
+            place = place[key]
+        place[last] = value
+    (found,) = examine([node], [] if pods is None else pods, needs or need())
+    return found
+
+
+def causes(found: NodeReport) -> list[str]:
+    return [finding.cause for finding in found.findings]
+
+
+def test_a_node_with_all_that_is_needed_qualifies() -> None:
+    found = report()
+    assert found.qualifies
+    assert (found.gpus, found.gpus_free, found.kubelet, found.driver) == (1, 1, "v1.34.9", None)
+
+
+READY = {"type": "Ready", "status": "False", "message": "Kubelet stopped posting node status."}
+UNHEALTHY: dict[str, tuple[dict[str, Any], str]] = {
+    "not ready": ({"status__conditions": [READY]}, "not-ready"),
+    "unknown": ({"status__conditions": [{**READY, "status": "Unknown"}]}, "not-ready"),
+    "never reported": ({"status__conditions": []}, "not-ready"),
+    "disk pressure": (
+        {"status__conditions": [*NODE["status"]["conditions"][1:], {"type": "DiskPressure", "status": "True"}]},
+        "pressure",
+    ),
+    "cordoned": ({"spec__unschedulable": True}, "cordoned"),
+    "foreign taint": ({"spec__taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}, "taint"),
+    "preemptible taint": ({"spec__taints": [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]}, "taint"),
+    "no-execute gpu taint": ({"spec__taints": [{"key": GPU, "effect": "NoExecute"}]}, "taint"),
+    "small disk": ({"status__allocatable": {**NODE["status"]["allocatable"], "ephemeral-storage": "38Gi"}}, "disk"),
+    "little memory": ({"status__allocatable": {**NODE["status"]["allocatable"], "memory": "8Gi"}}, "no-memory"),
+    "few cores": ({"status__allocatable": {**NODE["status"]["allocatable"], "cpu": "3900m"}}, "no-cpu"),
+    "old kubelet": ({"status__nodeInfo": {"kubeletVersion": "v1.27.2"}}, "kubelet"),
+    "old driver": (
+        {"metadata__labels": {**NODE["metadata"]["labels"], "nvidia.com/cuda.driver-version.full": "470.82.01"}},
+        "driver",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNHEALTHY)
+def test_a_node_that_cannot_take_a_pod_says_why_and_what_to_do(what: str) -> None:
+    changes, cause = UNHEALTHY[what]
+    found = report(**changes)
+    assert causes(found) == [cause]
+    assert found.findings[0].remedy
+    assert found.findings[0].subject == "node node-3"
+
+
+def test_a_remedy_can_be_typed_as_it_stands() -> None:
+    assert report(spec__unschedulable=True).findings[0].remedy == "kubectl uncordon node-3"
+    tainted = report(spec__taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}])
+    assert tainted.findings[0].remedy == "kubectl taint node node-3 team:NoSchedule-"
+
+
+@pytest.mark.parametrize(
+    "taint",
+    [
+        {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
+        {"key": "anything", "effect": "PreferNoSchedule"},
+        {"key": GPU, "value": "present", "effect": "NoSchedule"},
+    ],
+)
+def test_a_taint_that_keeps_nobody_out_is_no_finding(taint: dict[str, str]) -> None:
+    assert report(spec__taints=[taint]).qualifies
+
+
+def test_a_node_of_another_type_is_told_once_and_nothing_else_about_it() -> None:
+    found = report(metadata__labels={"node.kubernetes.io/instance-type": "VM.Standard"}, spec__unschedulable=True)
+    assert causes(found) == ["instance-type"]
+    assert not found.is_candidate
+    assert "cluster.instance_type" in found.findings[0].remedy
+
+
+def test_a_node_without_labels_at_all_is_told_too() -> None:
+    assert "not labelled" in report(metadata__labels=None).findings[0].reason
+
+
+NO_GPU = {key: value for key, value in NODE["status"]["allocatable"].items() if key != GPU}
+
+
+def test_without_a_device_plugin_that_is_the_reason() -> None:
+    (finding,) = report(status__allocatable=NO_GPU).findings
+    assert (finding.cause, "no device plugin runs" in finding.reason) == ("device-plugin", True)
+
+
+def test_a_device_plugin_that_crashes_is_named_with_where_to_look() -> None:
+    plugin = pod("nvidia-device-plugin-daemonset-x1", "kube-system")
+    plugin["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
+    (finding,) = report([plugin], status__allocatable=NO_GPU).findings
+    assert "CrashLoopBackOff" in finding.reason
+    assert finding.remedy == "kubectl -n kube-system logs nvidia-device-plugin-daemonset-x1"
+
+
+def test_a_gpu_that_somebody_holds_is_named_with_its_holder() -> None:
+    found = report([pod("notebook", gpus=1)])
+    assert (causes(found), found.gpus_free) == (["gpu-taken"], 0)
+    assert "other/notebook" in found.findings[0].reason
+
+
+def test_a_gpu_by_limit_alone_is_taken_too() -> None:
+    holder = pod("notebook")
+    holder["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
+    assert causes(report([holder])) == ["gpu-taken"]
+
+
+def test_our_own_pods_do_not_stand_in_our_way() -> None:
+    own = pod("bench-0", "ours", gpus=1, cpu="29", **{"app.kubernetes.io/part-of": "qlora-fleet"})
+    assert report([own]).qualifies
+
+
+def test_a_finished_pod_holds_no_gpu() -> None:
+    done = pod("train", gpus=1)
+    done["status"]["phase"] = "Succeeded"
+    assert report([done]).gpus_free == 1
+
+
+def test_cores_that_others_have_asked_for_are_not_free() -> None:
+    assert causes(report([pod(cpu="27")])) == ["no-cpu"]
+
+
+def test_where_pods_may_not_be_listed_free_gpus_are_unknown_and_no_reason() -> None:
+    (found,) = examine([NODE], None, need())
+    assert (found.gpus_free, found.qualifies) == (None, True)
+
+
+def test_an_image_that_is_there_needs_no_more_room() -> None:
+    here = need(image="registry.local/busybox@sha256:" + "11" * 32, image_bytes=int(400 * GIB))
+    assert report(needs=here).qualifies
+    assert causes(report(needs=need(image_bytes=int(400 * GIB)))) == ["disk"]
+
+
+def test_preemptible_nodes_are_used_only_when_asked_for() -> None:
+    labels = {**NODE["metadata"]["labels"], PREEMPTIBLE: "true"}
+    taints = [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]
+    wish = need(preemptible=True, tolerations=[{"key": PREEMPTIBLE, "operator": "Exists"}])
+    assert report(needs=wish, metadata__labels=labels, spec__taints=taints).qualifies
+    assert causes(report(needs=wish, spec__taints=[])) == ["not-preemptible"]
+
+
+def test_nodes_that_qualify_come_first() -> None:
+    other = copy.deepcopy(NODE)
+    other["metadata"]["name"] = "a-cordoned"
+    other["spec"]["unschedulable"] = True
+    assert [one.name for one in examine([other, NODE], [], need())] == ["node-3", "a-cordoned"]

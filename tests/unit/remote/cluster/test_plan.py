@@ -1,0 +1,301 @@
+"""From what should be in the cluster and what is there to what is done: pure, so tried by the hundred."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote.cluster.plan import (
+    DIGEST,
+    Image,
+    Plan,
+    Values,
+    Verb,
+    differences,
+    is_training,
+    kustomization,
+    plan,
+    stamped,
+)
+from remote.cluster.quantity import amount, same
+
+DIGEST_HEX = "sha256:" + "ab" * 32
+
+
+def thing(kind: str, name: str = "x", **spec: Any) -> dict[str, Any]:
+    return stamped(
+        {
+            "kind": kind,
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "qlora-fleet"}},
+            "spec": {"a": 1, **spec},
+        }
+    )
+
+
+def in_cluster(one: dict[str, Any]) -> dict[str, Any]:
+    """The object as a server keeps it: defaults, an identity and a status of its own."""
+    live = copy.deepcopy(one)
+    live["metadata"] |= {"uid": "1", "resourceVersion": "7", "creationTimestamp": "2026-11-20T00:00:00Z"}
+    live["spec"]["aDefault"] = True
+    live["status"] = {}
+    return live
+
+
+def verbs(planned: Plan) -> dict[str, Verb]:
+    return {action.title: action.verb for action in planned.actions}
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["fra.ocir.io/ns/repo:1.0", "fra.ocir.io/ns/repo", "repo@sha256:12", f"a b@{DIGEST_HEX}", f"@{DIGEST_HEX}", ""],
+)
+def test_an_image_without_a_whole_digest_is_refused(reference: str) -> None:
+    with pytest.raises(ValueError, match="names no digest"):
+        Image.parse(reference)
+
+
+@pytest.mark.parametrize(
+    ("reference", "repository", "registry"),
+    [
+        (f"fra.ocir.io/ns/repo@{DIGEST_HEX}", "fra.ocir.io/ns/repo", "fra.ocir.io"),
+        (f"fra.ocir.io/ns/repo:1.0@{DIGEST_HEX}", "fra.ocir.io/ns/repo", "fra.ocir.io"),
+        (f"localhost:5000/a/b@{DIGEST_HEX}", "localhost:5000/a/b", "localhost:5000"),
+    ],
+)
+def test_an_image_is_its_repository_and_digest(reference: str, repository: str, registry: str) -> None:
+    image = Image.parse(reference)
+    assert (image.repository, image.digest, image.registry) == (repository, DIGEST_HEX, registry)
+    assert image.reference == f"{repository}@{DIGEST_HEX}"
+
+
+def test_what_is_there_and_the_same_is_kept() -> None:
+    desired = [thing("Namespace"), thing("Service"), thing("Job")]
+    planned = plan(desired, [in_cluster(one) for one in desired])
+    assert set(verbs(planned).values()) == {Verb.KEEP}
+    assert planned.is_empty
+
+
+def test_what_is_missing_is_created() -> None:
+    planned = plan([thing("Service"), thing("Job")], [])
+    assert verbs(planned) == {"service/x": Verb.CREATE, "job/x": Verb.CREATE}
+    assert not planned.ends_pods
+
+
+def test_a_changed_service_is_applied_and_a_changed_job_replaced() -> None:
+    live = [in_cluster(thing("Service")), in_cluster(thing("Job"))]
+    planned = plan([thing("Service", a=2), thing("Job", a=2)], live)
+    assert verbs(planned) == {"service/x": Verb.APPLY, "job/x": Verb.REPLACE}
+    assert [action.why for action in planned.actions] == ["spec.a", "spec.a"]
+    assert [action.title for action in planned.ends_pods] == ["job/x"]
+
+
+def test_what_was_changed_by_hand_is_noticed_though_the_digest_is_the_same() -> None:
+    live = in_cluster(thing("Service"))
+    live["spec"]["a"] = 5
+    (action,) = plan([thing("Service")], [live]).actions
+    assert (action.verb, action.why) == (Verb.APPLY, "spec.a")
+
+
+def test_a_field_that_left_the_manifest_is_noticed() -> None:
+    live = in_cluster(thing("Service", extra=1))
+    (action,) = plan([thing("Service")], [live]).actions
+    assert (action.verb, action.why) == (Verb.APPLY, "a field left the manifest")
+
+
+def test_what_is_no_longer_part_of_it_goes_and_goes_first() -> None:
+    live = [in_cluster(thing("Job", "old")), in_cluster(thing("ConfigMap", "old"))]
+    planned = plan([thing("Job", "new")], live)
+    assert [str(action.verb.value) for action in planned.actions] == ["delete", "delete", "create"]
+
+
+@pytest.mark.parametrize("kind", ["Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret"])
+def test_what_holds_data_is_never_deleted_by_a_deployment(kind: str) -> None:
+    assert plan([], [in_cluster(thing(kind))]).is_empty
+
+
+def test_what_somebody_else_made_is_never_deleted() -> None:
+    foreign = in_cluster(thing("Job"))
+    foreign["metadata"]["labels"] = {"app.kubernetes.io/part-of": "qlora-fleet"}
+    assert plan([], [foreign]).is_empty
+
+
+def test_a_namespace_that_was_there_before_keeps_its_labels() -> None:
+    live = in_cluster(thing("Namespace"))
+    live["metadata"]["labels"] = {"team": "a"}
+    (action,) = plan([thing("Namespace")], [live]).actions
+    assert action.verb is Verb.LEAVE
+    assert plan([thing("Namespace")], [live]).is_empty
+
+
+def test_a_bound_volume_is_not_touched_but_named() -> None:
+    (action,) = plan([thing("PersistentVolume", a=2)], [in_cluster(thing("PersistentVolume"))]).actions
+    assert action.verb is Verb.LEAVE
+    assert "inv teardown" in action.why
+
+
+@pytest.mark.parametrize(("kind", "word"), [("Failed", "failed"), ("Complete", "completed")])
+def test_an_ended_job_is_started_again_only_when_asked(kind: str, word: str) -> None:
+    live = in_cluster(thing("Job"))
+    live["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+    assert plan([thing("Job")], [live]).is_empty
+    (action,) = plan([thing("Job")], [live], replace_ended=True).actions
+    assert (action.verb, action.why) == (Verb.REPLACE, f"it {word}")
+
+
+def work(component: str, **status: Any) -> dict[str, Any]:
+    template = {"metadata": {"labels": {"app.kubernetes.io/component": component}}}
+    return {"kind": "Job", "metadata": {"name": "x"}, "spec": {"template": template}, "status": status}
+
+
+def test_only_work_that_is_going_on_is_in_the_middle_of_it() -> None:
+    done = [{"type": "Complete", "status": "True"}]
+    assert is_training(work("train", active=1))
+    assert not is_training(work("train", active=1, conditions=done))
+    assert not is_training(work("train"))
+    assert not is_training(work("worker", active=4)), "a worker only waits; what it runs is in a run's ledger"
+    assert is_training({"kind": "JobSet", "metadata": {"name": "x"}, "spec": {}, "status": {}})
+    assert not is_training({"kind": "JobSet", "metadata": {}, "spec": {}, "status": {"terminalState": "Completed"}})
+
+
+def test_a_plan_names_the_rights_it_needs() -> None:
+    planned = plan([thing("Service"), thing("Job", a=2)], [in_cluster(thing("Job"))], makes_secret=True)
+    assert set(planned.permissions) == {
+        ("create", "Service"),
+        ("patch", "Service"),
+        ("create", "Job"),
+        ("patch", "Job"),
+        ("delete", "Job"),
+        ("create", "Secret"),
+        ("patch", "Secret"),
+    }
+
+
+def test_a_secret_to_write_is_something_to_do() -> None:
+    assert not plan([], [], makes_secret=True).is_empty
+
+
+@pytest.mark.parametrize(
+    ("desired", "live", "paths"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, []),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b"]),
+        ({"a": 1}, {}, ["a"]),
+        ({"a": {}}, {}, []),
+        ({"a": []}, {}, []),
+        ({"a": None}, {}, []),
+        ({"a": [1, 2]}, {"a": [1]}, ["a"]),
+        ({"a": [1, 2]}, {"a": [1, 3]}, ["a[1]"]),
+        ({"a": [{"x": 1}]}, {"a": [{"x": 1, "y": 2}]}, []),
+        ({"a": {"b": 1}}, {"a": 5}, ["a"]),
+        ({"a": [1]}, {"a": 5}, ["a"]),
+        ({"cpu": "1"}, {"cpu": "1000m"}, []),
+        ({"memory": "1024Mi"}, {"memory": "1Gi"}, []),
+        ({"memory": "1G"}, {"memory": "1Gi"}, ["memory"]),
+        ({"on": False}, {"on": True}, ["on"]),
+        ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}, {"key": "a", "x": 1}]}, []),
+        ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, ["tolerations"]),
+        ({"tolerations": [{"key": "a"}]}, {"tolerations": None}, ["tolerations"]),
+    ],
+)
+def test_only_what_is_desired_and_not_so_is_a_difference(desired: Any, live: Any, paths: list[str]) -> None:
+    assert [one.path for one in differences(desired, live)] == paths
+
+
+@pytest.mark.parametrize(
+    ("desired", "live", "said"),
+    [
+        ({"cpu": "200m"}, {"cpu": "100m"}, "cpu: 100m -> 200m"),
+        ({"claim": {"name": "shared"}}, {}, 'claim: absent -> {"name": "shared"}'),
+        ({"on": False}, {"on": True}, "on: true -> false"),
+        ({"a": [1, 2]}, {"a": [1]}, "a: [1] -> [1, 2]"),
+        ({"args": "one\ntwo  three"}, {"args": "x" * 200}, f"args: {'x' * 157}... -> one two three"),
+    ],
+)
+def test_a_difference_says_what_was_and_what_becomes(desired: Any, live: Any, said: str) -> None:
+    assert [str(one) for one in differences(desired, live)] == [said]
+
+
+JSON = st.recursive(
+    st.booleans() | st.integers(1, 9) | st.text("abc", min_size=1, max_size=3),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.text("xyz", min_size=1, max_size=2), below, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_nothing_differs_from_itself(value: Any) -> None:
+    assert list(differences(value, copy.deepcopy(value))) == []
+
+
+@given(st.dictionaries(st.text("xyz", min_size=1), JSON, max_size=3))
+def test_whatever_the_server_adds_is_no_difference(value: dict[str, Any]) -> None:
+    assert list(differences(value, {**value, "added": 1})) == []
+
+
+@given(st.dictionaries(st.text("xyz", min_size=1), JSON, min_size=1, max_size=3))
+def test_a_digest_is_of_the_content_alone(value: dict[str, Any]) -> None:
+    one = stamped({"metadata": {"name": "x"}, "spec": value})
+    other = stamped({"spec": dict(reversed(value.items())), "metadata": {"name": "x"}})
+    assert one["metadata"]["annotations"][DIGEST] == other["metadata"]["annotations"][DIGEST]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("4", 4), ("500m", 0.5), ("1Gi", 2**30), ("1G", 10**9), ("2Ki", 2048), ("1.5Mi", 1572864)]
+)
+def test_a_quantity_is_a_number(text: str, number: float) -> None:
+    assert float(amount(text)) == number
+
+
+@pytest.mark.parametrize("text", ["", "x", "1Q", "Gi", "--1", "1 Gi"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a Kubernetes quantity"):
+        amount(text)
+
+
+def test_words_are_the_same_only_when_they_are_equal() -> None:
+    assert same("bench", "bench")
+    assert not same("bench", "bench2")
+
+
+def values(**changes: Any) -> Values:
+    fields: dict[str, Any] = {
+        "namespace": "n",
+        "overlay": "pods",
+        "image": Image.parse(f"h/r@{DIGEST_HEX}"),
+        "size": 4,
+        "instance_type": "t",
+        "preemptible": False,
+        "pull_secret": "s",
+        "volume_handle": "a:b:/c",
+        "capacity": "1Gi",
+        "cpu": "1",
+        "memory": "1Gi",
+        "shm": "1Gi",
+        "scratch": "1Gi",
+        "queue": "q",
+        "model": "/m",
+        "data": "/d",
+        "profile": "gpu",
+    }
+    return Values(**(fields | changes))
+
+
+@pytest.mark.parametrize("nasty", ["/models/it's $HOME `x`", "a: b # c", "{{ x }}", "- 1\n- 2", "ü\u2028"])
+def test_values_enter_as_data_whatever_they_hold(nasty: str) -> None:
+    _, settings = kustomization(values(model=nasty), "..")
+    assert settings["spec"]["model"] == nasty
+
+
+def test_the_jobset_is_copied_after_everything_else() -> None:
+    top, _ = kustomization(
+        values(overlay="job-4gpu-jobset", volume_handle=None, preemptible=True, pull_secret=None), "m"
+    )
+    assert top["resources"] == ["m/overlays/job-4gpu", "settings.yaml"]
+    names = [component.rsplit("/", 1)[1] for component in top["components"]]
+    assert names == ["preemptible", "emptydir", "settings", "public-image", "jobset"]

@@ -1,0 +1,133 @@
+"""Several local hosts under one agent: who is started with what, and that all of them are stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import remote.jobs.job
+from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from remote.fleet.gang import GangAgent, place
+from remote.hosts.command import Command
+from remote.hosts.host import HostError, HostUnreachable
+from remote.jobs.agent import Agent
+from remote.jobs.job import HostBusy, Job, JobSpec, JobState, slot_holder
+from tests.support.hosts.hostyard import Wire, Yard
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    with Yard(tmp_path) as yard:
+        yield yard
+
+
+def spec(count: int, script: str = "sleep 60") -> JobSpec:
+    command = Command(argv=("sh", "-c", script), environment={NODE_COUNT: str(count)})
+    return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0, heartbeat_sec=0.05)
+
+
+def gang(yard: Yard, size: int = 3) -> tuple[GangAgent, list[Wire]]:
+    wires = [Wire(host=host) for host in yard.hosts(size)]
+    return GangAgent(wires, lambda: "10.0.0.7"), wires
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads((folder / "spec.json").read_text())["environment"]
+    return found
+
+
+def folder_of(wire: Wire) -> Path:
+    return Path(wire.workdir, "runs", "job")
+
+
+def members(yard: Yard, size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[GangAgent, list[Wire]]:
+    """A gang whose jobs lie in each member's own folder although they are asked for by one name."""
+    real = Agent.line
+
+    def line(self: Agent, verb: str, arguments: dict[str, object], **more: object) -> object:
+        mine = {
+            key: str(value).replace("/same", self.host.workdir, 1) if key in ("job", "slot") and value else value
+            for key, value in arguments.items()
+        }
+        return real(self, verb, mine, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Agent, "line", line)
+    return gang(yard, size)
+
+
+def test_every_member_is_told_its_place_and_all_meet_at_the_leader(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, wires = members(yard, 3, monkeypatch)
+    job = Job(agent, "/same/runs/job", slot="/same/slot")
+    assert job.start(spec(3)).state is JobState.RUNNING
+    told = [environment_of(folder_of(wire)) for wire in wires]
+    assert [each[NODE_RANK] for each in told] == ["0", "1", "2"]
+    assert {each[NODE_ADDRESS] for each in told} == {"10.0.0.7"}
+    assert len({(each[NODE_COUNT], each[NODE_PORT], each[NODE_TOKEN]) for each in told}) == 1
+    assert job.start(spec(3)).state is JobState.RUNNING  # starting again starts nothing
+    job.cancel()
+    for wire in wires:
+        assert json.loads((folder_of(wire) / "end.json").read_text())["why"] == "cancelled"
+
+
+def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, wires = members(yard, 3, monkeypatch)
+    Job(agent, "/same/runs/job").start(spec(1, "true"))
+    assert [folder_of(wire).exists() for wire in wires] == [True, False, False]
+    with pytest.raises(HostError, match="4 hosts are needed, 3 are there"):
+        Job(agent, "/same/runs/four").start(spec(4))
+
+
+def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
+    agent, wires = members(yard, 2, monkeypatch)
+    other = Job(Agent(wires[1]), "/same/runs/other", slot="/same/slot")
+    other.start(spec(1))
+    assert str(slot_holder(agent, "/same/slot")).endswith("runs/other")
+    with pytest.raises(HostBusy, match="runs/other"):
+        Job(agent, "/same/runs/job", slot="/same/slot").start(spec(2))
+    assert not folder_of(wires[0]).exists()
+    other.cancel()
+
+
+def test_no_member_is_started_while_another_is_busy(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that had started would hold its slot, wait for the leader in vain, and end with the attempt."""
+    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
+    agent, wires = members(yard, 3, monkeypatch)
+    for busy in (2, 0):  # the last member, and the leader itself
+        other = Job(Agent(wires[busy]), f"/same/runs/other-{busy}", slot="/same/slot")
+        other.start(spec(1))
+        with pytest.raises(HostBusy, match=f"runs/other-{busy}"):
+            Job(agent, "/same/runs/job", slot="/same/slot").start(spec(3))
+        assert [folder_of(wire).exists() for wire in wires] == [False, False, False]
+        other.cancel()
+    assert Job(agent, "/same/runs/job", slot="/same/slot").start(spec(3)).state is JobState.RUNNING
+    agent.line("cancel", {"job": "/same/runs/job", "grace_sec": 1.0})
+
+
+def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, wires = members(yard, 2, monkeypatch)
+    wires[1].plugged = False
+    with pytest.raises(HostUnreachable, match="worker-2"):
+        Job(agent, "/same/runs/job").start(spec(2))
+    with pytest.raises(HostUnreachable, match="worker-2"):
+        slot_holder(agent, "/same/slot")
+    assert not folder_of(wires[0]).exists()
+
+
+def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, wires = members(yard, 2, monkeypatch)
+    job = Job(agent, "/same/runs/job")
+    job.start(spec(2))
+    wires[1].plugged = False
+    assert job.cancel().why == "cancelled"
+    wires[1].plugged = True
+    Job(Agent(wires[1]), "/same/runs/job").cancel()
+
+
+def test_a_place_depends_on_the_jobs_folder_alone() -> None:
+    assert place("/runs/a.1", "10.0.0.7", 1) == place("/runs/a.1", "10.0.0.7", 1)
+    assert place("/runs/a.1", "10.0.0.7", 1)[NODE_TOKEN] != place("/runs/a.2", "10.0.0.7", 1)[NODE_TOKEN]
+    assert all(21_000 <= int(place(f"/runs/{n}", "x", 0)[NODE_PORT]) < 29_000 for n in range(100))

@@ -1,0 +1,156 @@
+"""Commands as values: quoting that a real shell undoes, and secrets that show nowhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import shlex
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from remote.hosts.command import MASK, Command, Secret, mask
+from remote.hosts.host import CommandFailed, Completed
+from remote.jobs.job import JobSpec
+
+# What a shell word can be: any text a POSIX system can pass on, so no NUL and nothing that is not Unicode.
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+ECHO = (sys.executable, "-I", "-S", "-c", "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd()]))")
+
+
+@settings(max_examples=60, deadline=None)
+@given(arguments=st.lists(words, max_size=4))
+@example(
+    arguments=["", " ", "it's", '"', "a\nb", "$HOME `id` \\", "*", "~", "-n", "日本語", "\r\t\x1b", "!!", "a=b;c&d|e>f"]
+)
+def test_any_text_survives_a_real_shell(arguments: list[str]) -> None:
+    line = Command(argv=(*ECHO, *arguments)).render()
+    said = subprocess.run(["sh", "-c", line], capture_output=True, check=True).stdout
+    assert json.loads(said)[0] == arguments
+
+
+@settings(max_examples=20, deadline=None)
+@given(value=words)
+def test_any_environment_value_survives_a_real_shell(value: str) -> None:
+    argv = (sys.executable, "-I", "-S", "-c", "import os, json; print(json.dumps(os.environ['GREETING']))")
+    line = Command(argv=argv, environment={"GREETING": value}).render()
+    said = subprocess.run(["sh", "-c", line], capture_output=True, check=True).stdout
+    assert json.loads(said) == value
+
+
+def test_a_folder_of_any_name_is_entered_first(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a $HOME\nof sorts"
+    folder.mkdir()
+    line = Command(argv=ECHO, folder=str(folder)).render()
+    said = subprocess.run(["sh", "-c", line], capture_output=True, check=True).stdout
+    assert json.loads(said)[1] == str(folder)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"argv": ()},
+        {"argv": ("",)},
+        {"argv": ("a\0b",)},
+        {"argv": ("a",), "environment": {"A": "\0"}},
+        {"argv": ("a",), "environment": {"": "x"}},
+        {"argv": ("a",), "environment": {"A=B": "x"}},
+        {"argv": ("a",), "folder": "\0"},
+    ],
+)
+def test_what_no_shell_could_run_cannot_be_made(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"at least one word|NUL|environment variable"):
+        Command(**wrong)  # type: ignore[arg-type]
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+TOKEN = 's3cr3t token\'s "value"'
+
+
+def test_a_secret_shows_nowhere() -> None:
+    secret = Secret(TOKEN)
+    command = Command(argv=("docker", "login"), secrets=(secret,))
+    shown = [str(secret), repr(secret), f"{secret}", f"{secret:>40}", f"{secret!r}", "%s" % secret, repr([secret])]  # noqa: UP031
+    shown += [repr(command), str(command), command.render(), repr({"password": secret})]
+    assert not any(TOKEN in text or TOKEN.replace('"', '\\"') in text for text in shown)
+    assert str(secret) == MASK
+    assert secret.reveal() == TOKEN
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, copy.deepcopy, copy.copy, json.dumps, vars])
+def test_a_secret_is_written_nowhere(write: object) -> None:
+    with pytest.raises(TypeError) as error:
+        write(Secret(TOKEN))  # type: ignore[operator]
+    assert TOKEN not in str(error.value)
+
+
+def test_an_empty_secret_is_none() -> None:
+    with pytest.raises(ValueError, match="a secret is empty"):
+        Secret("")
+
+
+@pytest.mark.parametrize(
+    "carrying",
+    [
+        {"argv": ("login", TOKEN)},
+        {"argv": ("login", f"--password={TOKEN}")},
+        {"argv": ("login",), "environment": {"TOKEN": TOKEN}},
+        {"argv": ("login",), "environment": {f"A{TOKEN}": "1"}},
+        {"argv": ("login",), "folder": f"/home/{TOKEN}"},
+    ],
+)
+def test_a_command_that_shows_its_secret_in_a_process_listing_cannot_be_made(carrying: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="a secret stands in") as error:
+        Command(**carrying, secrets=(Secret(TOKEN),))  # type: ignore[arg-type]
+    assert TOKEN not in str(error.value)
+
+
+@settings(max_examples=200)
+@given(secret=st.text(st.characters(categories=["Lu", "Zs", "Po"]), min_size=1, max_size=20))
+def test_a_secret_is_masked_in_its_plain_and_in_its_quoted_form(secret: str) -> None:
+    assume(not set(secret) <= set("*'"))
+    masked = mask(f"plain {secret} and quoted {shlex.quote(secret)} end", [Secret(secret)])
+    assert masked.replace(MASK, "") == "plain  and quoted  end" or secret in "plain  and quoted  end"
+
+
+def test_masking_takes_the_quoted_form_whole_and_the_longest_secret_first() -> None:
+    assert mask("login 'my secret' now", [Secret("my secret")]) == "login *** now"
+    assert mask("""login 'it'"'"'s' now""", [Secret("it's")]) == "login *** now"
+    assert mask("pass password", [Secret("pass"), Secret("password")]) == "*** ***"
+
+
+def test_an_error_made_from_a_command_is_masked() -> None:
+    command = Command(argv=("docker", "login"), secrets=(Secret(TOKEN),))
+    completed = Completed(exit_code=1, stderr=f"line one\nunauthorized: {TOKEN}\n".encode())
+    error = CommandFailed("build-vm", command, completed)
+    assert str(error) == "build-vm: exit 1: docker login\nline one\nunauthorized: ***"
+    assert TOKEN not in "".join(traceback.format_exception(error))
+
+
+def test_an_error_shows_the_last_lines_only_and_falls_back_to_standard_output() -> None:
+    command = Command(argv=("make",))
+    completed = Completed(exit_code=2, stdout="\n".join(f"line {number}" for number in range(9)).encode())
+    assert str(CommandFailed("h", command, completed)).splitlines() == [
+        "h: exit 2: make",
+        *[f"line {number}" for number in range(4, 9)],
+    ]
+
+
+def test_a_job_cannot_carry_secrets_because_its_command_lies_on_a_disk() -> None:
+    with pytest.raises(ValueError, match="cannot carry secrets"):
+        JobSpec(command=Command(argv=("login",), secrets=(Secret(TOKEN),)), deadline_sec=1.0)
+
+
+def test_a_program_in_an_argument_is_cut_in_a_message_and_whole_where_it_is_pasted() -> None:
+    command = Command(argv=("python3", "-c", "\nimport os\nprint(1)\n", "x" * 200, "y" * 201))
+    message = str(CommandFailed("h", command, Completed(exit_code=1, stderr=b"FileExistsError: README.md")))
+    cut = f"python3 -c 'import os…' {'x' * 200} '{'y' * 40}…'"
+    assert message == f"h: exit 1: {cut}\nFileExistsError: README.md"
+    assert "print(1)" in command.render()

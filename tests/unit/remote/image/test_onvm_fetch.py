@@ -1,0 +1,177 @@
+"""Which of a model's files are brought, and what a cache and a manifest say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.hosts.local import LocalHost
+from remote.image import vmjob
+from remote.image.modelfetch import Fetch, FetchError, find, start
+from remote.image.onvm.fetch import chosen, digests, read_manifest, weights_of
+from remote.image.onvm.hub import failure
+from remote.image.onvm.job import Failed
+from remote.image.onvm.sources import files_of, snapshot_in
+from remote.jobs.agent import Agent
+from tests.support.hosts.hostyard import Yard
+
+COMMIT = "a" * 40
+
+
+def entries(*names: str) -> list[dict[str, object]]:
+    return [{"path": name, "size": 1, "sha256": None, "git_sha1": None} for name in names]
+
+
+def test_of_a_models_files_only_those_that_a_trial_reads_are_brought() -> None:
+    of_mistral = ("config.json", "consolidated.safetensors", "model-00001-of-00003.safetensors", "tokenizer.model.v3",
+                  "model.safetensors.index.json", "params.json", "README.md", ".gitattributes", "tokenizer.json",
+                  "pytorch_model.bin", "original/model.safetensors", "../model.safetensors", "LICENSE.txt",
+                  "modeling_custom.py", "chat_template.jinja", "runs/tokenizer.json")  # fmt: skip
+    assert [entry["path"] for entry in chosen(entries(*of_mistral))] == [
+        *("config.json", "model-00001-of-00003.safetensors", "model.safetensors.index.json", "tokenizer.json"),
+        *("LICENSE.txt", "chat_template.jinja"),
+    ]
+
+
+def test_a_model_of_pickles_alone_is_refused() -> None:
+    with pytest.raises(Failed, match="no safetensors weights") as refused:
+        chosen(entries("config.json", "pytorch_model.bin"))
+    assert refused.value.kind == "usage"
+
+
+def test_the_weights_are_those_that_the_index_names(tmp_path: Path) -> None:
+    names = (
+        "model-1-of-2.safetensors",
+        "model-2-of-2.safetensors",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    )
+    index = tmp_path / names[3]
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+    assert weights_of(tmp_path, entries(*names)) == set(names[:2])
+    with pytest.raises(Failed, match=r"model-2-of-2\.safetensors: named in the model's index, and not there"):
+        weights_of(tmp_path, entries(names[0], names[3]))
+    index.write_text("{")
+    with pytest.raises(Failed, match="names no files"):
+        weights_of(tmp_path, entries(*names))
+    assert weights_of(tmp_path, entries("model.safetensors", "other.safetensors")) == {"model.safetensors"}
+
+
+def test_a_digest_is_sha256s_and_gits_own(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"hello\n")
+    assert digests(tmp_path / "f") == (
+        6,
+        hashlib.sha256(b"hello\n").hexdigest(),
+        "ce013625030ba8dba906f756967f9e9ca394464a",  # echo hello | git hash-object --stdin
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null"])
+def test_a_manifest_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert read_manifest(tmp_path) is None
+
+
+def cache(at: Path, *commits: str) -> Path:
+    home = at / "hub" / "models--org--name"
+    for commit in commits:
+        (home / "snapshots" / commit).mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "blobs").mkdir()
+    return home
+
+
+@pytest.mark.parametrize("named", ["", "hub", "hub/models--org--name"])
+def test_a_cache_may_be_named_by_any_of_its_folders(tmp_path: Path, named: str) -> None:
+    home = cache(tmp_path, COMMIT)
+    (home / "refs" / "main").write_text(COMMIT)
+    for revision in (None, "main", COMMIT):
+        assert snapshot_in(tmp_path / named, "org/name", revision) == home / "snapshots" / COMMIT
+
+
+def test_a_cache_without_what_is_asked_for_says_what_it_has(tmp_path: Path) -> None:
+    home = cache(tmp_path, COMMIT, "b" * 40)
+    with pytest.raises(Failed, match="has no snapshot of main; it has aaa"):
+        snapshot_in(tmp_path, "org/name", None)
+    with pytest.raises(Failed, match="holds no models--org--other/snapshots"):
+        snapshot_in(home, "org/other", None)
+
+
+def test_a_caches_files_are_known_by_the_digests_their_blobs_are_named_by(tmp_path: Path) -> None:
+    home = cache(tmp_path, COMMIT)
+    for name, blob in (("large", "c" * 64), ("small", "d" * 40), ("odd", "blob")):
+        (home / "blobs" / blob).write_text("x")
+        (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{blob}")
+    told = {entry["path"]: (entry["sha256"], entry["git_sha1"]) for entry in files_of(home / "snapshots" / COMMIT)}
+    assert told == {"large": ("c" * 64, None), "small": (None, "d" * 40), "odd": (None, None)}
+
+
+@pytest.mark.parametrize("model", ["name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."])
+def test_what_is_no_models_name_is_refused(model: str) -> None:
+    with pytest.raises(FetchError, match="is no model's name"):
+        Fetch(model=model, folder="/x")
+
+
+@pytest.mark.parametrize("revision", ["", "-x", "a b", "../x", "a\n"])
+def test_what_is_no_revision_is_refused(revision: str) -> None:
+    with pytest.raises(FetchError, match="is no revision"):
+        Fetch(model="org/name", folder="/x", revision=revision)
+
+
+def test_the_hubs_failures_have_their_kinds() -> None:
+    asked = {"model": "org/name", "endpoint": None, "token": None, "revision": "v1", "folder": "/f"}
+    errors = pytest.importorskip("huggingface_hub.errors")
+    response = type("Response", (), {"status_code": 503, "headers": {}, "request": None})()
+    known = {name: type(name, (Exception,), {}) for name in ("GatedRepoError", "RevisionNotFoundError", "ConnectError")}
+    assert failure(asked, known["GatedRepoError"]())["kind"] == "unauthorized"
+    assert failure(asked, known["RevisionNotFoundError"]())["kind"] == "usage"
+    assert failure(asked, known["ConnectError"]("refused"))["kind"] == "transient"
+    assert failure(asked, OSError(28, "No space left on device"))["kind"] == "full"
+    assert failure(asked, ValueError("odd"))["kind"] == "failed"
+    busy = Exception("busy")
+    busy.response = response  # type: ignore[attr-defined]
+    assert failure(asked, busy)["kind"] == "transient"
+    assert issubclass(errors.GatedRepoError, Exception)
+    assert {errors.RevisionNotFoundError.__name__, errors.RepositoryNotFoundError.__name__} == {
+        "RevisionNotFoundError",
+        "RepositoryNotFoundError",
+    }
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+def test_a_model_comes_from_a_cache_under_another_python_without_any_package(yard: Yard, version: str) -> None:
+    found = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    python = next((one for one in reversed(found) if one is not None), None)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    home = cache(yard.folder / "cache", COMMIT)
+    weights = b"\x02\0\0\0\0\0\0\0{}"
+    for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):
+        (home / "blobs" / hashlib.sha256(content).hexdigest()).write_bytes(content)
+        (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{hashlib.sha256(content).hexdigest()}")
+    agent = Agent(LocalHost(name="vm", workdir=str(yard.folder / "work"), python=(python,)))
+    folder = yard.folder / "models" / "org--name"
+    wanted = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(yard.folder / "cache"))
+    lines: list[vmjob.Line] = []
+
+    def bring() -> Mapping[str, Any]:
+        assert find(agent, wanted) is None
+        return vmjob.follow(start(agent, wanted, deadline_sec=60.0), lines.append, lambda _: None).facts
+
+    facts = bring()
+    assert (facts["revision"], facts["files"], facts["fetched_bytes"]) == (COMMIT, 3, 2 + len(weights))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "SHA256SUMS",
+        *("config.json", "manifest.json", "model.safetensors"),
+    ]
+    assert bring()["fetched_bytes"] == 0
+    (folder / "model.safetensors").write_bytes(weights[:-1] + b"]")
+    assert bring()["fetched_bytes"] == len(weights)
+    assert any("model.safetensors: not what the manifest says" in line.text for line in lines)
+    assert (folder / "model.safetensors").read_bytes() == weights

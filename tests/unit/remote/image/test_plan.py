@@ -1,0 +1,171 @@
+"""What `inv build` decides from what it saw: pure, so that every kind of VM is one line here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.image.context import CodeFile
+from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
+from remote.image.plan import CannotFit, Profile, Wanted, is_built, plan
+
+FACTS = EngineFacts(
+    client_version="20.10.24",
+    server_version="20.10.24",
+    api_version="1.41",
+    data_root="/var/lib/docker",
+    storage_driver="overlay2",
+)
+PROFILE = Profile(name="current", base="nvidia/cuda:12", python="3.12", stack_bytes=7_550_000_000, runs_on_cpu=True)
+GB = 1_000_000_000
+SHARD = 5 * GB
+
+
+def code(sha256: str = "a" * 64) -> tuple[CodeFile, ...]:
+    places = ("bench/commands/cli.py", "image/locks/current.txt")
+    return tuple(CodeFile(source=Path(place), place=place, size=100, sha256=sha256) for place in places)
+
+
+WANTED = Wanted(
+    profile=PROFILE,
+    image="qlora-fleet:current",
+    target="prod",
+    tmpdir="/mnt/fss",
+    code=code(),
+    models=("org/Model",),
+    git_sha="c0ffee",
+)
+
+
+def place(path: str, free_gb: float, device: int, **changes: Any) -> Place:
+    made = Place(
+        path=path,
+        exists=True,
+        is_folder=True,
+        kind="ext4",
+        device=device,
+        free_bytes=int(free_gb * GB),
+        size_bytes=200 * GB,
+        writable=True,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    files = [["manifest.json", 300, 300, "d" * 64], ["model.safetensors", SHARD, SHARD, "e" * 64]]
+    folder = "/mnt/fss/qlora-fleet/models/org--Model"
+    return {"name": "org--Model", "folder": folder, "found": True, "sha256": "d" * 64, "files": files, **changes}
+
+
+def look(tmp: Place | None = None, root: Place | None = None, models: tuple[dict[str, Any], ...] | None = None) -> Look:
+    return Look(
+        places=(tmp or place("/mnt/fss", 500, 1, kind="nfs4"), root or place("/var/lib/docker", 100, 2)),
+        models=(model(),) if models is None else models,
+        docker_tmpdir=None,
+        cores=2,
+    )
+
+
+def labels(wanted: Wanted = WANTED) -> dict[str, str]:
+    """The labels of an image built as `wanted`, read off the plan's own command line."""
+    argv = plan(wanted, FACTS, look(), {}).argv
+    found = [argv[index + 1] for index, word in enumerate(argv) if word == "--label"]
+    return dict(one.split("=", 1) for one in found)
+
+
+def test_the_plan_is_the_command_that_runs() -> None:
+    made = plan(WANTED, FACTS, look(), {})
+    assert made.argv[:3] == ("docker", "build", "--progress=plain")
+    assert made.argv[-1] == made.context == "/mnt/fss/qlora-fleet/context"
+    assert {"BASE_IMAGE=nvidia/cuda:12", "PYTHON_VERSION=3.12", "PROFILE=current", "GIT_SHA=c0ffee"} <= set(made.argv)
+    assert json.loads(json.dumps(made.to_job()))["argv"] == list(made.argv)
+    assert made.environment["DOCKER_BUILDKIT"] == "1"
+
+
+def test_labels_name_commit_lock_and_models() -> None:
+    found = labels()
+    assert found["org.opencontainers.image.revision"] == "c0ffee"
+    assert found["qlora-fleet.lock"] == "a" * 64
+    assert json.loads(found["qlora-fleet.models"]) == {"org--Model": "d" * 64}
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "code": {"code": code("b" * 64)},
+    "commit": {"git_sha": "decaf"},
+    "target": {"target": "dev"},
+    "base": {"profile": dataclasses.replace(PROFILE, base="nvidia/cuda:13")},
+    "packages": {"extra_packages": ("cuda-cupti-12-8",)},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_image_is_built_anew_when_anything_that_makes_it_changes(what: str) -> None:
+    built = labels()
+    assert is_built(WANTED, look(), built)
+    assert not is_built(dataclasses.replace(WANTED, **CHANGES[what]), look(), built)
+    assert not is_built(WANTED, look(models=(model(sha256="f" * 64),)), built)
+    assert not is_built(WANTED, look(), {})
+
+
+def test_where_the_engine_answers_decides_nothing_about_what_is_built() -> None:
+    elsewhere = dataclasses.replace(WANTED, client=Client(program="/usr/bin/docker", address="unix:///run/other.sock"))
+    assert is_built(elsewhere, look(), labels())
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
+    "no tmpdir": ({"tmp": place("/mnt/fss", 500, 1, exists=False)}, FACTS, r"--tmpdir /mnt/fss: no such folder"),
+    "read only": ({"tmp": place("/mnt/fss", 500, 1, writable=False)}, FACTS, r"sudo chown \$USER /mnt/fss"),
+    "in memory": ({"tmp": place("/mnt/fss", 500, 1, kind="tmpfs")}, FACTS, r"is on tmpfs"),
+    "data-root on NFS": (
+        {"root": place("/var/lib/docker", 500, 2, kind="nfs4")},
+        FACTS,
+        r"data-root /var/lib/docker is on nfs4: BuildKit cannot.* type `inv vm\.engine --tmpdir /mnt/fss`",
+    ),
+    "vfs": ({}, dataclasses.replace(FACTS, storage_driver="vfs"), r"kept by the storage driver vfs"),
+    "engine full": (
+        {"root": place("/var/lib/docker", 30, 2)},
+        FACTS,
+        r"/var/lib/docker: 30\.0 GB free, this build needs 30\.7 GB there; free some \(`docker builder prune`",
+    ),
+    "share full": ({"tmp": place("/mnt/fss", 5, 1)}, FACTS, r"/mnt/fss: 5\.0 GB free, this build needs 5\.5 GB"),
+    "one disk for both": (
+        {"tmp": place("/mnt/fss", 33, 2), "root": place("/var/lib/docker", 33, 2)},
+        FACTS,
+        r"/mnt/fss and /var/lib/docker: 33\.0 GB free, this build needs 36\.2 GB",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_cannot_be_built_there_is_refused_with_the_remedy(what: str) -> None:
+    places, facts, line = REFUSALS[what]
+    with pytest.raises(CannotFit, match=line):
+        plan(WANTED, facts, look(**places), {})
+
+
+def test_what_is_cached_already_needs_no_room() -> None:
+    small = look(root=place("/var/lib/docker", 2, 2), tmp=place("/mnt/fss", 2, 1))
+    with pytest.raises(CannotFit):
+        plan(WANTED, FACTS, small, {})
+    edited = dataclasses.replace(WANTED, git_sha="decaf")
+    assert plan(edited, FACTS, small, labels()).needs
+
+
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "absent": ({"found": False}, "not on the VM at /mnt/fss/qlora-fleet/models/org--Model; `inv model.fetch`"),
+    "half": ({"sha256": None}, "has no readable manifest.json, so it may be half a model"),
+    "a shard gone": ({"files": [["model.safetensors", None, SHARD, "e" * 64]]}, "model.safetensors: not there"),
+    "cut short": ({"files": [["model.safetensors", 7, SHARD, "e" * 64]]}, f"7 bytes, its manifest says {SHARD}"),
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_a_model_that_is_not_whole_is_named(what: str) -> None:
+    changes, line = MODELS[what]
+    with pytest.raises(EngineError, match=re.escape(line)):
+        plan(WANTED, FACTS, look(models=(model(**changes),)), {})

@@ -1,0 +1,122 @@
+"""Registries that want a token (Bearer): a real HTTP exchange on this machine, and what can go wrong with the login.
+
+Not covered: TLS, which tests/system has with a registry of Debian's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from remote.image.onvm.job import Failed
+from remote.image.onvm.push import Registry
+
+LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
+MANIFEST = json.dumps({"config": {"digest": "sha256:c"}}).encode()
+
+
+class Server(ThreadingHTTPServer):
+    """A registry and its token service; `login_status` is what the latter answers, `realm` where it is said to be."""
+
+    daemon_threads = True
+    login_status = 200
+    realm: str | None = None
+    token_body = b'{"token": "one for all"}'
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str]] = []
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server, authorization = self.server, self.headers.get("Authorization", "")
+        server.asked.append((self.path, authorization))
+        if self.path.startswith("/token"):
+            self.answer(server.login_status, server.token_body)
+        elif authorization == "Bearer one for all":
+            self.answer(200, MANIFEST)
+        else:
+            realm = f"http://{server.host}/token" if server.realm is None else server.realm
+            self.answer(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def failure(registry: Registry) -> Failed:
+    with pytest.raises(Failed) as caught:
+        registry.manifest("1.0")
+    return caught.value
+
+
+def test_the_login_is_changed_for_a_token_once(server: Server) -> None:
+    registry = Registry(server.host, "ns/repo", LOGIN)
+    found = registry.manifest("1.0")
+    assert found is not None
+    assert found[1] == json.loads(MANIFEST)
+    assert registry.manifest("1.1") is not None
+    paths = [path.split("?")[0] for path, _ in server.asked]
+    assert paths == ["/v2/ns/repo/manifests/1.0", "/token", "/v2/ns/repo/manifests/1.0", "/v2/ns/repo/manifests/1.1"]
+    token_request = server.asked[1]
+    assert token_request[1] == f"Basic {LOGIN}"
+    assert "scope=repository%3Ans%2Frepo%3Apull%2Cpush" in token_request[0]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, "unauthorized"), (403, "unauthorized"), (503, "transient")])
+def test_a_login_that_is_refused_is_not_one_that_may_pass(server: Server, status: int, kind: str) -> None:
+    server.login_status = status
+    assert failure(Registry(server.host, "ns/repo", LOGIN)).kind == kind
+
+
+def test_a_token_service_that_does_not_answer_may_pass(server: Server) -> None:
+    with Server() as gone:
+        server.realm = f"http://{gone.host}/token"
+    said = failure(Registry(server.host, "ns/repo", LOGIN))
+    assert said.kind == "transient"
+    assert server.realm in str(said)
+    assert "Connection refused" in str(said)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"<html>", b"[]"])
+def test_an_answer_without_a_token_is_named(server: Server, body: bytes) -> None:
+    server.token_body = body
+    said = failure(Registry(server.host, "ns/repo", LOGIN))
+    assert said.kind == "transient"
+    assert f"http://{server.host}/token" in str(said)
+
+
+def test_a_login_goes_nowhere_in_clear() -> None:
+    registry = Registry("fra.ocir.io", "ns/repo", LOGIN)
+    for challenge in ('Bearer realm="http://fra.ocir.io/token"', 'Bearer service="x"', 'Bearer realm="ftp://x/y"'):
+        with pytest.raises(Failed, match="not there, and not in clear") as caught:
+            registry._token(challenge)
+        assert caught.value.kind == "refused"

@@ -1,0 +1,79 @@
+"""What used to leave the build VM's code as a traceback, or under another name than its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+
+from remote.hosts.host import AddressWrong, HostError
+from remote.image import engine
+from remote.image import sdk as images
+from remote.image.engine import EngineError
+from remote.image.modelfetch import FetchError, _as_files
+from remote.image.plan import model_folders
+from remote.ssh import bulk
+from remote.ssh import connection as sshconnect
+from remote.ssh.config import Hop
+from tests.support.hosts.hostyard import Yard
+
+
+def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shut(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/home/me/.ssh/known_hosts")
+
+    monkeypatch.setattr(sshconnect, "known_keys", shut)
+    with pytest.raises(AddressWrong, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
+        sshconnect._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
+
+
+@pytest.mark.parametrize("manifest", ["{", "[]", '{"files": 3}', '{"files": [{"path": "a"}]}', '{"files": ["a"]}'])
+def test_a_model_whose_manifest_is_damaged_counts_as_one_without(yard: Yard, tmp_path: Path, manifest: str) -> None:
+    (tmp_path / "manifest.json").write_text(manifest)
+    seen = engine.look(yard.host(), [str(tmp_path)], [("org--model", str(tmp_path))])
+    with pytest.raises(EngineError, match=r"has no readable manifest\.json, so it may be half a model"):
+        model_folders(seen)
+
+
+def test_a_whole_model_is_seen_with_its_files(yard: Yard, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    files = [{"path": "a", "size": 5, "sha256": "s"}, {"path": "b", "size": 7, "sha256": "t"}]
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
+    (seen,) = engine.look(yard.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
+    assert [tuple(file) for file in seen["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
+
+
+def test_a_tar_whose_ssh_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "_ASK_SEC", 0.2)
+    host: Any = SimpleNamespace(name="vm")
+    move = bulk._Move(host=host, place="vm: /x", free_bytes=lambda: 1 << 40, timeout_sec=30.0, on_progress=None)
+    # It has closed its output, as an ssh does whose peer is done, and stays.
+    packer = ("sh", "-c", "exec 1>&-; sleep 60")
+    with pytest.raises(HostError, match="the connection broke while files were moving"):
+        move._tar(packer, ("true",), ["a"])
+
+
+@pytest.mark.parametrize("kind", [requests.ReadTimeout, requests.ConnectionError])
+def test_a_check_that_takes_too_long_is_named_whatever_the_sdk_calls_it(kind: type[Exception]) -> None:
+    def wait(**_: object) -> None:
+        raise kind("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60.0)")
+
+    removed = []
+    container = SimpleNamespace(start=lambda: None, wait=wait, remove=lambda **_: removed.append(1))
+    sdk: Any = SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: container))
+    with pytest.raises(EngineError, match="python check: not done after 60 s in image"):
+        images.run_check(sdk, "image", ("python", "check"), timeout_sec=60)
+    assert removed == [1]
+
+
+def test_a_cache_that_cannot_be_linked_to_is_named(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--o--m" / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    said = r"models--o--m: cannot be linked to: No such file"
+    with pytest.raises(FetchError, match=said), _as_files(snapshot, ["x"]):
+        pytest.fail("there is nothing to bring")
+    assert [path.name for path in snapshot.parent.parent.iterdir()] == ["snapshots"]

@@ -1,0 +1,44 @@
+"""What the build VM says of itself, and what of it is a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+
+import pytest
+
+from remote.hosts.command import Command
+from remote.hosts.host import AddressWrong, Completed, HostUnreachable
+from remote.hosts.local import LocalHost
+from remote.image import vm
+from tests.support.hosts.hostyard import Wire, Yard
+
+
+def test_this_machine_describes_itself(yard: Yard) -> None:
+    facts = vm.observe(yard.host())
+    assert facts.python == sys.version_info[:3]
+    assert (facts.machine, facts.kernel, facts.cores) == (platform.machine(), platform.release(), os.cpu_count())
+    assert facts.home == os.path.expanduser("~")
+    assert facts.memory_bytes > 1 << 28
+
+
+def test_an_old_python_and_another_processor_are_problems_with_a_remedy(yard: Yard) -> None:
+    facts = dataclasses.replace(vm.observe(yard.host()), machine="x86_64", python=(3, 9, 0))
+    assert facts.problems() == ()
+    old = dataclasses.replace(facts, python=(3, 6, 8), machine="aarch64").problems()
+    assert old[0].startswith("its python3 is 3.6.8, 3.9 or newer is needed")
+    assert old[1].startswith("it is aarch64, the GPU nodes are x86_64")
+
+
+def test_a_vm_without_python_is_told_from_one_that_does_not_answer(yard: Yard) -> None:
+    with pytest.raises(AddressWrong, match="has no /no/python; install Python"):
+        vm.observe(LocalHost(name="vm", workdir=str(yard.folder), python=("/no/python",)))
+
+    class Short(Wire):
+        def run(self, command: Command, **rest: object) -> Completed:
+            return dataclasses.replace(super().run(command, **rest), stdout=b'{"system": ')  # type: ignore[arg-type]
+
+    with pytest.raises(HostUnreachable, match="was cut short"):
+        vm.observe(Short(host=yard.host()))

@@ -1,0 +1,103 @@
+"""The program that runs on hosts: it has to start on Pythons older than ours, and to stand alone."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from remote.hosts.command import Command
+from remote.hosts.local import LocalHost
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.onhost.basics import Refusal, inside
+from remote.jobs.onhost.files import LONGEST_NAME, part_of
+from remote.jobs.transfer import pull, push
+from tests.support.hosts.hostyard import PATIENCE_SEC, Yard
+
+MODULES = {module.name: module.read_text() for module in (resources.files("remote.jobs") / "onhost").glob("*.py")}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_it_parses_as_python_3_9(module: str) -> None:
+    ast.parse(MODULES[module], feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_it_imports_the_standard_library_and_itself_alone(module: str) -> None:
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[module])):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("remote.jobs.onhost."):
+            names.add((node.module or "").split(".")[0])
+    assert names <= set(sys.stdlib_module_names)
+
+
+def other_python(version: str) -> str | None:
+    """A Python of that version that starts: on the PATH, or one of pyenv's, whose shims need not start."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for program in [f"python{version}", *map(str, versions.glob(f"{version}.*/bin/python{version}"))]:
+        with contextlib.suppress(OSError):
+            if subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode == 0:
+                return program
+    return None
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_a_job_runs_under_another_python(yard: Yard, version: str) -> None:
+    python = other_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    host = LocalHost(name="old", workdir=yard.host().workdir, python=(python,))
+    job = Job(Agent(host), f"{host.workdir}/job", slot=f"{host.workdir}/slot")
+    job.start(JobSpec(command=Command(argv=("sh", "-c", "echo hello; exit 7")), deadline_sec=60.0))
+    status = job.watch(lambda _: None, every_sec=0.05, for_sec=PATIENCE_SEC)
+    assert (status.state, status.exit_code, job.log_tail()) == (JobState.ENDED, 7, ["hello"])
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) -> None:
+    python = other_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    agent, content = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(python,))), os.urandom(3 << 20)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "large").write_bytes(content)
+    assert push(agent, tmp_path / "here", str(tmp_path / "there")).came == ("large",)
+    assert pull(agent, str(tmp_path / "there"), tmp_path / "back").came == ("large",)
+    assert (tmp_path / "back" / "large").read_bytes() == content
+
+
+def test_a_new_version_is_put_beside_an_old_one(yard: Yard) -> None:
+    agent = yard.agent()
+    Job(agent, f"{agent.host.workdir}/job").status()
+    agent._program = ".onhost-of-another-version"
+    Job(agent, f"{agent.host.workdir}/job").status()
+    assert len(list((yard.folder / "hosts" / "worker-1").glob(".onhost-*"))) == 2
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "./a", "a/./b", "a b", "..a", "a..", "...", "-"])
+def test_a_path_below_the_folder_is_taken(name: str) -> None:
+    assert str(inside("/root", name)).startswith("/root/")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "/a", "../a", "a/..", "a/../../b", "//a", "a\0b"])
+def test_a_path_that_leaves_the_folder_is_refused(name: str) -> None:
+    with pytest.raises(Refusal, match="is not a path inside the folder"):
+        inside("/root", name)
+
+
+@pytest.mark.parametrize("name", ["a", "n" * LONGEST_NAME, "日" * (LONGEST_NAME // 3)])
+@pytest.mark.parametrize("tag", ["", "0123456789abcdef"])
+def test_a_partial_file_has_a_name_that_file_systems_take(tmp_path: Path, name: str, tag: str) -> None:
+    part = part_of(tmp_path / name, tag)
+    part.touch()
+    assert (part.parent, part.name[0], part.suffix) == (tmp_path, ".", ".part")
+    assert part != part_of(tmp_path / (name[:-1] + "b"), tag)

@@ -1,0 +1,265 @@
+"""Comparing runs: verdicts and exit codes on runs as they lie on disk, and what cannot be compared at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench.records.result import End
+from reports.comparison.compare import CompareError, compare
+from reports.comparison.written import frame, to_json
+from reports.read.load import load
+from tests.support.reports import synthetic
+
+HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script>"
+
+
+def write(folder, run_id, speeds=None, *, trials=None, workers=4, shake=0.002, changed=None, **more):
+    """A run whose workers differ a little and whose steps do not: `speeds` maps a trial's name to its step time."""
+    record = synthetic.record(trials, run_id=run_id, workers=workers, **more)
+    folder.mkdir()
+    record.write(folder)
+    for plan in record.planned:
+        place = record.workers.index(plan.worker) - (workers - 1) / 2
+        seconds = (speeds or {}).get(plan.trial.name, 0.2) * math.exp(shake * place)
+        result = synthetic.result(plan, step_time_sec=seconds, exact=True, run_id=run_id)
+        synthetic.write_result(folder, changed(result) if changed else result)
+    return load(folder)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    def make(*speeds, **more):
+        return [write(tmp_path / name, name, each, **more) for name, each in zip("abcdef", speeds, strict=False)]
+
+    return make
+
+
+def words(found):
+    return {(row.configuration, row.run_id): row.verdict for row in found.rows if row.metric == "samples_per_sec"}
+
+
+def test_equal_runs_are_the_same_and_pass(runs):
+    found = compare(runs({}, {}))
+    assert set(words(found).values()) == {"same"}
+    assert found.exit_code == 0
+    assert all(row.speed_ratio == pytest.approx(1.0) for row in found.rows)
+
+
+def test_a_slower_configuration_is_named_and_fails(runs):
+    found = compare(runs({}, {"optimized": 0.22}))
+    assert words(found) == {("baseline", "b"): "same", ("optimized", "b"): "slower"}
+    assert found.exit_code == 1
+    (row,) = [row for row in found.slower if row.metric == "samples_per_sec"]
+    assert row.speed_ratio == pytest.approx(0.2 / 0.22)
+    assert row.low < row.speed_ratio < row.high < 1.0
+    assert row.p_corrected < 0.05
+
+
+def test_a_faster_configuration_passes(runs):
+    found = compare(runs({}, {"optimized": 0.18}))
+    assert words(found)["optimized", "b"] == "faster"
+    assert found.exit_code == 0
+
+
+def test_slower_within_the_tolerance_is_still_called_slower_but_passes(runs):
+    slower = runs({}, {"optimized": 0.203})
+    assert words(compare(slower))["optimized", "b"] == "slower"
+    assert compare(slower, tolerance=0.02).exit_code == 0
+    assert compare(slower, tolerance=0.01).exit_code == 1
+
+
+def test_every_later_run_is_compared_with_the_first(runs):
+    found = compare(runs({}, {"optimized": 0.22}, {"baseline": 0.18}))
+    assert words(found) == {
+        ("baseline", "b"): "same",
+        ("optimized", "b"): "slower",
+        ("baseline", "c"): "faster",
+        ("optimized", "c"): "same",
+    }
+
+
+def test_more_comparisons_ask_for_more_evidence(runs):
+    few = compare(runs({}, {"optimized": 0.2016}))
+    assert words(few)["optimized", "b"] == "slower"
+    row = next(row for row in few.rows if row.configuration == "optimized")
+    # The two metrics of a configuration's steps are one test; two configurations make two.
+    assert row.p_corrected == pytest.approx(2 * row.p_value)
+
+
+def test_among_many_configurations_the_same_difference_is_not_enough(tmp_path):
+    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 16))
+    before = write(tmp_path / "a", "a", trials=trials)
+    after = write(tmp_path / "b", "b", {"rank-7": 0.2013}, trials=trials)
+    found = compare([before, after])
+    row = next(row for row in found.rows if row.configuration == "rank-7")
+    assert row.p_value < 0.05 < row.p_corrected
+    assert row.verdict == "same"
+    assert row.shows_percent > 0.8
+
+
+def test_a_single_process_on_a_side_is_unknown_and_not_comparable(runs):
+    both = runs({}, {"optimized": 0.4}, workers=1)
+    found = compare(both)
+    assert set(words(found).values()) == {"unknown"}
+    assert all("a single process on a side" in row.why for row in found.rows)
+    assert all(row.p_value is None for row in found.rows)
+    assert found.exit_code == 2
+    assert compare(both, allow=["unknown"]).exit_code == 0
+
+
+def test_repeats_on_one_unknown_machine_say_nothing_about_the_next_machine(tmp_path):
+    both = []
+    for name in "ab":
+        record = synthetic.record(run_id=name, workers=1)
+        plans = [replace(plan, trial_id=f"{plan.trial_id}.{turn}") for plan in record.planned for turn in range(3)]
+        record = replace(record, planned=plans)
+        (tmp_path / name).mkdir()
+        record.write(tmp_path / name)
+        for number, plan in enumerate(plans):
+            result = synthetic.result(plan, step_time_sec=0.2 + number * 1e-4, exact=True, run_id=name)
+            synthetic.write_result(tmp_path / name, result)
+        both.append(load(tmp_path / name))
+    found = compare(both)
+    assert {row.verdict for row in found.rows} == {"unknown"}
+    assert "a single worker on a side" in found.rows[0].why
+    assert found.rows[0].before.n_processes == 3
+
+
+def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs):
+    found = compare(runs({}, {}, shake=0.05))
+    assert set(words(found).values()) == {"unknown"}
+    assert all(row.why.startswith("too noisy: less than ") for row in found.rows)
+    assert found.exit_code == 2
+
+
+def test_the_noise_of_both_runs_is_told(runs):
+    row = compare(runs({}, {})).rows[0]
+    assert row.before.processes_noise_percent == pytest.approx(0.26, abs=0.01)  # of -0.3, -0.1, 0.1, 0.3 %
+    assert row.before.steps_noise_percent == pytest.approx(0.0, abs=1e-6)
+    assert (row.before.n_workers, row.before.n_processes) == (4, 4)
+
+
+def test_unlike_runs_are_refused_by_name_unless_allowed(tmp_path):
+    def on_other_weights(result):
+        return replace(result, fingerprint=result.fingerprint | {"model_sha256": "1" * 64})
+
+    both = [write(tmp_path / "a", "a"), write(tmp_path / "b", "b", changed=on_other_weights)]
+    found = compare(both)
+    assert [one.name for one in found.refused] == ["weights"]
+    assert (found.rows, found.exit_code) == ((), 2)
+    allowed = compare(both, allow=["weights"])
+    assert (allowed.refused, allowed.exit_code) == ((), 0)
+    assert [one.name for one in allowed.unlike] == ["weights"]
+
+
+def test_configurations_of_one_run_only_are_named_and_not_compared(tmp_path):
+    more = (*synthetic.quick(), synthetic.trial("new", lora_rank=64))
+    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", trials=more)])
+    assert found.only_in == {"a": (), "b": ("new",)}
+    assert {row.configuration for row in found.rows} == {"baseline", "optimized"}
+    assert found.exit_code == 0
+
+
+def test_equal_names_of_different_trials_are_not_compared(tmp_path):
+    other = (synthetic.trial("baseline", max_seq_len=256), synthetic.trial("optimized", lora_rank=64))
+    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", trials=other)])
+    assert (found.rows, found.exit_code) == ((), 2)
+    assert found.only_in == {"a": ("baseline", "optimized"), "b": ("baseline", "optimized")}
+
+
+def test_a_configuration_that_no_longer_succeeds_does_not_pass(tmp_path):
+    def out_of_memory(result):
+        if result.trial.name != "optimized":
+            return result
+        return replace(
+            result,
+            status=End.OUT_OF_MEMORY,
+            reason="no room",
+            metrics=None,
+            steps=replace(result.steps, step_time_sec=[], loss=[], samples=[], tokens=[], useful_tokens=[]),
+        )
+
+    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", changed=out_of_memory)])
+    (row,) = [row for row in found.rows if row.configuration == "optimized"]
+    assert (row.verdict, row.why) == ("unknown", "no trial of it succeeded in b")
+    assert found.exit_code == 2
+
+
+def test_runs_without_a_single_success_are_not_comparable(tmp_path):
+    def failed(result):
+        return replace(result, status=End.FAILED, reason="x")
+
+    both = [write(tmp_path / name, name, changed=failed) for name in "ab"]
+    assert compare(both).exit_code == 2
+
+
+def test_one_run_twice_and_a_single_run_are_refused(runs):
+    one, two = runs({}, {})
+    with pytest.raises(CompareError, match="run a is named twice"):
+        compare([one, two, one])
+    with pytest.raises(CompareError, match="needs two runs"):
+        compare([one])
+
+
+def test_measurements_of_other_kinds_are_compared_durations_the_other_way_round(tmp_path):
+    def slower_loading(result):
+        taken = [
+            replace(one, value=one.value * 1.2, interval=None) if one.name.startswith("load_") else one
+            for one in result.measurements
+        ]
+        return replace(result, measurements=taken)
+
+    trials = synthetic.other_kinds()
+    before = write(tmp_path / "a", "a", trials=trials)
+    after = write(tmp_path / "b", "b", trials=trials, changed=slower_loading)
+    found = compare([before, after])
+    loads = [row for row in found.rows if row.metric == "load_read_sec"]
+    assert {row.context for row in loads} == {'{"cache": "cold"}', '{"cache": "warm"}'}
+    assert all(row.verdict == "slower" for row in loads)
+    assert all(row.speed_ratio == pytest.approx(1 / 1.2) for row in loads)
+    decoding = [row for row in found.rows if row.metric == "decode_tokens_per_sec"]
+    assert decoding
+    assert all(row.verdict == "same" for row in decoding)
+    assert not [row for row in found.rows if "bytes" in row.metric or "percent" in row.metric]
+
+
+def test_what_telemetry_saw_and_a_ranks_own_steps_are_not_compared(tmp_path):
+    def watched(result):
+        rank = synthetic.measurement("step_time_sec", 0.2, rank=1)
+        seen = synthetic.measurement("pcie_gb_per_sec", 3.0, window="measure")
+        return replace(result, measurements=[*synthetic.telemetry(), rank, seen])
+
+    found = compare([write(tmp_path / name, name, changed=watched) for name in "ab"])
+    assert {row.metric for row in found.rows} == {"samples_per_sec", "useful_tokens_per_sec"}
+
+
+def test_the_frame_holds_every_row_with_numbers_as_numbers(runs):
+    found = compare(runs({}, {"optimized": 0.22}))
+    table = frame(found)
+    assert len(table) == len(found.rows) == 4
+    assert list(table["verdict"]) == [row.verdict for row in found.rows]
+    assert table["speed_ratio"].dtype == "float64"
+    assert table.loc[table["configuration"] == "optimized", "before_processes"].tolist() == [4.0, 4.0]
+
+
+def test_the_json_says_all_of_it_and_a_hostile_name_stays_text(tmp_path):
+    trials = (synthetic.trial(HOSTILE), synthetic.trial("baseline", lora_rank=64))
+    both = [write(tmp_path / name, name, trials=trials, workers=workers) for name, workers in (("a", 4), ("b", 1))]
+    found = compare(both, allow=["workers"])
+    document = json.loads(to_json(found))
+    assert (document["kind"], document["schema_version"], document["exit_code"]) == ("comparison", 1, 2)
+    assert document["unlike"] == [{"name": "workers", "refused": False, "values": {"a": ["4"], "b": ["1"]}}]
+    assert document["rows"][0]["configuration"] == HOSTILE
+    assert document["rows"][0]["after"]["n_processes"] == 1
+    assert document["rows"][0]["context"] == {}
+
+
+def test_an_empty_comparison_has_an_empty_frame_with_its_columns(tmp_path):
+    other = (synthetic.trial("else", lora_rank=64),)
+    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", trials=other)])
+    assert len(frame(found)) == 0
+    assert {"verdict", "speed_ratio", "before", "after_noise_percent"} <= set(frame(found).columns)

@@ -1,0 +1,161 @@
+"""Comparing in simulation: false alarms stay rare, and a slowdown of 3 % is found at the default repeats.
+
+The default repeats are those of `inv bench --quick` as shipped: 2 configurations, replicated on 4 workers; with 20
+steps, where profile gpu measures 30. Noise is `noise.ON_A_GPU`: processes 0.35 % apart, workers 1 %, steps 0.5 % that
+resemble their neighbours, outliers and drift. Every simulated run is a run as loaded, compared by the function that
+`inv compare` calls.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bench.records.result import End
+from reports.comparison.compare import compare
+from reports.read.load import Configuration, Run
+from tests.support.reports import synthetic
+from tests.support.reports.noise import ON_A_GPU, Noise
+
+RUNS = 400
+STEPS = 20
+EMPTY = pd.DataFrame()  # compare reads results, not frames
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory):
+    """Two runs as loaded, without steps yet; each worker has the same GPU in both, as environment.json says."""
+    shells = []
+    for name in ("before", "after"):
+        folder: Path = tmp_path_factory.mktemp(name)
+        trials = tuple(replace(one, measured_steps=STEPS, profile="gpu") for one in synthetic.quick())
+        record = synthetic.record(trials, run_id=name, profile="gpu", fleet_kind="kubernetes")
+        empty = {}
+        for plan in record.planned:
+            place = folder / "trials" / plan.trial_id
+            place.mkdir(parents=True)
+            gpu = {"uuid": f"GPU-{plan.worker}", "driver": "580.95"}
+            (place / "environment.json").write_text(json.dumps({"kind": "environment", "gpus": [gpu]}))
+            told = synthetic.fingerprint(device="cuda", gpu_name="NVIDIA A10", gpu_driver="580.95")
+            one = synthetic.result(plan, exact=True, run_id=name, fingerprint=told)
+            empty[plan.trial_id] = replace(one, warmup=replace(one.warmup, step_time_sec=[]))
+        shells.append((folder, record, empty))
+    return shells
+
+
+def as_loaded(shell, slower_by, speeds, noise, random):
+    """A run whose steps are drawn anew. `slower_by` maps a configuration to a share, `speeds` a worker to its own."""
+    folder, record, empty = shell
+    results = []
+    for plan in record.planned:
+        middle = speeds[plan.worker] + np.log1p(slower_by.get(plan.trial.name, 0.0))
+        times = 0.2 * np.exp(noise.process(random, STEPS, middle))
+        one = empty[plan.trial_id]
+        results.append(replace(one, steps=replace(one.steps, step_time_sec=times.tolist())))
+    names = dict.fromkeys(plan.trial.name for plan in record.planned)
+    planned = {name: tuple(plan for plan in record.planned if plan.trial.name == name) for name in names}
+    label_of = {plan.trial_id: plan.trial.name for plan in record.planned}
+    return Run(
+        folder=folder,
+        record=record,
+        configurations=tuple(Configuration(label=name, planned=plans) for name, plans in planned.items()),
+        results=tuple(results),
+        label_of=label_of,
+        trials=EMPTY,
+        measurements=EMPTY,
+        rejected=(),
+        missing=(),
+    )
+
+
+def comparisons(laid_out, slower_by, noise, *, same_gpus=True, seed=1, runs=RUNS):
+    """Comparisons of `runs` pairs of simulated runs."""
+    random = np.random.default_rng(seed)
+    workers = laid_out[0][1].workers
+    for _ in range(runs):
+        speeds = {worker: random.normal(0.0, noise.workers) for worker in workers}
+        again = speeds if same_gpus else {worker: random.normal(0.0, noise.workers) for worker in workers}
+        yield compare(
+            [
+                as_loaded(laid_out[0], {}, speeds, noise, random),
+                as_loaded(laid_out[1], slower_by, again, noise, random),
+            ]
+        )
+
+
+def share(found, holds):
+    return np.mean([holds(one) for one in found])
+
+
+def has_alarm(one):
+    return any(row.verdict in ("faster", "slower") for row in one.rows)
+
+
+@pytest.fixture(scope="module")
+def equal(laid_out):
+    """Comparisons of runs between which nothing changed."""
+    return list(comparisons(laid_out, {}, ON_A_GPU))
+
+
+def test_equal_runs_raise_a_false_alarm_in_at_most_five_percent(equal):
+    assert share(equal, has_alarm) <= 0.05
+
+
+def test_equal_runs_are_called_the_same_and_pass(equal):
+    assert share(equal, lambda one: all(row.verdict == "same" for row in one.rows)) >= 0.9
+    assert share(equal, lambda one: one.exit_code == 0) >= 0.9
+
+
+def test_a_slowdown_of_three_percent_is_found_in_nine_of_ten(laid_out):
+    found = list(comparisons(laid_out, {"optimized": 0.03}, ON_A_GPU, seed=4))
+
+    def finds(one):
+        slow = {row.configuration for row in one.rows if row.verdict == "slower"}
+        return slow == {"optimized"} and one.exit_code == 1
+
+    assert share(found, finds) >= 0.9
+
+
+def test_workers_three_percent_apart_hide_nothing_where_they_are_the_same_gpus(laid_out):
+    noise = replace(ON_A_GPU, workers=0.03)
+    assert share(comparisons(laid_out, {}, noise, seed=3), has_alarm) <= 0.05
+    slow = comparisons(laid_out, {"baseline": 0.03, "optimized": 0.03}, noise, seed=8, runs=100)
+    assert share(slow, lambda one: one.exit_code == 1) >= 0.9
+
+
+def test_where_noise_hides_a_slowdown_the_word_is_unknown_and_equal_runs_are_not_called_slower(laid_out):
+    noise = Noise(processes=0.02)  # six times what was measured, on steps four times as noisy
+    missed = list(comparisons(laid_out, {"optimized": 0.03}, noise, seed=5, runs=200))
+    words = [row.verdict for one in missed for row in one.rows if row.configuration == "optimized"]
+    assert words.count("slower") < 0.5 * len(words)
+    assert words.count("unknown") > 0.4 * len(words)
+    assert share(comparisons(laid_out, {}, noise, seed=6), has_alarm) <= 0.05
+
+
+@pytest.fixture
+def other_gpus(laid_out):
+    """The second run's workers have GPUs of their own."""
+    folder = laid_out[1][0]
+    files = list(folder.glob("trials/*/environment.json"))
+    before = [path.read_text() for path in files]
+    for path, text in zip(files, before, strict=True):
+        path.write_text(text.replace("GPU-", "GPU-other-"))
+    yield laid_out
+    for path, text in zip(files, before, strict=True):
+        path.write_text(text)
+
+
+def test_on_other_gpus_of_the_same_kind_false_alarms_stay_rare(other_gpus):
+    assert share(comparisons(other_gpus, {}, ON_A_GPU, same_gpus=False, seed=7), has_alarm) <= 0.05
+
+
+def test_every_simulated_trial_counts(laid_out):
+    (one,) = comparisons(laid_out, {}, ON_A_GPU, runs=1)
+    assert {row.after.n_processes for row in one.rows} == {4}
+    assert {row.configuration for row in one.rows} == {"baseline", "optimized"}
+    assert all(result.status is End.SUCCEEDED for result in laid_out[0][2].values())

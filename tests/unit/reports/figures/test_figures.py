@@ -1,0 +1,382 @@
+"""The figures: what they show as numbers, that colours can be told apart by everybody, and that nothing breaks them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from bench.records.result import End
+from reports.comparison.compare import compare
+from reports.figures import (
+    CHARTS,
+    cost,
+    diagnostic,
+    distributed,
+    executive_summary,
+    hardware,
+    inference,
+    loading,
+    loss_curves,
+    memory,
+    run_comparison,
+)
+from reports.figures import studio as drawing
+from reports.figures import telemetry as telemetry_figure
+from reports.figures.drawing import palette
+from reports.figures.drawing import text_size as measure
+from reports.figures.drawing.board import NARROW, WIDE
+from reports.figures.drawing.inline_svg import inline_svg
+from reports.figures.drawing.marks import Mark, Panel, around, shared, spread
+from reports.figures.studio import DrawError, Job, Studio
+from reports.output.build import build
+from reports.read import published, telemetry
+from reports.read.load import load
+from reports.summary.prices import Pricing
+from reports.summary.summarize import summarize
+from tests.support.reports import showcase, synthetic
+
+TONES = (palette.BASELINE_TONE, palette.OTHER_TONE, palette.DEEP_TONE, palette.ACCENT_TONE)
+# Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
+# severity 1.0; matrices for linear RGB.
+SEES = {
+    "all colours": np.eye(3),
+    "no red": np.array([[0.1526, 1.0529, -0.2055], [0.1149, 0.7862, 0.0989], [-0.0039, -0.0481, 1.0520]]),
+    "no green": np.array([[0.3673, 0.8607, -0.2280], [0.2801, 0.6728, 0.0471], [-0.0118, 0.0429, 0.9689]]),
+    "no blue": np.array([[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]),
+}
+
+
+@pytest.fixture(scope="module")
+def a10(tmp_path_factory):
+    """Two A10 nodes, every kind of trial, two configurations out of memory."""
+    folder = tmp_path_factory.mktemp("a10")
+    showcase.write(folder, workers=2, machine=showcase.A10, out_of_memory=("no-checkpointing", "seq-2048"))
+    run = load(folder)
+    return summarize(run), run
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """One H200, every kind of trial."""
+    folder = tmp_path_factory.mktemp("h200")
+    showcase.write(folder)
+    run = load(folder)
+    return summarize(run), run
+
+
+def linear(colour: str) -> np.ndarray:
+    channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """CIE L*a*b* (D65) of linear RGB."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eyes", SEES)
+@pytest.mark.parametrize("pair", list(itertools.combinations(TONES, 2)))
+def test_every_two_tones_can_be_told_apart_by_everybody(pair, eyes):
+    one, other = (lab(SEES[eyes] @ linear(tone)) for tone in pair)
+    assert np.linalg.norm(one - other) > 20.0  # a difference of 2.3 can just be seen
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(TONES, 2)))
+def test_every_two_tones_differ_in_grey_print(pair):
+    one, other = (lab(linear(tone))[0] for tone in pair)
+    assert abs(one - other) > 10.0
+
+
+def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
+    summary, run = a10
+    for chart in CHARTS[:-1]:
+        picture = drawing.draw_one(chart.name, chart.gather(summary, run))
+        assert set(re.findall(r"#[0-9a-f]{6}\b", picture.wide_svg)) == set(), chart.name
+
+
+def test_spread_moves_labels_apart_as_little_as_needed_and_keeps_their_order():
+    assert spread([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    moved = spread([0.52, 0.5, 0.5, 0.9], 0.1)
+    assert moved == pytest.approx([0.6067, 0.4067, 0.5067, 0.9], abs=1e-3)
+
+
+def test_panels_beside_each_other_share_one_axis_and_bars_begin_at_zero():
+    panels = shared([Panel(title="a", marks=(Mark(value=5.0, words=""),)), Panel(title="b", marks=())])
+    assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
+    dots = Panel(title="c", marks=(), kind="dots", log=True, at=1.0)
+    low, high = around(dots, [0.5, 2.0])
+    assert 0 < low < 0.5
+    assert high > 2.0
+
+
+def test_the_summary_puts_the_most_useful_tokens_first_and_published_rates_where_they_measured_the_same(a10):
+    data = executive_summary.gather(*a10)
+    assert data.names[0] == "packed"
+    samples = dict(zip(data.names, data.panels[1].marks, strict=True))
+    assert samples["optimized"].published == (1.46,)
+    assert samples["baseline"].published == (0.69, 0.67)
+    assert {name for name, mark in samples.items() if mark.published} == {"optimized", "baseline"}
+
+
+def test_published_results_stand_beside_no_run_of_another_model_or_profile(tmp_path):
+    showcase.write(tmp_path / "gpu")
+    run = load(tmp_path / "gpu")
+    assert published.beside(run) is not None
+    result = run.results[-1]
+    showcase.synthetic.write_result(
+        tmp_path / "gpu", showcase.replace(result, fingerprint={**result.fingerprint, "model_parameters": 1_000})
+    )
+    assert published.beside(load(tmp_path / "gpu")) is None
+    synthetic.write_run(tmp_path / "tiny")
+    assert published.beside(load(tmp_path / "tiny")) is None
+
+
+def test_the_published_file_reads_and_keeps_both_sides_of_each_contradiction():
+    known = published.read()
+    a, b = known.scaling
+    assert (a.efficiency_percent[4], b.efficiency_percent[4]) == (94.0, 99.7)
+    assert known.cost_10000_samples["usd"][4] == [1.14, 1.24]
+    assert all(isinstance(value, int | float) for one in known.loading.values() for value in one.values())
+
+
+def test_hardware_shows_each_types_largest_product_with_the_chips_own_figure_as_its_limit(h200):
+    data = hardware.gather(*h200)
+    bf16 = data.tflops.marks[data.products.index("bf16, 8,192")]
+    assert bf16.limit == pytest.approx(100 * bf16.value / 70.0)
+    assert data.rates.marks[0].published == (475.0,)
+
+
+def test_loading_and_inference_take_their_values_over_workers(a10):
+    loads = loading.gather(*a10)
+    cold = loads.seconds[0].marks[0]
+    assert cold.low <= cold.value <= cold.high
+    lines = inference.gather(*a10).lines[0]
+    assert {(line.precision, line.path) for line in lines} == {
+        (precision, path) for precision in ("nf4", "bf16") for path in ("default", "fast")
+    }
+    assert [point[0] for point in lines[0].points] == [1, 2, 4, 8, 16, 32]
+
+
+def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_not_fit(a10):
+    data = diagnostic.gather(*a10)
+    effect = dict(zip(data.names, data.panels[0].marks, strict=True))
+    assert len(effect) == 11
+    assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
+    off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
+    assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
+    assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
+
+
+def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there_are_none(h200):
+    summary, run = h200
+    data = memory.gather(summary, run)
+    assert data.panel.at == pytest.approx(150.0)
+    assert all(data.predicted_gb)
+    without = run.measurements[run.measurements["name"] != memory.PREDICTED]
+    bare = memory.gather(summary, showcase.replace(run, measurements=without))
+    assert set(bare.predicted_gb) == {None}
+    assert "no prediction" in memory.caption(bare)
+
+
+@pytest.mark.parametrize(("predicted", "says"), [(0.997, "0 %"), (1.004, "0 %"), (0.98, "-2 %"), (1.017, "+2 %")])
+def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200, predicted, says):
+    summary, run = h200
+    frame = run.measurements.copy()
+    peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
+    these = frame["name"] == memory.PREDICTED
+    frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
+    marks = memory.gather(summary, showcase.replace(run, measurements=frame)).panel.marks
+    assert {mark.words.split("predicted, ")[1].split("  ")[0] for mark in marks} == {says}
+
+
+def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
+    data = cost.gather(*a10)
+    by_title = {panel.title: panel for panel in (*data.panels, *data.tuning_panels)}
+    assert not any(mark.published for mark in by_title["Per 1,000 samples, at $2.00"].marks)
+    sixty = dict(zip(data.names, by_title["Per 1,000 samples, at $0.60"].marks, strict=True))
+    assert sixty["optimized"].published == (0.114,)
+    four = by_title["10,000 samples at $0.60"].marks[data.tunings.index("optimized, 4 GPUs")]
+    assert four.published == (1.14, 1.24)
+
+
+def test_a_price_that_is_set_and_published_is_drawn_once(a10):
+    _, run = a10
+    data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=0.60, source="a list")), run)
+    titles = [panel.title for panel in (*data.panels, *data.tuning_panels)]
+    assert len(titles) == len(set(titles))
+    assert "10,000 samples at $0.18" in titles
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_titles_of_the_costs_are_whole_however_many_prices_there_are(a10, sheet):
+    _, run = a10
+    data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=1.25, source="a list")), run)
+    titles = [axes.get_title() for axes in cost.draw(data, sheet).axes]
+    assert "10,000 samples at $1.25" in titles
+    assert "10,000 samples at $0.60" in titles  # the published one
+    assert not any(title.endswith(measure.ELLIPSIS) for title in titles)
+
+
+def test_cost_is_not_drawn_without_a_price(h200):
+    assert cost.gather(*h200) is None
+    _, run = h200
+    assert cost.gather(summarize(run, Pricing(usd_per_gpu_hour=3.0, source="a list")), run) is not None
+
+
+def test_distributed_shows_both_published_records_and_the_bound(a10):
+    data = distributed.gather(*a10)
+    marks = dict(zip(data.efficiencies, data.efficiency.marks, strict=True))
+    assert marks["4 ranks, table A"].published == (94.0,)
+    assert marks["4 ranks, run B"].published == (99.7,)
+    assert marks["4 ranks, against one rank"].value == pytest.approx(100 * 0.576 / 0.598, rel=0.01)
+    assert 0 < data.panels[1].marks[-1].limit < 0.1
+
+
+def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
+    path = tmp_path / "telemetry.csv"
+    showcase.write_telemetry(path, showcase.trials()[0])
+    whole = telemetry.read(path)
+    path.write_text(path.read_text() + "99.0,measure,0,9")
+    assert len(telemetry.read(path)) in (len(whole), len(whole) + 1)
+    for damaged in ("", "a,b\n1,2\n", "elapsed_sec,phase\nx,measure\n", "\x00\xff"):
+        path.write_bytes(damaged.encode("latin-1"))
+        assert telemetry.read(path) is None
+    assert telemetry.read(tmp_path / "none.csv") is None
+
+
+def test_telemetry_of_several_gpus_is_one_line_each(a10):
+    summary, run = a10
+    ranked = next(one for one in run.results if one.trial.world_size == 4)
+    alone = showcase.replace(run, results=(ranked,))
+    data = telemetry_figure.gather(summary, alone)
+    assert [curve.gpu for curve in data.lanes[0].curves] == [0, 1, 2, 3]
+    assert [name for name, _, _ in data.phases][:3] == ["import", "load", "data"]
+
+
+def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(a10):
+    summary, run = a10
+    data = telemetry_figure.gather(summary, run)
+    assert [lane.lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
+    assert data.lanes[1].told.endswith(" of 150")
+    assert data.over.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
+    assert "what this GPU can do at most" in telemetry_figure.caption(data)
+
+
+def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
+    summary, run = a10
+    silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
+    results = tuple(
+        showcase.replace(
+            one,
+            fingerprint=one.fingerprint | silent,
+            measurements=[each for each in one.measurements if each.name != telemetry_figure.CAPPED],
+        )
+        for one in run.results
+    )
+    data = telemetry_figure.gather(summary, showcase.replace(run, results=results))
+    assert [lane.lines for lane in data.lanes] == [(80.0,), (), (), ()]
+    assert data.over.title.endswith("above the target of 80 %")
+    assert "at most" not in telemetry_figure.caption(data)
+
+
+def test_a_loss_that_does_not_fall_is_the_title(folder):
+    run = synthetic.write_run(folder)
+    rising = synthetic.result(run.planned[0], step_time_sec=0.16)
+    losses = showcase.replace(rising.steps, loss=sorted(rising.steps.loss))
+    for plan in run.planned[:4]:
+        again = showcase.replace(rising, trial_id=plan.trial_id, worker=plan.worker, steps=losses, warmup=losses)
+        synthetic.write_result(folder, again)
+    loaded = load(folder)
+    data = loss_curves.gather(summarize(loaded), loaded)
+    assert data.over.title == "The loss did not fall in baseline"
+
+
+def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
+    synthetic.write_run(folder)
+    slower = synthetic.record(run_id="later")
+    synthetic.write_run(tmp_path / "later", slower, speeds={"baseline": 0.2, "optimized": 0.155})
+    before, after = load(folder), load(tmp_path / "later")
+    data = run_comparison.gather(summarize(after), after, compare([before, after]))
+    assert data.names[0] == "baseline"
+    assert data.panel.marks[0].value == pytest.approx(0.8, rel=0.03)
+    assert run_comparison.gather(summarize(after), after) is None
+
+
+def test_figures_drawn_in_other_processes_are_the_same_bytes(a10, monkeypatch):
+    summary, run = a10
+    jobs = [Job(chart=chart, data=chart.gather(summary, run)) for chart in CHARTS[:4]]
+    here = [drawing.draw_one(job.chart.name, job.data) for job in jobs]
+    monkeypatch.setattr(drawing, "MOST_PROCESSES", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with Studio() as studio:
+        there = studio.draw(jobs)
+    # Pixels are left out: this process draws them smaller for the tests' sake.
+    assert [one.svg for one in there] == [one.svg for one in here]
+    assert [one.narrow_svg for one in there] == [one.narrow_svg for one in here]
+
+
+def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(a10, monkeypatch):
+    summary, run = a10
+    monkeypatch.setattr(drawing, "MOST_PROCESSES", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    jobs = [Job(chart=chart, data=chart.gather(summary, run)) for chart in CHARTS[:3]]
+    with Studio() as studio:
+        for process in studio._pool._processes.values():
+            process.kill()
+            process.join(60)
+        pictures = studio.draw(jobs)
+    assert [one.name for one in pictures] == [job.chart.name for job in jobs]
+
+
+def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
+    monkeypatch.setattr(drawing, "DRAW_SEC", 0.01)
+    with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
+        drawing._awaited(Job(chart=CHARTS[0], data=None), Future())
+
+
+def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):
+    picture = drawing.draw_one(CHARTS[0].name, CHARTS[0].gather(*h200))
+    words = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
+    assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == words
+    assert len(picture.wide_svg) < len(picture.svg) / 1.5
+    assert inline_svg(picture.svg, "w01") == picture.wide_svg
+
+
+HOSTILE = "=cmd|' /C calc'!A0 <b onload=x> ]]> &amp; --> $y$"
+
+
+def test_hostile_names_are_text_in_every_figure(tmp_path):
+    trials = tuple(
+        showcase.replace(one, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
+        for number, one in enumerate(synthetic.other_kinds())
+    )
+    trials = (*synthetic.quick(), synthetic.trial(HOSTILE, lora_rank=8), *trials)
+    run = synthetic.record(trials, workers=1)
+    synthetic.write_run(tmp_path, run)
+    for plan in run.planned:
+        showcase.write_telemetry(tmp_path / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
+    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
+    for path in made.files:
+        if path.suffix == ".svg":
+            assert "<b onload" not in path.read_text(), path.name
+    page = made.index.read_text()
+    assert "<b onload" not in page
+    assert "<b onload" not in (made.index.parent / "report.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["training", "hardware", "loading", "inference", "distributed"])
+def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path, kind):
+    trial = synthetic.trial("alone", kind=kind, measured_steps=1, warmup_steps=0)
+    run = synthetic.record((trial,), workers=1)
+    synthetic.write_run(tmp_path, run, exact=True)
+    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
+    assert made.exit_code == 0
+    assert made.counts == {End.SUCCEEDED: 1}

@@ -1,0 +1,107 @@
+"""Where a figure's words stand: clear of lines, and whole on a phone."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+
+from reports.figures import diagnostic, inference, training_performance
+from reports.figures.drawing import label_placing as clearance
+from reports.figures.drawing import marks
+from reports.figures.drawing import text_size as measure
+from reports.figures.drawing.board import NARROW, WIDE
+from reports.read.load import load
+from reports.summary.summarize import summarize
+from tests.support.reports import showcase, synthetic
+
+
+@pytest.fixture(scope="module")
+def a10(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a10")
+    showcase.write(folder, workers=2, machine=showcase.A10, out_of_memory=("no-checkpointing", "seq-2048"))
+    run = load(folder)
+    return summarize(run), run
+
+
+def drawn_pixels(line) -> np.ndarray:
+    """The line's way over the canvas, a pixel apart or less."""
+    corners = line.get_transform().transform(line.get_xydata())
+    steps = [np.linspace(start, end, 400) for start, end in itertools.pairwise(corners)]
+    return np.vstack([corners, *steps])
+
+
+def words_on(figure: Figure) -> list[tuple[Annotation, object]]:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    found = [text for axes in figure.axes for text in axes.texts]
+    # The words alone: a leader from them to their point is part of an annotation's extent.
+    return [(text, super(Annotation, text).get_window_extent(canvas.get_renderer())) for text in found]
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_published_labels_stand_on_no_line(a10, sheet):
+    figure = inference.draw(inference.gather(*a10), sheet)
+    labels = [box for text, box in words_on(figure) if text.get_text().endswith("published")]
+    assert len(labels) == 2
+    for line in (line for line in figure.axes[0].lines if len(line.get_xdata()) > 1):
+        way = drawn_pixels(line)
+        for box in labels:
+            inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
+            assert not inside.any()
+    for box in labels:
+        frame = figure.axes[0].get_window_extent()
+        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
+
+
+def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
+    figure = Figure(figsize=(4, 3))
+    axes = figure.add_subplot()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    clearance.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
+    (label,) = axes.texts
+    assert label.arrow_patch is None
+    assert np.hypot(*label.get_position()) < 30
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_dashed_line_makes_room_for_words(a10, sheet):
+    figure = diagnostic.draw(diagnostic.gather(*a10), sheet)
+    for axes in figure.axes:
+        dashed = [line for line in axes.lines if line.get_linestyle() == "--" or line.is_dashed()]
+        boxes = [box for text, box in words_on(figure) if text.axes is axes]
+        assert len(dashed) == len(axes.get_yticks())  # a piece for every row
+        for line in dashed:
+            way = drawn_pixels(line)
+            for box in boxes:
+                inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
+                assert not inside.any()
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_path, sheet):
+    synthetic.write_run(tmp_path)
+    run = load(tmp_path)
+    assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
+    run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
+    figure = training_performance.draw(training_performance.gather(summarize(run), run), sheet)
+    title = figure.axes[0].get_title()
+    assert "(60: or more)" in title
+    assert figure.axes[0].get_position().x0 * sheet.width_in + measure.width_in(title, 9.5, bold=True) < sheet.width_in
+
+
+def test_words_too_wide_for_a_phone_are_written_smaller_before_they_are_cut():
+    words = "0.997x (0.986 to 1.009), no effect shown  113 % published"
+    figure = Figure(figsize=(3.8, 2))
+    axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
+    assert measure.width_in(words, marks.WORDS_SIZE) > 3.42
+    marks.label_mark(axes, 0.0, words, "rank", NARROW)
+    marks.label_mark(axes, 1.0, 3 * words, "rank", NARROW)
+    written = [text for text in axes.texts if text.get_text() != "rank"]
+    assert (written[0].get_text(), written[0].get_fontsize()) == (words, marks.LEAST_WORDS_SIZE)
+    assert written[1].get_text().endswith(measure.ELLIPSIS)

@@ -1,0 +1,498 @@
+"""The whole report, from a folder to its files: what is said, what is shown, and what can go wrong."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import html.parser
+import io
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from bench.records.result import End
+from reports.output.build import build
+from reports.read.load import ReportError
+from reports.summary.prices import Pricing
+from tests.support.paths import ROOT
+from tests.support.reports import synthetic
+
+NOTE = "These numbers say nothing about an A10"
+HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
+
+
+def read(made, name: str) -> str:
+    return (made.index.parent / name).read_text(encoding="utf-8")
+
+
+def page_text(made) -> str:
+    """What a reader sees: the page without its tags, styles and drawings."""
+    body = re.sub(r"<(style|script|svg)\b.*?</\1>", "", read(made, "index.html"), flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def plan_of(run, trial_id):
+    return next(plan for plan in run.planned if plan.trial_id == trial_id)
+
+
+def exact_run(folder: Path, **changed):
+    """Steps of exactly 0.16 s and 0.08 s, of 4 and 8 samples: optimized is four times as fast per sample."""
+    return synthetic.write_run(
+        folder, synthetic.record(**changed), speeds={"baseline": 0.16, "optimized": 0.08}, exact=True
+    )
+
+
+def test_golden_numbers_reach_every_file(folder):
+    exact_run(folder)
+    made = build(folder)
+    assert made.finding == (
+        "optimized processed 4.00x (4.00 to 4.00) as many samples per second as baseline "
+        "on 4 workers of one machine (CPU, profile tiny)."
+    )
+    assert made.finding in page_text(made)
+    assert "4.00x (4.00 to 4.00) faster" in read(made, "report.md")
+    found = {one["configuration"]: one for one in json.loads(read(made, "summary.json"))["configurations"]}
+    told = found["optimized"]["step_time_sec"]
+    assert [told[name] for name in ("value", "low", "high")] == pytest.approx([0.08, 0.08, 0.08])
+    assert (told["n"], told["over"]) == (60, "workers")
+    assert found["optimized"]["samples_per_sec"]["value"] == pytest.approx(8 / 0.08)
+    assert found["baseline"]["tokens_per_sec"]["value"] == pytest.approx(512 / 0.16)
+    assert found["baseline"]["padding_percent"] == pytest.approx(25.0)
+    assert found["optimized"]["useful_tokens_ratio"]["value"] == pytest.approx(2.0)
+    assert (found["baseline"]["n_workers"], found["baseline"]["n_steps"]) == (4, 60)
+    line = next(one for one in csv.DictReader(io.StringIO(read(made, "summary.csv"))) if one["is_baseline"] == "False")
+    assert (float(line["samples_ratio"]), line["samples_verdict"]) == (pytest.approx(4.0), "faster")
+
+
+def test_a_good_run_exits_0_and_says_that_nothing_failed(folder):
+    exact_run(folder)
+    made = build(folder)
+    assert made.exit_code == 0
+    assert made.counts == {End.SUCCEEDED: 8}
+    assert "Nothing: all 8 planned trials succeeded" in page_text(made)
+
+
+def test_the_tiny_profile_says_so_in_every_file(folder):
+    exact_run(folder)
+    made = build(folder)
+    for name in ("report.md", "summary.csv", "summary.json"):
+        assert NOTE in read(made, name), name
+    assert page_text(made).index(NOTE) < page_text(made).index("Configuration")
+    for path in made.files:
+        if path.suffix == ".svg":
+            assert "say nothing about an A10" in re.sub(r"<[^>]+>\s*", " ", path.read_text()), path.name
+
+
+def test_the_gpu_profile_needs_no_note(folder):
+    trials = tuple(
+        synthetic.trial(name, profile="gpu", max_seq_len=length) for name, length in (("baseline", 128), ("other", 64))
+    )
+    synthetic.write_run(folder, synthetic.record(trials, profile="gpu"))
+    made = build(folder)
+    assert made.profile_note is None
+    assert NOTE not in page_text(made)
+
+
+def test_run_date_code_suite_and_spread_are_shown(folder):
+    exact_run(folder)
+    said = page_text(build(folder))
+    for fact in (synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"):
+        assert fact in said
+
+
+def test_figures_stand_beside_the_page_and_in_it(folder):
+    exact_run(folder)
+    made = build(folder)
+    names = {path.name for path in made.files if path.parent.name == "figures"}
+    drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves")
+    assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made.files if path.suffix == ".png")
+    assert read(made, "index.html").count('role="img" aria-label="') == 6  # each wide and narrow
+
+
+def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(folder):
+    exact_run(folder)
+    made = build(folder)
+    wanted = "Hardware would appear with a trial of suite hardware: inv bench --suite=hardware"
+    assert wanted in page_text(made)
+    assert wanted in read(made, "report.md").replace("**", "").replace("`", "")
+
+
+def test_the_first_sentence_is_what_to_run_with_its_interval(folder):
+    exact_run(folder)
+    made = build(folder)
+    assert made.recommendation == (
+        "Train with optimized: 2.00x (2.00 to 2.00) the useful tokens per second of baseline "
+        "on 4 workers of one machine (CPU, profile tiny)."
+    )
+    assert f"<h1>{made.recommendation}</h1>" in read(made, "index.html")
+    assert read(made, "report.md").startswith(f"# {made.recommendation}")
+
+
+def test_a_configuration_that_is_not_shown_to_be_faster_is_not_recommended(folder):
+    trials = (synthetic.trial("baseline"), synthetic.trial("other", lora_rank=8))
+    synthetic.write_run(folder, synthetic.record(trials), speeds={"baseline": 0.15, "other": 0.15})
+    made = build(folder)
+    assert made.recommendation.startswith("Stay with baseline: ")
+    assert 'baseline <span class="tag">recommended</span>' in read(made, "index.html")
+
+
+def scripts(page: str) -> list[str]:
+    """What the page would run, by opening tag."""
+    return re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.DOTALL | re.IGNORECASE)
+
+
+def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alone(folder):
+    exact_run(folder)
+    page = read(build(folder), "index.html")
+    (ours,) = scripts(page)
+    allowed = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
+    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', page)[0])
+    assert f"script-src 'sha256-{allowed}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert not re.search(r"""(?:src|href)="(?!data:|\#)""", page)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_ids_in_the_page_are_unique(folder):
+    exact_run(folder)
+    page = read(build(folder), "index.html")
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
+
+
+def test_the_same_run_gives_the_same_bytes(folder):
+    exact_run(folder)
+    first = {path: path.read_bytes() for path in build(folder).files}
+    assert {path: path.read_bytes() for path in build(folder).files} == first
+
+
+def test_a_hostile_name_is_text_everywhere(folder):
+    hostile = synthetic.trial(HOSTILE[:80], reason=HOSTILE)
+    run = synthetic.record((synthetic.quick()[0], hostile), created_at=HOSTILE, suite=HOSTILE)
+    synthetic.write_run(folder, run)
+    synthetic.write_result(
+        folder, synthetic.result(run.planned[-1], status=End.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
+    )
+    (folder / "trials" / "<img src=x>").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a script without glyphs in the figures' font is no reason to fail
+        made = build(folder, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
+    page = read(made, "index.html")
+    assert len(scripts(page)) == 1
+    assert "alert" not in scripts(page)[0]
+    assert "<img" not in page
+    assert HOSTILE in page_text(made)
+    _Parses().feed(page)
+    markdown = read(made, "report.md")
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+    for row in csv.reader(io.StringIO(read(made, "summary.csv"))):
+        assert not any(cell.startswith(("=", "+", "@")) for cell in row)
+    assert any(cell.startswith("'=cmd") for row in csv.reader(io.StringIO(read(made, "summary.csv"))) for cell in row)
+    assert any(one["configuration"] == HOSTILE[:80] for one in json.loads(read(made, "summary.json"))["configurations"])
+
+
+class _Parses(html.parser.HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    _VOID = ("meta", "link", "br", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):  # noqa: ARG002 - html.parser calls it so
+        if tag not in self._VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
+    run = exact_run(folder)
+    failed = synthetic.result(
+        plan_of(run, "optimized.worker-3"),
+        status=End.OUT_OF_MEMORY,
+        reason="tried to allocate 2 GiB",
+        steps=4,
+        log_tail=["the last line"],
+    )
+    synthetic.write_result(folder, failed)
+    made = build(folder)
+    said = page_text(made)
+    assert made.exit_code == 1
+    for words in ("optimized.worker-3", "OUT_OF_MEMORY", "tried to allocate 2 GiB", "the last line"):
+        assert words in said
+        assert words in read(made, "report.md").replace("\\_", "_") or words == "the last line"
+    assert "1 of 8 planned trials gave no measurement (7 SUCCEEDED, 1 OUT_OF_MEMORY)" in said
+
+
+def test_a_failed_trials_steps_are_in_no_average(folder):
+    run = exact_run(folder)
+    slow = synthetic.result(
+        plan_of(run, "optimized.worker-3"), status=End.PREEMPTED, reason="SIGTERM", steps=15, step_time_sec=9.0
+    )
+    synthetic.write_result(folder, slow)
+    row = next(row for row in build(folder).rows if row.label == "optimized")
+    assert (row.measured.n_workers, row.measured.n_steps) == (3, 45)
+    assert row.measured.step_time_sec.high == pytest.approx(0.08)
+
+
+def test_missing_and_rejected_are_listed_by_name(folder):
+    exact_run(folder)
+    shutil.rmtree(folder / "trials/baseline.worker-1")
+    (folder / "trials/baseline.worker-2/result.json").write_bytes(b"{")
+    made = build(folder)
+    said = page_text(made)
+    assert "baseline.worker-1 worker-1 nothing was collected" in said
+    assert "trials/baseline.worker-2/result.json not complete JSON" in said
+    assert (made.exit_code, len(made.missing), len(made.rejected)) == (1, 2, 1)
+
+
+def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
+    run = exact_run(folder)
+    for plan in run.planned:
+        synthetic.write_result(folder, synthetic.result(plan, status=End.FAILED, reason="no luck"))
+    made = build(folder)
+    assert made.exit_code == 1
+    assert made.finding == "No trial of this run succeeded (8 FAILED): there is nothing to compare."
+    assert made.finding in page_text(made)
+    assert "no trial succeeded: 4 FAILED" in page_text(made)
+    assert not [path for path in made.files if path.suffix in (".png", ".svg")]
+
+
+def test_a_report_of_failures_takes_the_old_figures_away(folder):
+    run = exact_run(folder)
+    figures = build(folder).index.parent / "figures"
+    for plan in run.planned:
+        synthetic.write_result(folder, synthetic.result(plan, status=End.FAILED, reason="no luck"))
+    build(folder)
+    assert list(figures.iterdir()) == []
+
+
+def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
+    run = exact_run(folder)
+    for plan in run.planned:
+        if plan.trial.name == "baseline":
+            synthetic.write_result(folder, synthetic.result(plan, status=End.TIMED_OUT, reason="too slow"))
+    made = build(folder)
+    assert made.finding.startswith("optimized processed 100 (100 to 100) samples per second per worker on 4 workers")
+    assert "baseline has no successful trial, so no configuration can be compared with it." in made.cautions
+
+
+def test_one_worker_one_step_and_one_configuration_are_enough(folder):
+    single = synthetic.trial("alone", measured_steps=1, warmup_steps=0)
+    synthetic.write_run(folder, synthetic.record((single,), workers=1), exact=True)
+    made = build(folder)
+    assert made.finding == (
+        "alone processed 26.7 samples per second per worker on 1 worker of one machine (CPU, profile tiny)."
+    )
+    (row,) = made.rows
+    assert (row.measured.step_time_sec.low, row.measured.worker_spread, row.samples_ratio) == (None, None, None)
+
+
+def test_two_configurations_of_one_step_each_show_a_ratio_without_a_verdict(folder):
+    trials = (synthetic.trial("baseline", measured_steps=1), synthetic.trial("other", measured_steps=1, lora_rank=8))
+    synthetic.write_run(folder, synthetic.record(trials, workers=1), speeds={"other": 0.08}, exact=True)
+    made = build(folder)
+    assert "one step allows no interval, so nothing is shown" in made.finding
+    assert made.rows[1].samples_ratio.verdict is None
+
+
+def test_a_sharded_run_reports_one_worker_per_configuration(folder):
+    exact_run(folder, spread="shard")
+    made = build(folder)
+    assert [row.measured.n_workers for row in made.rows] == [1, 1]
+    assert "shard" in page_text(made)
+
+
+def test_slower_configurations_are_not_called_faster(folder):
+    synthetic.write_run(folder, speeds={"baseline": 0.1, "optimized": 0.4}, exact=True)
+    finding = build(folder).finding
+    assert finding.startswith("No configuration was faster than baseline: the next, optimized, processed 0.50x")
+
+
+def test_without_a_clear_difference_none_is_claimed(folder):
+    trials = (synthetic.trial("baseline"), synthetic.trial("other", lora_rank=8))
+    synthetic.write_run(folder, synthetic.record(trials), speeds={"baseline": 0.15, "other": 0.15})
+    made = build(folder)
+    assert made.finding.startswith("No configuration was shown to be faster than baseline")
+    assert made.rows[1].samples_ratio.verdict is None
+    assert "faster</small>" not in read(made, "index.html")
+
+
+def test_useful_tokens_tell_what_samples_hide(folder):
+    exact_run(folder)
+    said = page_text(build(folder))
+    assert "optimized reached 2.00x (2.00 to 2.00) the rate of baseline" in said
+    assert "a sample of at most 64 tokens is not the same work as one of at most 128" in said
+
+
+def test_a_price_shows_dollars_with_their_source_everywhere(folder):
+    exact_run(folder)
+    made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
+    assert made.rows[1].cost.usd_per_1000_samples == pytest.approx(0.01)
+    document = json.loads(read(made, "summary.json"))
+    assert (document["price"]["usd_per_gpu_hour"], document["price"]["source"]) == (3.6, "a list, 2026-01")
+    for words in (page_text(made), read(made, "report.md")):
+        assert "a list, 2026-01" in words
+        assert "0.01" in words
+    line = next(one for one in csv.DictReader(io.StringIO(read(made, "summary.csv"))) if one["is_baseline"] == "False")
+    assert float(line["usd_per_1000_samples"]) == pytest.approx(0.01)
+    assert line["price_source"] == "a list, 2026-01"
+    figure = re.sub(r"<[^>]+>\s*", " ", read(made, "figures/01_executive_summary.svg"))
+    assert "US$ per 1,000 samples" in figure
+    assert "a list, 2026-01" in figure
+    assert any("price is a GPU's" in caution for caution in made.cautions)
+    assert 'data-label="$3.60 per GPU hour, as set"' in read(made, "index.html"), "two prices may be equal dollars"
+
+
+def test_without_a_price_there_are_no_dollars(folder):
+    exact_run(folder)
+    made = build(folder)
+    assert "US$" not in page_text(made)
+    assert json.loads(read(made, "summary.json"))["price"] is None
+
+
+def test_a_price_without_a_source_is_refused_before_anything_is_written(folder):
+    exact_run(folder)
+    with pytest.raises(ReportError, match=r"cost\.price_source: a price needs its source"):
+        build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))
+    assert not (folder / "report").exists()
+
+
+def test_mixed_gpus_are_pointed_out(folder):
+    run = exact_run(folder)
+    for worker, gpu in (("worker-1", "NVIDIA A10"), ("worker-2", "NVIDIA H200")):
+        plan = plan_of(run, f"optimized.{worker}")
+        mixed = synthetic.fingerprint(device="cuda", gpu_name=gpu)
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.08, fingerprint=mixed))
+    made = build(folder)
+    assert any("different devices (CPU, NVIDIA A10, NVIDIA H200)" in caution for caution in made.cautions)
+    differences = json.loads(read(made, "summary.json"))["fingerprint"]["differences"]
+    assert differences["gpu_name"]["NVIDIA H200"] == ["optimized.worker-2"]  # its other trial said CPU
+
+
+def test_a_worker_with_another_driver_is_named(folder):
+    run = exact_run(folder)
+    for plan in run.planned:
+        if plan.worker == "worker-4":
+            other = synthetic.fingerprint(gpu_driver="580.1")
+            synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=other))
+    said = page_text(build(folder))
+    assert "580.1 on worker-4" in said
+    assert "none on worker-1, worker-2, worker-3" in said
+
+
+def test_a_condition_that_differs_is_a_caution(folder):
+    run = exact_run(folder)
+    for plan in run.planned:
+        other = synthetic.fingerprint(recipe="stock" if plan.worker == "worker-4" else "fast")
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=other))
+    said = "Not every trial ran under the same conditions: recipe differs; the fingerprint says where."
+    assert build(folder).cautions == (said,)
+
+
+def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
+    run = exact_run(folder)
+    for plan in run.planned:
+        few = synthetic.fingerprint(cpu_allowed_cores=2)
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=few))
+    assert any("4 workers of 1 thread shared 2 cores" in caution for caution in build(folder).cautions)
+
+
+def test_enough_cores_are_no_contention(folder):
+    exact_run(folder)
+    assert build(folder).cautions == ()
+
+
+def test_pods_on_machines_of_their_own_do_not_contend(folder):
+    run = exact_run(folder, fleet_kind="kubernetes")
+    for plan in run.planned:
+        few = synthetic.fingerprint(cpu_allowed_cores=1)
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=few))
+    made = build(folder)
+    assert made.cautions == ()
+    assert "on 4 workers (CPU, profile tiny)" in made.finding
+
+
+def test_a_slow_worker_is_pointed_out(folder):
+    run = exact_run(folder)
+    synthetic.write_result(
+        folder, synthetic.result(plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
+    )
+    assert any("baseline: the slowest worker took 1.50x" in caution for caution in build(folder).cautions)
+
+
+def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder):
+    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 21))
+    synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
+    made = build(folder)
+    figure = re.sub(r"<[^>]+>\s*", " ", read(made, "figures/01_executive_summary.svg"))
+    assert "14 of 20 configurations" in " ".join(figure.split())
+    assert all(f"rank-{rank}" in page_text(made) for rank in range(1, 21))
+
+
+def test_a_report_folder_that_cannot_be_written_is_named(folder):
+    exact_run(folder)
+    (folder / "report").write_text("in the way")
+    with pytest.raises(ReportError, match=r"report.*cannot be written"):
+        build(folder)
+
+
+def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
+    exact_run(folder)
+    made = build(folder)
+    before = made.index.read_bytes()
+    synthetic.write_run(folder, exact=True, speeds={"optimized": 0.3})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("reports.output.build.write_atomic", full)
+    with pytest.raises(ReportError, match="No space left on device"):
+        build(folder)
+    assert made.index.read_bytes() == before
+
+
+def test_the_page_is_written_last(folder):
+    exact_run(folder)
+    assert build(folder).files[-1].name == "index.html"
+
+
+def test_every_field_of_summary_json_is_documented(folder):
+    run = exact_run(folder)
+    synthetic.write_result(folder, synthetic.result(run.planned[0], status=End.FAILED, reason="x"))
+    document = json.loads(read(build(folder), "summary.json"))
+    documented = Path("reports/README.md")
+    words = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / documented).read_text()))
+    fields = set(document) | set(document["configurations"][0]) | set(document["failures"][0]) | set(document["run"])
+    assert fields <= words
+
+
+def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
+    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
+    run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
+    for plan in run.planned[:210]:
+        failed = synthetic.result(plan, worker="worker-1", status=End.FAILED, reason="no luck", log_tail=["x" * 200])
+        synthetic.write_result(folder, failed)
+    made = build(folder)
+    said = page_text(made)
+    assert "201 slower configurations are in summary.json." in said
+    assert "10 more are in summary.json." in said
+    assert "101 more trials are in summary.json." in said
+    assert made.index.stat().st_size < 2_000_000

@@ -1,0 +1,135 @@
+"""`inv report --watch`: renewed as results arrive, and how it ends. The clock and the sleeping are the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from reports.output import watch
+from reports.output.build import build
+from reports.read.load import ReportError
+from tests.support.reports import synthetic
+
+RENEWING = '<meta http-equiv="refresh"'
+
+
+class Run:
+    """A run that goes on: each sleep of the watcher lets time pass and the next results come."""
+
+    def __init__(self, folder, *arrivals: int) -> None:
+        self.folder, self.now = folder, 0.0
+        self.record = synthetic.record(workers=2)
+        self._plans = list(self.record.planned)
+        self._arrivals = list(arrivals)
+        self.versions: list[tuple[int, bool]] = []
+        folder.mkdir(parents=True)
+        self.record.write(folder)
+
+    def arrive(self, count: int) -> None:
+        for _ in range(count):
+            plan = self._plans.pop(0)
+            synthetic.write_result(self.folder, synthetic.result(plan, run_id=self.record.run_id))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.arrive(self._arrivals.pop(0) if self._arrivals else 0)
+
+    def watch(self, **more):
+        def say(progress: watch.Progress) -> None:
+            page = (self.folder / "report" / "index.html").read_text()
+            self.versions.append((progress.ended, RENEWING in page))
+
+        make = more.pop("build", lambda refresh_sec: build(self.folder, refresh_sec=refresh_sec))
+        return watch.watch(self.folder, make, say, clock=lambda: self.now, sleep=self.sleep, **more)
+
+
+def test_the_page_is_renewed_when_results_come_and_stops_renewing_with_the_last(folder):
+    run = Run(folder, 1, 0, 2, 1)
+    made = run.watch()
+    assert run.versions == [(0, True), (1, True), (3, True), (4, False)]
+    assert made.exit_code == 0
+    assert "this run goes on" not in made.index.read_text()
+
+
+def test_a_run_that_is_over_is_reported_once_and_does_not_renew(folder):
+    run = Run(folder)
+    run.arrive(4)
+    run.watch()
+    assert run.versions == [(4, False)]
+
+
+def test_a_result_that_is_written_again_renews_the_page(folder):
+    run = Run(folder, 0)
+    run.arrive(3)
+
+    def sleep(seconds):
+        run.now += seconds
+        again = synthetic.result(run.record.planned[0], run_id=run.record.run_id, step_time_sec=0.5)
+        synthetic.write_result(folder, again)
+        if len(run.versions) == 2:
+            run.arrive(1)
+
+    run.sleep = sleep
+    run.watch()
+    assert [ended for ended, _ in run.versions] == [3, 3, 4]
+
+
+def test_a_run_that_goes_no_further_is_given_up_after_its_longest_deadline_and_the_page_settles(folder):
+    run = Run(folder, 3)
+    with pytest.raises(watch.Unchanged, match="1 of 4 trials have no result, and nothing has changed for 600 s"):
+        run.watch()
+    assert run.now > 300.0 + watch.GRACE_SEC
+    page = (folder / "report" / "index.html").read_text()
+    assert RENEWING not in page
+    assert "this run goes on" not in page
+
+
+def test_an_interrupted_watch_leaves_a_page_that_does_not_renew(folder):
+    run = Run(folder)
+    run.arrive(1)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    run.sleep = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.watch()
+    page = (folder / "report" / "index.html").read_text()
+    assert RENEWING not in page
+    assert page.endswith("</html>")
+
+
+def test_a_damaged_plan_is_said_at_once(folder):
+    run = Run(folder)
+    (folder / "run.json").write_text("{")
+    with pytest.raises(ReportError, match=r"run\.json"):
+        run.watch()
+    assert run.versions == []
+
+
+def test_a_report_that_cannot_be_made_ends_the_watch(folder):
+    def broken(_refresh_sec):
+        raise ReportError("no space left")
+
+    with pytest.raises(ReportError, match="no space left"):
+        Run(folder).watch(build=broken)
+
+
+def test_settling_changes_nothing_but_the_renewing(folder):
+    run = Run(folder)
+    run.arrive(2)
+    lasting = build(folder).index.read_text()
+    renewing = build(folder, refresh_sec=5).index.read_text()
+    assert RENEWING in renewing
+    assert watch.without_refresh(renewing) == lasting
+    assert watch.without_refresh(lasting) == lasting
+
+
+def test_looking_tells_results_apart_by_trial_size_and_time(folder):
+    run = Run(folder)
+    before = watch.look(folder)
+    run.arrive(1)
+    after = watch.look(folder)
+    assert (before.ended, after.ended, after.planned, after.is_over) == (0, 1, 4, False)
+    assert SimpleNamespace(seen=before.seen) != SimpleNamespace(seen=after.seen)

@@ -1,0 +1,290 @@
+"""Loading a run's folder: every planned trial is among the results or the missing, every unusable file is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.records.result import RESULT_FILE, RUN_FILE, End, Steps, TrialResult
+from reports.read.load import ReportError, load
+from tests.support.reports import synthetic
+
+FIRST = "baseline.worker-1"
+
+
+def plan_of(run, trial_id):
+    return next(plan for plan in run.planned if plan.trial_id == trial_id)
+
+
+def the_rejected(folder: Path) -> tuple[str, str]:
+    (one,) = load(folder).rejected
+    return one.file, one.reason
+
+
+def test_a_whole_run_is_one_row_per_trial_and_one_per_step(folder):
+    synthetic.write_run(folder)
+    run = load(folder)
+    assert (len(run.trials), len(run.results), run.missing, run.rejected) == (8, 8, (), ())
+    assert len(run.steps) == 8 * (3 + 15)
+    one = run.steps[run.steps["trial_id"] == FIRST]
+    assert one["step"].tolist() == list(range(1, 19))
+    assert one["phase"].tolist() == ["warmup"] * 3 + ["measure"] * 15
+
+
+def test_rows_keep_the_order_of_the_plan(folder):
+    planned = synthetic.write_run(folder).planned
+    assert load(folder).trials["trial_id"].tolist() == [plan.trial_id for plan in planned]
+
+
+def test_a_folder_without_run_json_is_an_error_that_asks_whether_it_is_a_run(tmp_path):
+    with pytest.raises(ReportError, match=r"run\.json: cannot be read: No such file.*is this a run's folder"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "trial_result"}', b"\xff\xfe"])
+def test_an_unreadable_run_json_is_an_error_that_names_it(folder, content):
+    synthetic.write_run(folder)
+    (folder / RUN_FILE).write_bytes(content)
+    with pytest.raises(ReportError, match=r"run\.json"):
+        load(folder)
+
+
+def test_a_changed_plan_is_refused(folder):
+    synthetic.write_run(folder)
+    text = (folder / RUN_FILE).read_text()
+    (folder / RUN_FILE).write_text(text.replace('"quick"', '"quicker"', 1))
+    with pytest.raises(ReportError, match="sha256 does not match"):
+        load(folder)
+
+
+def test_a_planned_trial_without_a_folder_is_missing(folder):
+    synthetic.write_run(folder)
+    shutil.rmtree(folder / "trials" / FIRST)
+    run = load(folder)
+    (missing,) = run.missing
+    assert (missing.trial_id, missing.configuration, missing.worker) == (FIRST, "baseline", "worker-1")
+    assert missing.reason == "nothing was collected"
+    assert len(run.results) == 7
+
+
+def test_a_folder_without_result_json_is_missing_for_that_reason(folder):
+    synthetic.write_run(folder)
+    (folder / "trials" / FIRST / RESULT_FILE).unlink()
+    (missing,) = load(folder).missing
+    assert missing.reason == "its folder holds no result.json"
+
+
+def test_a_run_with_no_trials_folder_misses_everything(folder):
+    folder.mkdir(parents=True)
+    synthetic.record().write(folder)
+    run = load(folder)
+    assert len(run.missing) == 8
+    assert run.trials.empty
+    assert run.steps.empty
+
+
+def test_a_truncated_result_is_rejected_by_name_and_its_trial_is_missing(folder):
+    synthetic.write_run(folder)
+    path = folder / "trials" / FIRST / RESULT_FILE
+    path.write_bytes(path.read_bytes()[:-200])
+    run = load(folder)
+    assert [(one.file, one.reason) for one in run.rejected] == [
+        (f"trials/{FIRST}/result.json", "not complete JSON; the file is truncated or damaged")
+    ]
+    assert [(one.trial_id, one.reason) for one in run.missing] == [(FIRST, "its result was rejected")]
+
+
+def test_a_flipped_digit_is_rejected(folder):
+    synthetic.write_run(folder)
+    path = folder / "trials" / FIRST / RESULT_FILE
+    path.write_text(path.read_text().replace('"wall_time_sec": 6.5', '"wall_time_sec": 5.5'))
+    assert "sha256 does not match" in the_rejected(folder)[1]
+
+
+def test_another_schema_version_is_rejected(folder):
+    synthetic.write_run(folder)
+    path = folder / "trials" / FIRST / RESULT_FILE
+    document = json.loads(path.read_text())
+    document["schema_version"] = 99
+    path.write_text(json.dumps(document))
+    assert the_rejected(folder)[1] == "schema version 99; this version reads 1"
+
+
+def test_a_nan_in_a_result_is_rejected_and_does_not_stop_the_report(folder):
+    synthetic.write_run(folder)
+    path = folder / "trials" / FIRST / RESULT_FILE
+    path.write_text(path.read_text().replace('"wall_time_sec": 6.5', '"wall_time_sec": NaN'))
+    assert the_rejected(folder)[1] == "not complete JSON; the file is truncated or damaged"
+
+
+def test_a_result_in_another_trials_folder_is_rejected(folder):
+    synthetic.write_run(folder)
+    shutil.copy(folder / "trials/baseline.worker-2/result.json", folder / "trials" / FIRST / "result.json")
+    file, reason = the_rejected(folder)
+    assert file == f"trials/{FIRST}/result.json"
+    assert reason == f"holds trial 'baseline.worker-2', but stands in the folder of '{FIRST}'"
+
+
+def test_a_trial_of_another_run_is_rejected(folder):
+    run = synthetic.write_run(folder)
+    synthetic.write_result(folder, synthetic.result(plan_of(run, FIRST), run_id="yesterday"))
+    assert the_rejected(folder)[1] == f"belongs to run 'yesterday', not to '{synthetic.RUN_ID}'"
+
+
+def test_a_trial_that_is_not_in_the_plan_is_rejected(folder):
+    run = synthetic.write_run(folder)
+    stranger = dataclasses.replace(plan_of(run, FIRST), trial_id="stranger")
+    synthetic.write_result(folder, synthetic.result(stranger))
+    assert the_rejected(folder) == ("trials/stranger/result.json", "trial 'stranger' is not in this run's plan")
+
+
+def test_an_empty_folder_of_no_planned_trial_is_named_too(folder):
+    synthetic.write_run(folder)
+    (folder / "trials" / "leftover").mkdir()
+    assert the_rejected(folder) == ("trials/leftover", "not a trial of this run's plan")
+
+
+def test_another_configuration_under_a_planned_name_is_rejected_and_the_difference_named(folder):
+    run = synthetic.write_run(folder)
+    plan = plan_of(run, FIRST)
+    other = dataclasses.replace(plan, trial=dataclasses.replace(plan.trial, lora_rank=64))
+    synthetic.write_result(folder, synthetic.result(other))
+    assert the_rejected(folder)[1] == "measured another configuration than the plan's: lora_rank is 64, planned 16"
+
+
+def test_a_pinned_trial_that_ran_elsewhere_is_rejected(folder):
+    run = synthetic.write_run(folder)
+    one = dataclasses.replace(synthetic.result(plan_of(run, FIRST)), worker="worker-4")
+    synthetic.write_result(folder, one)
+    assert the_rejected(folder)[1] == "ran on 'worker-4', but the plan pins it to 'worker-1'"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.1])
+def test_a_step_that_took_no_time_is_rejected(folder, seconds):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    times = [*one.steps.step_time_sec[:6], seconds, *one.steps.step_time_sec[7:]]
+    synthetic.write_result(folder, dataclasses.replace(one, steps=dataclasses.replace(one.steps, step_time_sec=times)))
+    assert the_rejected(folder)[1] == f"steps: step 7 took {seconds} s; a step takes more than 0 s"
+
+
+def test_lists_of_unequal_length_are_rejected(folder):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    shorter = dataclasses.replace(one.steps, samples=one.steps.samples[:-1])
+    synthetic.write_result(folder, dataclasses.replace(one, steps=shorter))
+    assert "differ in length: step_time_sec 15, loss 15, samples 14" in the_rejected(folder)[1]
+
+
+def test_more_useful_tokens_than_tokens_are_rejected(folder):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    worse = dataclasses.replace(one.steps, useful_tokens=[token + 1 for token in one.steps.tokens])
+    synthetic.write_result(folder, dataclasses.replace(one, steps=worse))
+    assert the_rejected(folder)[1].startswith("steps: step 1 counts 4 samples, 512 tokens, 513 useful tokens")
+
+
+def test_a_success_without_steps_is_rejected(folder):
+    run = synthetic.write_run(folder)
+    one = dataclasses.replace(synthetic.result(plan_of(run, FIRST)), steps=Steps(), metrics=None)
+    synthetic.write_result(folder, one)
+    assert the_rejected(folder)[1] == "says SUCCEEDED but holds no measured step"
+
+
+def test_a_failed_trial_is_a_result_not_a_rejection(folder):
+    run = synthetic.write_run(folder)
+    synthetic.write_result(
+        folder, synthetic.result(plan_of(run, FIRST), status=End.OUT_OF_MEMORY, reason="no memory", steps=4)
+    )
+    loaded = load(folder)
+    row = loaded.trials.set_index("trial_id").loc[FIRST]
+    assert (loaded.rejected, loaded.missing) == ((), ())
+    assert (row["status"], row["reason"], row["n_steps"]) == ("OUT_OF_MEMORY", "no memory", 4)
+
+
+def test_what_collect_wrote_for_a_lost_trial_is_read(folder):
+    run = synthetic.write_run(folder)
+    plan = plan_of(run, FIRST)
+    lost = TrialResult(
+        trial_id=FIRST,
+        trial=plan.trial,
+        status=End.LOST,
+        reason="no sign of life for 60 s",
+        worker="worker-1",
+        run_id=run.run_id,
+        written_by="collect",
+    )
+    synthetic.write_result(folder, lost)
+    row = load(folder).trials.set_index("trial_id").loc[FIRST]
+    assert (row["status"], row["written_by"], row["n_steps"]) == ("LOST", "collect", 0)
+
+
+def test_sharded_trials_keep_the_worker_that_took_them(folder):
+    synthetic.write_run(folder, synthetic.record(spread="shard"))
+    run = load(folder)
+    assert run.trials["trial_id"].tolist() == ["baseline", "optimized"]
+    assert run.trials["worker"].tolist() == ["worker-1", "worker-2"]
+
+
+def test_one_name_over_two_configurations_becomes_two_labels(folder):
+    trials = (synthetic.trial("same", lora_rank=8), synthetic.trial("same", lora_rank=16))
+    plans = [
+        dataclasses.replace(plan, trial_id=f"same-{number}")
+        for number, plan in enumerate(synthetic.planned(trials, ["worker-1"], "shard"))
+    ]
+    synthetic.write_run(folder, synthetic.record(trials, planned=plans))
+    labels = [one.label for one in load(folder).configurations]
+    assert len(set(labels)) == 2
+    assert all(label.startswith("same (") for label in labels)
+
+
+def test_a_result_whose_tokens_are_all_padding_is_rejected(folder):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    nothing = dataclasses.replace(one.steps, useful_tokens=[0] * len(one.steps.useful_tokens))
+    synthetic.write_result(folder, dataclasses.replace(one, steps=nothing))
+    assert the_rejected(folder)[1] == "steps: no step has a useful token; all of them were padding"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.15])
+def test_a_step_of_no_time_or_less_is_rejected(folder, seconds):
+    run = synthetic.write_run(folder)
+    one = synthetic.result(plan_of(run, FIRST))
+    times = [seconds, *one.steps.step_time_sec[1:]]
+    synthetic.write_result(folder, dataclasses.replace(one, steps=dataclasses.replace(one.steps, step_time_sec=times)))
+    assert the_rejected(folder)[1] == f"steps: step 1 took {seconds!r} s; a step takes more than 0 s"
+
+
+def a_share_of_peak(one):
+    return dataclasses.replace(one, measurements=[synthetic.measurement("mfu_percent", 31.0, share=31.0)])
+
+
+def test_the_share_of_peak_of_profile_tiny_is_not_shown_and_says_why(folder):
+    run = synthetic.write_run(folder)
+    synthetic.write_result(folder, a_share_of_peak(synthetic.result(plan_of(run, FIRST))))
+    loaded = load(folder)
+    (row,) = loaded.measurements[loaded.measurements["name"] == "mfu_percent"].to_dict(orient="records")
+    assert row["value"] != row["value"]  # NaN
+    assert row["note"].startswith("not shown for profile tiny")
+    assert TrialResult.read(folder / "trials" / FIRST / RESULT_FILE).measurements[0].value == 31.0
+
+
+@pytest.mark.parametrize(("threads", "shown"), [(1, True), (4, False)])
+def test_the_share_of_peak_is_not_shown_where_workers_share_too_few_cores(folder, threads, shown):
+    run = synthetic.record(profile="gpu")  # 4 workers on one machine of 8 cores
+    folder.mkdir(parents=True)
+    run.write(folder)
+    told = synthetic.fingerprint(torch_threads=threads)
+    synthetic.write_result(folder, a_share_of_peak(synthetic.result(plan_of(run, FIRST), fingerprint=told)))
+    assert (load(folder).results[0].measurements[0].value == 31.0) is shown
+
+
+def test_a_run_of_one_trial_one_step_and_one_node_is_loaded(folder):
+    one = synthetic.trial(measured_steps=1, warmup_steps=0)
+    synthetic.write_run(folder, synthetic.record((one,), workers=1))
+    run = load(folder)
+    assert (len(run.trials), len(run.steps), run.missing, run.rejected) == (1, 1, (), ())

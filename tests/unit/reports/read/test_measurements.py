@@ -1,0 +1,304 @@
+"""What trials of every kind measured: the frame, the tables, the files, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.records.result import End, Interval, Measurement
+from reports.output.build import build
+from reports.read import measurements
+from reports.read.load import load
+from reports.summary import pivot
+from tests.support.reports import synthetic
+
+HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
+
+
+def run_of(folder: Path, *trials, workers: int = 1):
+    """A run of these trials, every one SUCCEEDED, with the synthetic measurements of its kind."""
+    return synthetic.write_run(folder, synthetic.record(trials, workers=workers), exact=True)
+
+
+def measured(folder: Path, *taken: Measurement, kind: str = "hardware", **changed):
+    """A run of one trial of a kind that measured just this."""
+    run = run_of(folder, synthetic.trial("one", kind=kind))
+    one = synthetic.result(run.planned[0], measurements=list(taken), **changed)
+    synthetic.write_result(folder, one)
+    return load(folder)
+
+
+def read(made, name: str) -> str:
+    return (made.index.parent / name).read_text(encoding="utf-8")
+
+
+def page_text(made) -> str:
+    body = re.sub(r"<(style|svg)\b.*?</\1>", "", read(made, "index.html"), flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def the_reason(run) -> str:
+    (one,) = run.rejected
+    return one.reason
+
+
+@pytest.mark.parametrize("kind", ["hardware", "loading", "inference"])
+def test_a_trial_that_does_not_train_succeeds_without_steps_but_not_without_measurements(folder, kind):
+    run = run_of(folder, synthetic.trial("one", kind=kind))
+    assert load(folder).rejected == ()
+    synthetic.write_result(folder, synthetic.result(run.planned[0], measurements=[]))
+    assert the_reason(load(folder)) == "says SUCCEEDED but holds no measurement"
+
+
+@pytest.mark.parametrize("kind", ["training", "distributed"])
+def test_a_trial_that_trains_needs_steps_whatever_else_it_measured(folder, kind):
+    taken = synthetic.measurement("x_sec", 1.0)
+    assert the_reason(measured(folder, taken, kind=kind, steps=0)) == "says SUCCEEDED but holds no measured step"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("matmul_tflops", -1.0, "measurement 1, 'matmul_tflops', is -1; a rate is not below 0"),
+        ("decode_tokens_per_sec", -0.5, "measurement 1, 'decode_tokens_per_sec', is -0.5; a rate is not below 0"),
+        ("read_sec", -2.0, "measurement 1, 'read_sec', is -2; a value in s is not below 0"),
+        (" ", 1.0, "measurement 1 has no name"),
+    ],
+)
+def test_an_impossible_value_is_rejected_with_its_reason(folder, name, value, said):
+    assert the_reason(measured(folder, Measurement(name=name, value=value))) == said
+
+
+def test_an_interval_the_wrong_way_round_is_rejected(folder):
+    spread = Interval(median=2.0, p10=1.0, p90=3.0, low=3.0, high=1.0, n=5)
+    reason = the_reason(measured(folder, Measurement(name="copy_gb_per_sec", value=2.0, interval=spread)))
+    assert reason == "measurement 1, 'copy_gb_per_sec', has the interval 3 to 1 over 5 values"
+
+
+@pytest.mark.parametrize("name", ["freed_bytes", "saved_percent", "inlet_celsius"])
+def test_a_difference_or_a_temperature_may_be_below_zero(folder, name):
+    assert measured(folder, Measurement(name=name, value=-1.0)).rejected == ()
+
+
+def test_not_a_number_becomes_unknown_on_its_way_to_the_file(folder):
+    run = measured(folder, Measurement(name="copy_gb_per_sec", value=float("nan"), note="the clock stood still"))
+    row = run.measurements.iloc[0]
+    assert measurements.is_unknown(row["value"])
+    assert row["note"] == "the clock stood still"
+
+
+def test_the_frame_has_a_row_per_measurement_and_a_column_per_context_key(folder):
+    run_of(folder, *synthetic.other_kinds(), workers=2)
+    table = load(folder).measurements
+    assert len(table) == 2 * sum(len(synthetic.measurements_of(one.kind)) for one in synthetic.other_kinds())
+    one = table[(table["name"] == "matmul_tflops") & (table["context.dtype"] == "bf16")].iloc[0]
+    assert (one["value"], one["low"], one["n"], one["share_percent"]) == (24.576, pytest.approx(24.08448), 5, 20.48)
+    assert json.loads(one["context"]) == {"dtype": "bf16", "size": 2048}
+    assert one["context.size"] == 2048
+    assert set(table["section"]) == {"hardware", "loading", "inference", "distributed"}
+
+
+def test_only_so_many_context_keys_become_columns_and_none_is_lost(folder):
+    run = measured(folder, *(synthetic.measurement("x_sec", 1.0, **{f"key_{number}": 1}) for number in range(100)))
+    columns = [name for name in run.measurements.columns if name.startswith("context.")]
+    assert len(columns) == measurements.MOST_CONTEXT_COLUMNS
+    assert json.loads(run.measurements["context"].iloc[99]) == {"key_99": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("matmul_tflops", ("matmul", "TFLOP/s", 1.0)),
+        ("disk_read_gb_per_sec", ("disk read", "GB/s", 1.0)),
+        ("decode_tokens_per_sec", ("decode", "tokens/s", 1.0)),
+        ("first_token_sec", ("first token", "s", 1.0)),
+        ("peak_vram_bytes", ("peak vram", "GB", 1e9)),
+        ("gpu_power_watts", ("gpu power", "W", 1.0)),
+        ("loss", ("loss", "", 1.0)),
+    ],
+)
+def test_units_are_read_from_names(name, said):
+    assert measurements.words_unit_scale(name) == said
+
+
+def tables_of(folder: Path, *trials, workers: int = 1) -> tuple[pivot.Table, ...]:
+    run_of(folder, *trials, workers=workers)
+    run = load(folder)
+    return pivot.tables(run.results, run.label_of)
+
+
+def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(folder):
+    matmul, copies, disk = tables_of(folder, synthetic.other_kinds()[0])
+    assert matmul.keys == ("dtype",)
+    assert [one.title for one in matmul.columns] == ["matmul, size 2048", "matmul, size 4096", "matmul, size 8192"]
+    assert [line.keys for line in matmul.lines] == [("fp32",), ("bf16",), ("fp16",), ("fp8",)]
+    assert matmul.lines[1].cells[0] == pivot.Cell(value="24.6", under=("24.1 to 25.1", "20 % of the chip's"))
+    assert matmul.lines[3].cells == (None, None, pivot.Cell(value="none", under=("the chip has no fp8",)))
+    assert (copies.keys, copies.same) == (("direction",), "configuration hardware")
+    assert (disk.keys, disk.same) == (("configuration",), "cache warm, read 1.074 GB")
+
+
+def test_quantities_taken_once_on_different_things_become_one_list_beside_each_other(folder):
+    trials = tuple(synthetic.trial(f"ddp-{n}", kind="distributed", world_size=n) for n in (1, 2))
+    run = run_of(folder, *trials)
+    alone = [
+        synthetic.measurement("global_samples_per_sec", 1.0, world_size=1),
+        synthetic.measurement("efficiency_percent", None, note="one rank has nobody to talk to", world_size=1),
+    ]
+    both = [
+        synthetic.measurement("global_samples_per_sec", 1.9, world_size=2),
+        synthetic.measurement("efficiency_percent", 95.0, against="no communication", world_size=2),
+    ]
+    for plan, taken in zip(run.planned, (alone, both), strict=True):
+        synthetic.write_result(folder, synthetic.result(plan, measurements=taken))
+    found = load(folder)
+    (table,) = pivot.tables(found.results, found.label_of)
+    assert [one.title for one in table.columns] == ["ddp-1", "ddp-2"]
+    assert [line.keys for line in table.lines] == [("global, samples/s", ""), ("efficiency, %", "")]
+    assert table.lines[1].cells == (
+        pivot.Cell(value="none", under=("one rank has nobody to talk to",)),
+        pivot.Cell(value="95.0", under=("93.1 to 96.9", "against no communication")),
+    )
+
+
+def test_quantities_on_the_same_things_stand_side_by_side(folder):
+    (loading,) = tables_of(folder, synthetic.other_kinds()[1])
+    assert loading.keys == ("cache",)
+    assert [f"{one.title} {one.unit}" for one in loading.columns] == [
+        "load read s",
+        "load quantize s",
+        "load move s",
+        "peak vram GB",
+    ]
+    assert loading.lines[0].cells[3].value == "4.69"
+
+
+def test_several_workers_give_their_median_and_their_range(folder):
+    run = run_of(folder, synthetic.trial("one", kind="hardware"), workers=3)
+    for plan, speed in zip(run.planned, (1.0, 2.0, 9.0), strict=True):
+        taken = [synthetic.measurement("copy_gb_per_sec", speed)]
+        synthetic.write_result(folder, synthetic.result(plan, measurements=taken))
+    found = load(folder)
+    ((line,),) = [table.lines for table in pivot.tables(found.results, found.label_of)]
+    assert line.cells == (pivot.Cell(value="2.00", under=("1.00 to 9.00 over 3 workers",)),)
+
+
+def test_what_a_trial_measured_before_it_failed_is_marked_with_its_end(folder):
+    run = run_of(folder, synthetic.trial("one", kind="inference"), workers=2)
+    taken = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="default", precision="nf4")]
+    synthetic.write_result(
+        folder,
+        synthetic.result(run.planned[1], status=End.OUT_OF_MEMORY, reason="batch 8 did not fit", measurements=taken),
+    )
+    found = load(folder)
+    names = {line.keys[0] for table in pivot.tables(found.results, found.label_of) for line in table.lines}
+    assert names == {"one", "one (OUT_OF_MEMORY)"}
+
+
+def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
+    measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(pivot.MOST_ROWS + 7)))
+    made = build(folder)
+    assert "7 more rows are in measurements.csv" in page_text(made)
+    assert len(read(made, "measurements.csv").splitlines()) == 1 + pivot.MOST_ROWS + 7
+
+
+def test_a_run_of_hardware_alone_gets_a_report_that_says_what_was_measured(folder):
+    run_of(folder, synthetic.other_kinds()[0])
+    made = build(folder)
+    assert (made.exit_code, made.rows, made.others[0].succeeded) == (0, (), 1)
+    assert made.finding == (
+        "Measured hardware (matmul up to 98.3 TFLOP/s) on 1 worker of one machine (CPU, profile tiny)."
+    )
+    said = page_text(made)
+    assert "1 of 1 succeeded" in said
+    assert "20 % of the chip's" in said
+    assert "none the chip has no fp8" in said
+    assert [path.stem for path in made.files if path.suffix == ".png"] == ["03_hardware_performance"]
+    assert "### Hardware" in read(made, "report.md")
+
+
+def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
+    both = run_of(folder, *synthetic.quick(), *synthetic.other_kinds())
+    made = build(folder)
+    assert [row.label for row in made.rows] == ["baseline", "optimized"]
+    assert made.finding.startswith("optimized processed")
+    assert [one.kind for one in made.others] == ["hardware", "loading", "inference", "distributed"]
+    document = json.loads(read(made, "summary.json"))
+    assert set(document["measurements"]) == {"hardware", "loading", "inference", "distributed"}
+    assert document["counts"]["SUCCEEDED"] == len(both.planned)
+    assert "ddp-2" not in re.sub(r"<[^>]+>", " ", read(made, "figures/02_training_performance.svg"))
+
+
+def test_where_training_failed_the_rest_is_still_said(folder):
+    run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
+    synthetic.write_result(folder, synthetic.result(run.planned[0], status=End.FAILED, reason="no luck"))
+    made = build(folder)
+    assert made.finding.startswith("No training trial succeeded (1 FAILED), so nothing is compared. Measured hardware")
+    assert made.exit_code == 1
+
+
+def test_telemetry_of_every_kind_stands_together(folder):
+    run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[1])
+    for plan in run.planned:
+        taken = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
+        synthetic.write_result(folder, synthetic.result(plan, measurements=taken))
+    found = load(folder)
+    table = pivot.tables(found.results, found.label_of)[-1]
+    assert (table.section, table.same) == ("telemetry", "window measure")
+    assert [line.keys for line in table.lines] == [("baseline",), ("load-nf4",)]
+    assert [one.unit for one in table.columns] == ["%", "GB", "W", "MHz", "°C"]
+
+
+def test_flags_are_cautions_with_the_trials_that_raised_them(folder):
+    run = run_of(folder, *synthetic.quick())
+    for plan, flags in zip(run.planned, (["another process on the GPU", "throttled"], ["throttled"]), strict=True):
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, flags=flags))
+    cautions = build(folder).cautions
+    assert "baseline.worker-1: another process on the GPU" in cautions
+    assert "baseline.worker-1, optimized.worker-1: throttled" in cautions
+
+
+def test_a_flag_of_every_trial_is_said_of_all_and_not_name_by_name(folder):
+    run = run_of(folder, *synthetic.quick(), synthetic.trial("third"))
+    for plan in run.planned:
+        synthetic.write_result(folder, synthetic.result(plan, exact=True, flags=["throttled"]))
+    assert "all 3 trials: throttled" in build(folder).cautions
+
+
+def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):
+    taken = [
+        synthetic.measurement(HOSTILE, 1.0, note=HOSTILE, **{HOSTILE: HOSTILE, "deep": {"a": [HOSTILE]}, "b": None}),
+        synthetic.measurement("x_sec", None, note=HOSTILE, **{HOSTILE: "@sum", "deep": [1], "b": True}),
+    ]
+    measured(folder, *taken, flags=[HOSTILE])
+    made = build(folder)
+    page, markdown = read(made, "index.html"), read(made, "report.md")
+    assert page.count("<script") == 1  # the page's own, which sorts tables
+    assert "<script" not in markdown
+    assert HOSTILE in page_text(made)
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+    cells = [cell for row in csv.reader(io.StringIO(read(made, "measurements.csv"))) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@", "\t"))]
+    assert "'@sum" in cells
+
+
+def test_a_damaged_record_of_measurements_is_rejected_like_any_other(folder):
+    run = run_of(folder, synthetic.other_kinds()[0])
+    path = folder / "trials" / run.planned[0].trial_id / "result.json"
+    path.write_text(path.read_text().replace('"value": 1.75', '"value": NaN'))
+    assert the_reason(load(folder)) == "not complete JSON; the file is truncated or damaged"
+
+
+def test_kinds_that_never_say_a_key_do_not_differ_in_it(folder):
+    run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
+    one = synthetic.result(run.planned[0], exact=True)
+    synthetic.write_result(folder, dataclasses.replace(one, fingerprint=synthetic.fingerprint(attention="sdpa")))
+    assert json.loads(read(build(folder), "summary.json"))["fingerprint"]["differences"] == {}

@@ -1,0 +1,156 @@
+"""The table of prices: what it says of a run's GPU, and how it refuses what cannot be used."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+import yaml
+
+from reports.summary import prices
+from reports.summary.prices import PriceError, Pricing, choose, read
+
+TODAY = date(2027, 1, 1)
+A10 = ("NVIDIA A10",)
+
+
+def table(folder, **changed):
+    """A table with one shape; `changed` replaces keys of it, None takes them away."""
+    shape = {
+        "gpu": "NVIDIA X",
+        "gpus": 2,
+        "on_demand": {"amount": 4.0, "unit": "USD per GPU hour", "source": "X's list", "dated": date(2026, 1, 1)},
+        "preemptible": {"amount": 2.0, "unit": "USD per GPU hour", "source": "half", "dated": date(2026, 1, 1)},
+    } | changed
+    path = folder / "my prices.yaml"
+    shape = {key: value for key, value in shape.items() if value is not None}
+    path.write_text(yaml.safe_dump({"schema_version": 1, "shapes": {"X.1": shape}}))
+    return path
+
+
+def test_the_projects_own_table_is_sound_and_knows_the_a10():
+    first, *others = choose(Pricing(), A10, today=TODAY)
+    assert (first.name, first.usd_per_gpu_hour, first.shape) == ("on-demand", 2.0, "VM.GPU.A10.1")
+    assert "B95909" in first.source
+    assert first.dated is not None
+    assert [(one.name, one.usd_per_gpu_hour) for one in others] == [
+        ("reference study", 0.60),
+        ("reference study, spot", 0.18),
+    ]
+    assert first.boot_volume.usd_per_hour == pytest.approx(50 * 0.0425 / 730)
+
+
+def test_an_a10_is_not_offered_preemptible_so_no_such_price_is_shown():
+    assert "preemptible" not in [one.name for one in choose(Pricing(), A10, today=TODAY)]
+
+
+def test_a_shape_that_is_offered_preemptible_has_that_price_second(tmp_path):
+    found = choose(Pricing(table=table(tmp_path)), ["NVIDIA X"], today=TODAY)
+    assert [(one.name, one.usd_per_gpu_hour, one.gpus_per_node) for one in found] == [
+        ("on-demand", 4.0, 2),
+        ("preemptible", 2.0, 2),
+    ]
+
+
+def test_a_price_in_the_settings_comes_before_the_tables():
+    found = choose(Pricing(usd_per_gpu_hour=1.5, source="our contract"), A10, today=TODAY)
+    assert [one.name for one in found][:2] == ["set", "on-demand"]
+    assert found[0].usd_per_gpu_hour == 1.5
+
+
+@pytest.mark.parametrize("devices", [("CPU",), ("NVIDIA H200",), ("NVIDIA A10", "NVIDIA H200"), ()])
+def test_a_gpu_that_the_table_does_not_have_and_a_mixed_run_have_no_price(devices):
+    assert choose(Pricing(), devices, today=TODAY) == ()
+
+
+def test_a_named_shape_is_priced_whatever_ran():
+    assert choose(Pricing(shape="VM.GPU.A10.1"), ("CPU",), today=TODAY)[0].usd_per_gpu_hour == 2.0
+
+
+def test_an_unknown_shape_is_refused_with_those_there_are():
+    with pytest.raises(
+        PriceError, match=r"cost\.shape: 'VM\.GPU\.A11': unknown shape; .*prices\.yaml has 'VM\.GPU\.A10\.1'"
+    ):
+        choose(Pricing(shape="VM.GPU.A11"), A10, today=TODAY)
+
+
+def test_a_price_without_a_source_is_refused():
+    with pytest.raises(PriceError, match=r"^cost\.price_source: a price needs its source"):
+        choose(Pricing(usd_per_gpu_hour=2.0), A10, today=TODAY)
+    with pytest.raises(PriceError, match=r"^cost\.hosted_source: "):
+        Pricing(hosted_usd_per_10000_samples=10.0).hosted()
+
+
+def dated(**changed):
+    return {"amount": 4.0, "unit": "USD per GPU hour", "source": "list", "dated": date(2026, 1, 1)} | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"on_demand": dated(unit="EUR per GPU hour")},
+            r"shapes\.X\.1\.on_demand\.unit: expected 'USD per GPU hour', found 'EUR per GPU hour'",
+        ),
+        ({"on_demand": dated(unit="USD per node hour")}, r"on_demand\.unit: expected 'USD per GPU hour'"),
+        (
+            {"on_demand": dated(dated=date(2027, 1, 2))},
+            r"on_demand\.dated: 2027-01-02 is in the future \(today is 2027-01-01\)",
+        ),
+        (
+            {"alternatives": [dated(name="n", dated=date(2030, 1, 1))]},
+            r"alternatives\[0\]\.dated: 2030-01-01 is in the future",
+        ),
+        ({"on_demand": dated(dated="soon")}, r"on_demand\.dated: .*found 'soon'"),
+        ({"on_demand": dated(amount=0)}, r"on_demand\.amount: .*greater than 0, found 0"),
+        ({"on_demand": dated(amount=float("nan"))}, r"on_demand\.amount: .*finite number, found nan"),
+        ({"on_demand": dated(amount="two")}, r"on_demand\.amount: .*found 'two'"),
+        ({"on_demand": dated(source=" ")}, r"on_demand\.source: "),
+        ({"on_demand": None}, r"on_demand: missing; every price has amount, unit, source and dated"),
+        ({"discount": 0.5}, r"discount: unknown key"),
+        ({"gpus": 0}, r"gpus: .*found 0"),
+        ({"boot_volume": dated(size_gb=50)}, r"boot_volume\.unit: expected 'USD per GB month'"),
+    ],
+)
+def test_what_a_table_cannot_say_is_refused_in_one_line_with_its_place(tmp_path, changed, said):
+    path = table(tmp_path, **changed)
+    with pytest.raises(PriceError, match=said) as refused:
+        choose(Pricing(table=path), ["NVIDIA X"], today=TODAY)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"shapes: [", "not YAML that can be read"),
+        (b"\xff\xfe", "not YAML that can be read"),
+        (b"schema_version: 1\nshapes: {a: {on_demand: {dated: 2026-02-30}}}", "not YAML that can be read"),
+        (b"", "the file: "),
+        (b"- 1", "the file: "),
+        (b"schema_version: 2\nshapes: {}", "schema_version: expected 1, found 2"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path, content, said):
+    path = tmp_path / "prices.yaml"
+    path.write_bytes(content)
+    with pytest.raises(PriceError) as refused:
+        read(path, today=TODAY)
+    assert said in str(refused.value)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_that_is_not_there_is_refused_with_the_setting_to_look_at(tmp_path):
+    with pytest.raises(
+        PriceError, match=r"none\.yaml: cannot be read: No such file or directory; look at cost\.prices"
+    ):
+        choose(Pricing(table=tmp_path / "none.yaml"), A10, today=TODAY)
+
+
+def test_every_line_of_the_projects_table_has_a_source_and_a_day():
+    found = read(prices.TABLE, today=TODAY)
+    for shape in found.shapes.values():
+        for one in (shape.on_demand, shape.boot_volume, *shape.alternatives):
+            assert one.source.strip()
+            assert one.dated <= TODAY

@@ -1,0 +1,93 @@
+"""Speed-ups: measured where a distributed trial says, else assumed, and always said which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from reports.read.load import load
+from reports.summary.prices import Pricing
+from reports.summary.scaling import key, measured, scalings
+from reports.summary.summarize import summarize
+from tests.support.reports import synthetic
+
+OPTIMUM = synthetic.trial("optimized", max_seq_len=64, micro_batch_size=8)
+
+
+def ranks(world_size, rate, trial=OPTIMUM):
+    """A distributed trial of `trial` on so many ranks that reached `rate` samples per second together."""
+    plan = synthetic.planned(
+        (replace(trial, name=f"ddp-{world_size}", kind="distributed", world_size=world_size),), ["worker-1"]
+    )[0]
+    taken = [synthetic.measurement("global_samples_per_sec", rate, world_size=world_size)]
+    return replace(synthetic.result(plan, exact=True), measurements=taken)
+
+
+def speedups(*results, alone=None):
+    return measured(results, {one.trial_id: one.trial.name for one in results}, alone or {})
+
+
+LIKE = key(ranks(1, 1.0))
+
+
+def test_the_published_table_comes_out_as_published():
+    found = speedups(ranks(1, 1.46), ranks(2, 2.85), ranks(4, 5.50))
+    one, two, four = scalings(LIKE, found)
+    assert (one.speedup, one.is_measured) == (1.0, True)
+    assert (two.speedup, two.is_measured) == (pytest.approx(1.952, abs=1e-3), True)
+    assert (four.speedup, four.is_measured) == (pytest.approx(3.767, abs=1e-3), True)
+    assert four.source == "measured: ddp-4"
+
+
+def test_without_a_trial_of_one_rank_the_training_trial_is_one_gpu():
+    found = speedups(ranks(2, 2.85), alone={LIKE: 1.50})
+    assert scalings(LIKE, found)[1].speedup == pytest.approx(1.9)
+
+
+def test_a_rank_alone_is_preferred_to_the_training_trial():
+    found = speedups(ranks(1, 1.46), ranks(2, 2.85), alone={LIKE: 1.50})
+    assert scalings(LIKE, found)[1].speedup == pytest.approx(2.85 / 1.46)
+
+
+def test_another_configurations_scaling_is_an_assumption_that_names_it():
+    found = speedups(ranks(1, 1.46), ranks(4, 5.50))
+    other = key(synthetic.result(synthetic.planned((synthetic.trial("baseline"),), ["worker-1"])[0]))
+    four = scalings(other, found)[2]
+    assert (four.speedup, four.is_measured) == (pytest.approx(3.767, abs=1e-3), False)
+    assert four.source == "assumed: as ddp-4 was measured to scale, another configuration"
+
+
+def test_more_gpus_than_were_measured_are_assumed_to_be_as_efficient():
+    found = speedups(ranks(1, 1.0), ranks(2, 1.9))
+    four = scalings(LIKE, found)[2]
+    assert (four.speedup, four.is_measured) == (pytest.approx(3.8), False)
+    assert four.source == "assumed: the 95.0 % efficiency of ddp-2 holds on 4 GPUs"
+
+
+def test_without_any_distributed_trial_scaling_is_assumed_perfect():
+    assert [one.speedup for one in scalings(LIKE, {})] == [1.0, 2.0, 4.0]
+    assert [one.is_measured for one in scalings(LIKE, {})] == [True, False, False]
+
+
+def test_a_distributed_trial_that_measured_nothing_says_nothing():
+    silent = replace(ranks(2, 1.9), measurements=[synthetic.measurement("global_samples_per_sec", None)])
+    assert speedups(ranks(1, 1.0), silent) == {}
+    assert speedups(ranks(2, 1.9)) == {}  # nothing to compare it with
+
+
+def test_a_report_prices_four_gpus_by_what_its_own_distributed_trials_measured(tmp_path):
+    ddp = tuple(replace(OPTIMUM, name=f"ddp-{count}", kind="distributed", world_size=count) for count in (1, 4))
+    record = synthetic.record((*synthetic.quick(), *ddp), workers=1)
+    record.write(tmp_path)
+    for plan in record.planned:
+        count = plan.trial.world_size
+        one = ranks(count, 50.0 * (3.6 if count == 4 else 1.0)) if plan.trial.kind == "distributed" else None
+        result = synthetic.result(plan, exact=True)
+        synthetic.write_result(tmp_path, result if one is None else replace(result, measurements=one.measurements))
+    summary = summarize(load(tmp_path), Pricing(usd_per_gpu_hour=2.0, source="list"))
+    baseline, optimized = summary.rows
+    assert optimized.cost.fine_tunings[2].scaling.speedup == pytest.approx(3.6)
+    assert optimized.cost.fine_tunings[2].scaling.is_measured
+    assert not baseline.cost.fine_tunings[2].scaling.is_measured
+    assert optimized.cost.fine_tunings[2].usd.value == pytest.approx(optimized.cost.fine_tunings[0].usd.value / 0.9)

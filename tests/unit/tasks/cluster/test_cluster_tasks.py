@@ -1,0 +1,205 @@
+"""What the cluster's tasks decide by themselves: the image, what was not collected, when waiting is pointless."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from bench.records import Trial
+from bench.records.result import SUMS_FILE, End, PlannedTrial, RunRecord
+from remote.cluster.diagnosis.pods import Finding
+from remote.cluster.kubeconfig import Target
+from remote.fleet.ledger import LEDGER_FILE, Ledger
+from tasks.cluster.wait import Patience
+from tasks.connect.cluster import image_of
+from tasks.errors import UsageError
+from tasks.fleet.uncollected import discard, uncollected
+from tasks.settings import load as house
+
+Make = Callable[..., Context]
+HEX = "sha256:" + "ab" * 32
+TARGET = Target(context="dev", cluster="c", user="u", namespace="qlora-fleet", server="https://dev:6443")
+IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
+
+
+def settings(project: Path, context: Make, text: str = "") -> house.Settings:
+    (project / "f.yaml").write_text(text or "{}")
+    return house.load(context("f.yaml"))
+
+
+def written(project: Path, text: str) -> None:
+    (project / "results").mkdir()
+    (project / "results" / "image.json").write_text(text)
+
+
+def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> None:
+    written(project, json.dumps(IMAGE))
+    image = image_of(settings(project, context))
+    assert (image.reference, image.size_bytes) == (f"fra.ocir.io/ns/r@{HEX}", 7)
+
+
+def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
+    written(project, json.dumps(IMAGE))
+    assert image_of(settings(project, context, f"cluster: {{image: 'h/other@{HEX}'}}")).repository == "h/other"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "not there; `inv push` writes it"),
+        ("{", "cannot be read"),
+        ("[]", "not what `inv push` writes"),
+        ("{}", "not what `inv push` writes"),
+        ('{"repository": "h/r", "digest": "latest"}', "not what `inv push` writes"),
+    ],
+)
+def test_without_a_pushed_image_there_is_one_line(text: str | None, words: str, project: Path, context: Make) -> None:
+    if text is not None:
+        written(project, text)
+    with pytest.raises(UsageError, match=r"image\.json") as caught:
+        image_of(settings(project, context))
+    assert words in str(caught.value)
+
+
+def test_a_tag_alone_is_refused_with_the_reason(project: Path, context: Make) -> None:
+    with pytest.raises(UsageError, match=r"cluster\.image: .*names no digest, and a tag can move"):
+        image_of(settings(project, context, "cluster: {image: 'fra.ocir.io/ns/r:1.0'}"))
+
+
+def run(results: Path, make_trial: Callable[..., Trial], run_id: str = "r1", **changes: Any) -> tuple[Path, Ledger]:
+    """A run of one trial over pods, as `inv bench` leaves it when it has only been planned."""
+    planned = PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")
+    fields: dict[str, Any] = {
+        "run_id": run_id,
+        "created_at": "2026-11-20T12:00:00+00:00",
+        "suite": "test",
+        "profile": "tiny",
+        "spread": "shard",
+        "fleet_kind": "pods",
+        "workers": ["worker-0"],
+        "planned": [planned],
+        "settings": {},
+        "provenance": {"cluster": {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}},
+    }
+    folder = results / run_id
+    folder.mkdir(parents=True)
+    RunRecord(**(fields | changes)).write(folder)
+    return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
+
+
+def ended(ledger: Ledger) -> None:
+    ledger.started("small", 1, "worker-0", "/scratch/x")
+    ledger.ended("small", End.SUCCEEDED, None, 1)
+
+
+def lines(results: Path) -> list[str]:
+    return [one.said for one in uncollected(results, TARGET)]
+
+
+def test_a_run_that_has_not_ended_is_not_collected(tmp_path: Path, make_trial: Callable[..., Trial]) -> None:
+    run(tmp_path, make_trial)
+    assert lines(tmp_path) == ["run r1: 1 of 1 trials have not ended; `inv bench --resume=r1` goes on"]
+
+
+def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(
+    tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    folder, ledger = run(tmp_path, make_trial)
+    ended(ledger)
+    assert "it was never collected" in lines(tmp_path)[0]
+    (folder / SUMS_FILE).write_text(f"{'0' * 64}  run.json\n")
+    assert "1 of 1 trials were not collected" in lines(tmp_path)[0]
+    (folder / SUMS_FILE).write_text(f"{'0' * 64}  trials/small/result.json\n")
+    assert lines(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fleet_kind": "local"},
+        {"provenance": {"cluster": {"context": "dev", "server": "https://dev:6443", "namespace": "other"}}},
+        {"provenance": {"cluster": {"context": "dev", "server": "https://prod:6443", "namespace": "qlora-fleet"}}},
+        {"provenance": {}},
+    ],
+)
+def test_runs_that_never_were_in_these_pods_do_not_count(
+    changes: dict[str, Any], tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    run(tmp_path, make_trial, **changes)
+    assert lines(tmp_path) == []
+
+
+def test_a_damaged_run_counts_as_not_collected(tmp_path: Path, make_trial: Callable[..., Trial]) -> None:
+    folder, _ = run(tmp_path, make_trial)
+    (folder / "run.json").write_text("{}")
+    assert "whether it was collected is not known" in lines(tmp_path)[0]
+
+
+@pytest.mark.parametrize("created_at", ["1990-01-01T00:00:00+00:00", "2090-01-01T00:00:00+00:00"])
+def test_a_laptop_whose_clock_is_wrong_throws_nothing_away(
+    created_at: str, tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    run(tmp_path, make_trial, created_at=created_at)
+    assert lines(tmp_path)
+
+
+def test_a_run_that_was_given_up_is_not_asked_about_again(
+    tmp_path: Path, make_trial: Callable[..., Trial], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, make_trial)
+    discard(uncollected(tmp_path, TARGET))
+    assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 trials have not ended")
+    assert lines(tmp_path) == []
+
+
+def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Finding:
+    return Finding(subject="pod p", cause=cause, reason="r", remedy="d", patience_sec=patience_sec)
+
+
+def test_a_finding_ends_the_wait_when_it_outlasts_its_patience() -> None:
+    patience = Patience()
+    assert patience.exhausted([finding()], 100.0) is None
+    assert patience.exhausted([finding()], 159.9) is None
+    assert patience.exhausted([finding()], 160.0) == finding()
+
+
+def test_a_finding_that_went_away_starts_again() -> None:
+    patience = Patience()
+    patience.exhausted([finding()], 0.0)
+    patience.exhausted([], 50.0)
+    assert patience.exhausted([finding()], 100.0) is None
+
+
+def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
+    patience = Patience()
+    both = [finding(), finding("invalid-name", 10.0), finding("terminating", None)]
+    patience.exhausted(both, 100.0)
+    assert patience.left_sec(both, 104.0) == 6.0
+    assert patience.left_sec(both[2:], 104.0) == float("inf")
+
+
+def test_what_may_pass_at_any_time_never_ends_the_wait() -> None:
+    patience = Patience()
+    patience.exhausted([finding(patience_sec=None)], 0.0)
+    assert patience.exhausted([finding(patience_sec=None)], 1e6) is None
+
+
+def test_a_login_that_was_refused_before_the_new_secret_may_last_until_the_kubelet_asks_again() -> None:
+    patience = Patience(login_sec=330.0)
+    both = [finding("unauthorized", 10.0), finding("not-found", 340.0)]
+    patience.exhausted(both, 0.0)
+    assert patience.left_sec(both, 0.0) == 330.0
+    assert patience.exhausted(both, 329.9) is None
+    assert patience.exhausted(both, 330.0) == both[0]
+
+
+def test_the_hopeless_one_of_several_is_named() -> None:
+    patience = Patience()
+    both = [finding(), finding("invalid-name", 15.0)]
+    patience.exhausted(both, 0.0)
+    assert patience.exhausted(both, 20.0) == both[1]

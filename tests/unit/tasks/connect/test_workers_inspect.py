@@ -1,0 +1,102 @@
+"""Asking all workers for model and data before a run: what they must agree on, and how it ends when they do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from remote.hosts.command import Command
+from remote.hosts.host import Completed, HostUnreachable, OperatorRefused
+from tasks.connect.workers import inspect
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.settings import load as settings
+
+Answer = Completed | Exception
+
+
+@dataclass(kw_only=True)
+class ToldHost:
+    """A worker that answers as it is told to. No process: what `python -m bench inspect` really says is not covered."""
+
+    name: str
+    answer: Answer
+    workdir: str = "/nowhere"
+    python: tuple[str, ...] = ("python3",)
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    def run(self, command: Command, **_: Any) -> Completed:
+        self.asked.append(command.argv)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def said(model: str = "aa", data: str = "bb") -> Completed:
+    document = {"model": {"path": "m", "sha256": model}, "data": {"path": "d.jsonl", "sha256": data}}
+    return Completed(exit_code=0, stdout=json.dumps(document).encode())
+
+
+def fleet(*answers: Answer) -> list[ToldHost]:
+    return [ToldHost(name=f"worker-{index}", answer=answer) for index, answer in enumerate(answers)]
+
+
+@pytest.fixture
+def pods(context: Callable[[], Context], monkeypatch: pytest.MonkeyPatch) -> settings.Settings:
+    monkeypatch.setenv("INVOKE_FLEET_KIND", "pods")
+    return settings.load(context())
+
+
+def test_what_all_workers_have_is_what_the_first_one_said(pods: settings.Settings) -> None:
+    assert inspect(pods, fleet(said(), said(), said())) == json.loads(said().stdout)
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "words"),
+    [
+        (said(model="cc"), Refused, "worker-1 and worker-0 have different files at model.path: m; "),
+        (said(data="cc"), Refused, "worker-1 and worker-0 have different files at data.path: d.jsonl; "),
+        (Completed(exit_code=2, stderr=b"d.jsonl: empty\n"), UsageError, "worker-1: d.jsonl: empty"),
+        (Completed(exit_code=127), UsageError, "worker-1: exit 127: cd /workspace && "),
+        (Completed(exit_code=137), Resumable, "worker-1: exit 137: "),
+        (OperatorRefused("worker-1: kubectl: not there"), UsageError, "worker-1: kubectl: not there"),
+        (HostUnreachable("worker-1: no route"), Resumable, "worker-1: no route; see that the workers are up, "),
+    ],
+)
+def test_one_worker_that_differs_complains_or_is_silent_ends_the_task(
+    pods: settings.Settings, other: Answer, kind: type[TaskFailed], words: str
+) -> None:
+    with pytest.raises(kind) as ended:
+        inspect(pods, fleet(said(), other, said()))
+    assert type(ended.value) is kind
+    assert str(ended.value).startswith(words)
+
+
+def test_only_workers_on_this_machine_are_asked_for_the_profiles_gpu(
+    context: Callable[[], Context], pods: settings.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INVOKE_FLEET_KIND", "local")
+    monkeypatch.setenv("INVOKE_BENCH_PROFILE", "gpu")
+    for house, question in ((settings.load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
+        hosts = fleet(said())
+        inspect(house, hosts)
+        assert hosts[0].asked[0][-2:] == question
+
+
+def test_profile_gpu_without_a_gpu_is_refused_before_anything_starts(inv: Any, project: Path) -> None:
+    ended = inv("bench", "--quick", env={"INVOKE_BENCH_PROFILE": "gpu", "CUDA_VISIBLE_DEVICES": ""})
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith("worker-0: profile gpu needs a")
+    assert "bench.profile" in ended.stderr
+    assert not (project / "results").exists()
+
+
+def test_a_workspace_that_is_not_there_is_named_as_the_setting(inv: Any) -> None:
+    ended = inv("bench", "--quick", env={"INVOKE_FLEET_WORKSPACE": "/not/there"})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "fleet.workspace: /not/there: no such folder; name another, or null for the project's own\n"

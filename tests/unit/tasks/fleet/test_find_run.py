@@ -1,0 +1,27 @@
+"""Finding a run by name, and what is said of one that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.records.result import RUN_FILE
+from tasks.errors import UsageError
+from tasks.fleet.folders import find_run, point_latest_at
+
+
+def test_a_newest_run_that_was_removed_is_said_to_be_gone_and_others_are_named(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RUN_FILE).touch()
+        point_latest_at(tmp_path / name)
+    assert find_run(tmp_path, None) == tmp_path / "new"
+    (tmp_path / "new" / RUN_FILE).unlink()
+    with pytest.raises(UsageError, match=r"the newest run is gone; name another one; there are old$"):
+        find_run(tmp_path, None)
+
+
+def test_where_nothing_ever_ran_the_command_that_begins_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no run yet; type `inv bench --quick` to make one$"):
+        find_run(tmp_path, None)

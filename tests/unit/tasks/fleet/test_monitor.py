@@ -1,0 +1,136 @@
+"""`inv monitor`: its rows, workers that do not answer, and one that hangs while the others speak."""
+
+import io
+import json
+import threading
+
+import pytest
+from rich.console import Console
+
+from remote.hosts.host import Completed, HostUnreachable
+from remote.hosts.local import LocalHost
+from remote.jobs.agent import Agent
+from tasks.fleet import monitor
+from tasks.fleet.monitor import Look, Watch
+
+GPU = {
+    "gpu": 0,
+    "name": "NVIDIA A10",
+    "utilization_percent": 97,
+    "memory_used_bytes": 20 << 30,
+    "memory_total_bytes": 24 << 30,
+    "power_watts": 148.6,
+    "sm_clock_mhz": 1695,
+    "temperature_celsius": 61,
+}
+BUSY = Look(worker="worker-0", gpus=[GPU], trial="optimized.worker-0", phase="measure 12/35")
+
+
+def shown(looks):
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(monitor.table(looks))
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_row_says_what_a_gpu_is_doing_and_for_which_trial():
+    (row,) = monitor.rows([BUSY])
+    assert dict(zip(monitor.COLUMNS, row, strict=True)) == {
+        "worker": "worker-0",
+        "GPU": "0 A10",
+        "busy": "97 %",
+        "memory": "20.0/24.0 GiB",
+        "power": "149 W",
+        "SM clock": "1695 MHz",
+        "temp": "61 C",
+        "trial": "optimized.worker-0",
+        "phase": "measure 12/35",
+    }
+
+
+def test_a_worker_with_two_gpus_has_two_rows():
+    rows = monitor.rows([Look(worker="w", gpus=[GPU, {**GPU, "gpu": 1}])])
+    assert [(row[0], row[1], row[-2]) for row in rows] == [("w", "0 A10", "idle"), ("w", "1 A10", "idle")]
+
+
+def test_what_is_not_known_is_a_dash():
+    (row,) = monitor.rows([Look(worker="w", gpus=[{**dict.fromkeys(GPU), "gpu": 0}])])
+    assert row == ("w", "0 -", "-", "-", "-", "-", "-", "idle", "-")
+
+
+def test_unreachable_workers_and_those_without_a_gpu_are_shown_as_such():
+    looks = [Look(worker="w-0", trouble="no route\nto \x1b[31mhost"), Look(worker="w-1", load_average_1min=0.52)]
+    rows = monitor.rows(looks)
+    assert rows[0][1] == "unreachable: no route\\nto \\x1b[31mhost"
+    assert rows[1][1] == "no GPU, load 0.5"
+    assert {len(row) for row in rows} == {len(monitor.COLUMNS)}
+    assert [line[0] for line in shown(looks)] == ["worker", "w-0", "w-1"]
+
+
+class DeafHost(LocalHost):
+    """A host that cannot be reached."""
+
+    def run(self, _command, **_options):
+        raise HostUnreachable(f"{self.name}: no route to host")
+
+
+def test_a_look_at_an_unreachable_worker_is_its_trouble(tmp_path):
+    agent = Agent(DeafHost(name="w-7", workdir=str(tmp_path)))
+    assert monitor.look(agent, lambda _: {"gpus": [], "load_average_1min": 0.1}).trouble == "no route to host"
+
+
+def test_a_look_finds_the_running_trial_and_its_phase(tmp_path, monkeypatch):
+    agent = Agent(LocalHost(name="w", workdir=str(tmp_path)))
+    folder = f"{tmp_path}/runs/r/optimized.w.2"
+    answers = {
+        "holder": [{"holder": folder}],
+        "watch": [{"state": "running", "progress": {"phase": "measure", "step": 3, "steps": 9}}],
+    }
+    asked = []
+
+    def lines(verb, arguments, *, on_line=None, **_limits):
+        asked.append(arguments)
+        for line in answers[verb]:
+            if on_line is not None:
+                on_line(line)
+        return answers[verb]
+
+    monkeypatch.setattr(agent, "lines", lines)
+    seen = monitor.look(agent, lambda _: {"gpus": [GPU], "load_average_1min": 0.1})
+    assert (seen.trial, seen.phase, seen.gpus) == ("optimized.w", "measure 3/9", [GPU])
+    assert asked[1]["progress"] == "out/progress.json"
+
+
+def test_a_slow_worker_keeps_nobody_waiting():
+    answers = threading.Event()
+
+    def ask(worker):
+        if worker == "slow":
+            answers.wait(30)
+        return Look(worker=worker)
+
+    watch = Watch(["slow", "quick"], ask)
+    try:
+        first = watch.round(wait_sec=0.3)
+        assert [(one.worker, one.trouble) for one in first] == [("slow", "asked, no answer yet"), ("quick", None)]
+        answers.set()
+        assert [one.trouble for one in watch.round(wait_sec=None)] == [None, None]
+    finally:
+        answers.set()
+        watch.close()
+
+
+@pytest.mark.parametrize("stdout", [b"", b'{"gpus": ['])
+def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeypatch, tmp_path, stdout):
+    from tasks.connect import workers
+    from tasks.settings import load as settings
+
+    monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
+    with pytest.raises(HostUnreachable, match="cut short"):
+        workers.sample(settings.load(context()), LocalHost(name="w", workdir=str(tmp_path)))
+
+
+def test_the_real_command_answers_on_this_machine(inv):
+    ended = inv("monitor", "--once", env={"INVOKE_FLEET_SIZE": "2"})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["worker", "worker-0", "worker-1"]
+    assert "unreachable" not in ended.stdout, json.dumps(ended.stdout)

@@ -1,0 +1,153 @@
+"""`inv compare` itself: what it prints, what it writes, and how it exits."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from invoke.context import Context
+
+from tasks.errors import TaskFailed, UsageError
+from tasks.reports.compare import compare
+from tasks.settings import load as settings
+from tests.support.reports import synthetic
+
+HOSTILE = "[bold]=cmd|x[/]"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with three runs: `a`, `b` as fast as it, and `c`, which is slower."""
+    house = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results")
+    monkeypatch.setattr(settings, "load", lambda _: house)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    for name, speeds in (("a", {}), ("b", {}), ("c", {"optimized": 0.3})):
+        same = {"baseline": 0.16, "optimized": 0.155}
+        synthetic.write_run(
+            tmp_path / "results" / name, synthetic.record(run_id=name), speeds=same | speeds, exact=True
+        )
+    return house
+
+
+def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, capsys):
+    compare(Context(), "a", "b")
+    said = capsys.readouterr().out
+    assert said.count("same") == 4
+    assert "1.000" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.splitlines()[-1] == "results/b/report/compare.json"
+    document = json.loads((project.root / "results/b/report/compare.json").read_text())
+    assert (document["runs"], document["exit_code"], len(document["rows"])) == (["a", "b"], 0, 4)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
+    with pytest.raises(TaskFailed) as failed:
+        compare(Context(), "a", "c")
+    assert failed.value.exit_code == 1
+    assert "2 of 4 comparisons are slower by more than 1 %, most optimized in c" in str(failed.value)
+    assert "slower" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("project")
+def test_a_tolerance_lets_it_pass():
+    compare(Context(), "a", "c", tolerance="60")
+
+
+@pytest.mark.usefixtures("project")
+def test_several_runs_are_told_apart_by_name(capsys):
+    with pytest.raises(TaskFailed):
+        compare(Context(), "a", "b", also=["c"])
+    said = capsys.readouterr().out
+    assert said.count("same") == 6
+    assert said.splitlines()[-1] == "results/c/report/compare.json"
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_run_that_was_not_collected_is_to_be_collected_before_anything_is_allowed(project):
+    for result in (project.root / "results/a/trials").glob("*/result.json"):
+        told = {"kind": "environment", "packages": {"torch": "2.11.0"}}
+        result.with_name("environment.json").write_text(json.dumps(told))
+    with pytest.raises(UsageError) as refused:
+        compare(Context(), "a", "b")
+    assert str(refused.value) == (
+        "a and b cannot be compared: lock differs; type `inv collect --run=b` first: what its trials ran with has not "
+        "been fetched"
+    )
+
+
+def test_unlike_runs_exit_2_with_the_flag_that_allows_it(project, capsys):
+    folder = project.root / "results" / "other"
+    synthetic.write_run(folder, synthetic.record(run_id="other", profile="gpu"), exact=True)
+    with pytest.raises(UsageError) as refused:
+        compare(Context(), "a", "other")
+    assert refused.value.exit_code == 2
+    assert "if that is what you mean: `inv compare a other --allow=profile`" in str(refused.value)
+    assert "! profile: a tiny, other gpu" in capsys.readouterr().out
+    compare(Context(), "a", "other", allow=["profile"])
+    assert "(allowed)" in capsys.readouterr().out
+
+
+def test_what_could_not_be_told_exits_2_unless_that_is_allowed(project, capsys):
+    for name in ("one", "two"):
+        synthetic.write_run(project.root / "results" / name, synthetic.record(run_id=name, workers=1), exact=True)
+    with pytest.raises(UsageError, match=r"4 of 4 comparisons could not be told; measure on more workers") as refused:
+        compare(Context(), "one", "two")
+    assert refused.value.exit_code == 2
+    assert "unknown: a single process on a side" in " ".join(capsys.readouterr().out.split())
+    compare(Context(), "one", "two", allow=["unknown"])
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"allow": ["colour"]}, "--allow colour: expected one of profile, gpu, driver, lock"),
+        ({"tolerance": "much"}, "--tolerance: expected percent, from 0 to below 100, found 'much'"),
+        ({"tolerance": "-1"}, "--tolerance: expected percent"),
+        ({"tolerance": "nan"}, "--tolerance: expected percent"),
+        ({"second": "a"}, "name each run once"),
+        ({"second": "none"}, "run 'none' is not there"),
+        ({"second": "../a"}, "expected a run's id, not a path"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exits_2(given, said):
+    with pytest.raises(UsageError) as refused:
+        compare(Context(), **{"first": "a", "second": "b"} | given)
+    assert said in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert "\n" not in str(refused.value)
+
+
+def test_a_plan_that_cannot_be_trusted_is_named(project):
+    (project.root / "results/b/run.json").write_text("{")
+    with pytest.raises(UsageError, match=r"results/b/run\.json: not complete JSON"):
+        compare(Context(), "a", "b")
+
+
+def test_a_damaged_result_is_said_and_the_others_are_compared(project, capsys):
+    synthetic.replace_result(project.root / "results/b", "baseline.worker-1", b"{}")
+    compare(Context(), "a", "b")
+    assert "! b: 1 file rejected; inv report --run=b says which and why" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_place_of_the_json_can_be_chosen(project, tmp_path):
+    compare(Context(), "a", "b", out=str(tmp_path / "here.json"))
+    assert json.loads((tmp_path / "here.json").read_text())["kind"] == "comparison"
+    assert not (project.root / "results/b/report").exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"none/here\.json: cannot be written: No such file or directory; .*--out"):
+        compare(Context(), "a", "b", out=str(tmp_path / "none" / "here.json"))
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(project, capsys):
+    trials = (synthetic.trial(HOSTILE), synthetic.trial("baseline", lora_rank=64))
+    for name in ("x", "y"):
+        synthetic.write_run(project.root / "results" / name, synthetic.record(trials, run_id=name), exact=True)
+    compare(Context(), "x", "y")
+    assert HOSTILE in capsys.readouterr().out

@@ -1,0 +1,371 @@
+"""Settings: what is shipped, which layer wins, and the one line for each kind of mistake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from invoke import Context
+from pydantic import ValidationError
+
+from bench.records import PROFILES, SUITES
+from tasks.errors import UsageError
+from tasks.settings import load as settings
+from tasks.settings.sections import BenchSection, FleetSection, Sections, expected
+
+Make = Callable[..., Context]
+
+
+def refusal(context: Context) -> str:
+    with pytest.raises(UsageError) as caught:
+        settings.load(context)
+    assert caught.value.code == 2
+    message = str(caught.value)
+    assert message.isprintable(), "one line, no control characters"
+    return message
+
+
+def test_the_shipped_file_says_every_default_there_is(project: Path, context: Make) -> None:
+    shipped = yaml.safe_load((project / "invoke.yaml").read_text())
+    del shipped["tasks"]
+    assert shipped == Sections().model_dump(mode="json")
+    assert settings.load(context()).public() == shipped
+
+
+def test_every_setting_in_the_shipped_file_has_a_comment(project: Path) -> None:
+    lines = (project / "invoke.yaml").read_text().splitlines()
+    values = [line for line in lines if ":" in line and not line.strip().startswith("#") and not line.endswith(":")]
+    assert len(values) > 20
+    assert [line for line in values if " # " not in line] == []
+
+
+def test_settings_are_frozen(context: Make) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.load(context()).fleet.size = 5  # type: ignore[misc]
+
+
+def test_public_settings_survive_json(context: Make) -> None:
+    public = settings.load(context()).public()
+    assert json.loads(json.dumps(public)) == public
+    assert "root" not in public
+
+
+def test_suites_and_profiles_are_those_the_bench_knows() -> None:
+    fields = BenchSection.model_fields
+    assert expected(fields["suite"]) == f"one of {', '.join(SUITES)}"
+    assert expected(fields["profile"]) == f"one of {', '.join(PROFILES)}"
+
+
+def test_folders_are_relative_to_the_project(project: Path, context: Make) -> None:
+    found = settings.load(context())
+    assert (found.root, found.workspace, found.results_folder) == (project, project, project / "results")
+
+
+def test_an_absolute_workspace_stays_as_it_is(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text("fleet: {workspace: /srv/my work}")
+    assert settings.load(context("f.yaml")).workspace == Path("/srv/my work")
+
+
+def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def size() -> int:
+        return settings.load(context("f.yaml" if (project / "f.yaml").exists() else None)).fleet.size
+
+    (project.parent / "etc-invoke.yaml").write_text("fleet: {size: 11, max_attempts: 9}")
+    (project / "invoke.yaml").write_text("fleet: {kind: local}")
+    assert size() == 11
+    (project / "invoke.yaml").write_text("fleet: {size: 12}")
+    assert size() == 12
+    (project.parent / "home" / ".invoke.yaml").write_text("fleet: {size: 13}")
+    assert size() == 13, "invoke.yaml as shipped names every setting; a user's own file must count for something"
+    monkeypatch.setenv("INVOKE_FLEET_SIZE", "14")
+    assert size() == 14
+    (project / "f.yaml").write_text("fleet: {size: 15}")
+    assert size() == 15
+    found = context("f.yaml")
+    found.config.fleet = {"size": 16}
+    assert settings.load(found).fleet.size == 16
+    assert settings.load(found).fleet.max_attempts == 9, "a layer changes only what it names"
+
+
+def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "BENCH_MEASURED_STEPS": "7",
+        "BENCH_LEARNING_RATE": "1e-3",
+        "FLEET_LOST_AFTER_SEC": "5",
+        "FLEET_WORKSPACE": "/w s",
+        "BENCH_DEADLINE_SEC": "",
+        "COST_PRICE_USD_PER_GPU_HOUR": "2",
+        "COST_PRICE_SOURCE": "2",
+        "FLEET_LOCAL_THREADS": "2",
+    }.items():
+        monkeypatch.setenv(f"INVOKE_{name}", text)
+    found = settings.load(context())
+    assert (found.bench.measured_steps, found.bench.learning_rate, found.fleet.lost_after_sec) == (7, 0.001, 5.0)
+    assert (found.fleet.workspace, found.bench.deadline_sec, found.fleet.local.threads) == ("/w s", None, 2)
+    assert (found.cost.price_usd_per_gpu_hour, found.cost.price_source) == (2.0, "2")
+
+
+def test_json_and_yml_files_are_read_like_yaml(project: Path, context: Make) -> None:
+    (project / "f.json").write_text('{\n\t"fleet": {"size": 5}}')
+    (project / "f.yml").write_text("fleet: {size: 6}")
+    assert [settings.load(context(name)).fleet.size for name in ("f.json", "f.yml")] == [5, 6]
+
+
+def test_an_empty_file_changes_nothing(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text("# nothing here yet\n")
+    assert settings.load(context("f.yaml")).fleet.size == 4
+
+
+def test_invokes_own_sections_are_not_ours_to_judge(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text("run: {echo: true, something_new: 1}\ntimeouts: {command: 5}\n")
+    assert settings.load(context("f.yaml")).fleet.size == 4
+
+
+def test_another_projects_section_may_stand_in_the_users_own_file(project: Path, context: Make) -> None:
+    (project.parent / "home" / ".invoke.yaml").write_text("sphinx: {target: x}\n")
+    assert settings.load(context()).fleet.size == 4
+
+
+SIZE = "a whole number from 1 to 1024"
+SECTIONS = "model, data, results, fleet, bench, tune, build, image, registry, hub, cost, cluster"
+FLEET = ", ".join(FleetSection.model_fields)
+PATH_NEEDED = "a folder's path"
+
+MISTAKES = {
+    # wrong type
+    "fleet:\n  size: four\n": f'f.yaml:2: fleet.size: expected {SIZE}, found "four"',
+    'fleet: {size: "4"}': f'f.yaml:1: fleet.size: expected {SIZE}, found "4"',
+    "fleet: {size: 4.0}": f"f.yaml:1: fleet.size: expected {SIZE}, found 4.0",
+    "fleet: {size: true}": f"f.yaml:1: fleet.size: expected {SIZE}, found true",
+    "fleet: {size: null}": f"f.yaml:1: fleet.size: expected {SIZE}, found null",
+    "fleet: {size: [4]}": f"f.yaml:1: fleet.size: expected {SIZE}, found a list",
+    "fleet: {size: {a: 4}}": f"f.yaml:1: fleet.size: expected {SIZE}, found a section",
+    "fleet: {size: 2025-01-31}": f'f.yaml:1: fleet.size: expected {SIZE}, found "2025-01-31"',
+    "fleet: {lost_after_sec: true}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found true",
+    "fleet: {workspace: 3}": f"f.yaml:1: fleet.workspace: expected {PATH_NEEDED}, or null, found 3",
+    "results: {folder: no}": f"f.yaml:1: results.folder: expected {PATH_NEEDED}, found false",
+    'results: {folder: ""}': f'f.yaml:1: results.folder: expected {PATH_NEEDED}, found ""',
+    "results: {folder: null}": f"f.yaml:1: results.folder: expected {PATH_NEEDED}, found null",
+    'model: {path: "a\\nb"}': f'f.yaml:1: model.path: expected {PATH_NEEDED}, found "a\\nb"',
+    "data: {path: 1}": "f.yaml:1: data.path: expected a file's path, found 1",
+    "bench: {only: baseline}": 'f.yaml:1: bench.only: expected a list of trial ids, found "baseline"',
+    "bench: {only: !!set {a}}": "f.yaml:1: bench.only: expected a list of trial ids, found a set",
+    "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
+    # not one of the choices
+    "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
+    "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITES)}, found "quik"',
+    "bench: {profile: a10}": 'f.yaml:1: bench.profile: expected one of gpu, tiny, found "a10"',
+    "bench: {spread: all}": 'f.yaml:1: bench.spread: expected one of replicate, shard, found "all"',
+    # out of range
+    "fleet: {size: 0}": f"f.yaml:1: fleet.size: expected {SIZE}, found 0",
+    "fleet: {size: 1025}": f"f.yaml:1: fleet.size: expected {SIZE}, found 1025",
+    "fleet: {lost_after_sec: 0.5}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found 0.5",
+    "fleet: {lost_after_sec: .nan}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found .nan",
+    "fleet: {lost_after_sec: -.inf}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found -.inf",
+    "fleet: {max_attempts: 11}": "f.yaml:1: fleet.max_attempts: expected a whole number from 1 to 10, found 11",
+    "fleet:\n  local:\n    threads: 0": "f.yaml:3: fleet.local.threads: expected a whole number from 1 to 256, found 0",
+    "bench: {seed: -1}": "f.yaml:1: bench.seed: expected a whole number from 0 to 2147483647, found -1",
+    "bench: {learning_rate: 0}": (
+        "f.yaml:1: bench.learning_rate: expected a number above 0, at most 1, or null, found 0"
+    ),
+    "bench: {measured_steps: 0}": (
+        "f.yaml:1: bench.measured_steps: expected a whole number from 1 to 100000, or null, found 0"
+    ),
+    "cost: {price_usd_per_gpu_hour: -1, price_source: x}": (
+        "f.yaml:1: cost.price_usd_per_gpu_hour: expected a number above 0, at most 1000, or null, found -1"
+    ),
+    "cost:\n  hosted_usd_per_10000_samples: 10.0\n": (
+        "f.yaml:2: cost.hosted_source: expected text that says where the price is from, found null"
+    ),
+    "cost:\n  price_usd_per_gpu_hour: 2.0\n": (
+        "f.yaml:2: cost.price_source: expected text that says where the price is from, found null"
+    ),
+    # unknown keys
+    "fleet:\n  siez: 3": "f.yaml:2: fleet.siez: unknown setting; did you mean fleet.size?",
+    "fleet: {local: {thread: 3}}": "f.yaml:1: fleet.local.thread: unknown setting; did you mean fleet.local.threads?",
+    "fleet: {gpus: 3}": f"f.yaml:1: fleet.gpus: unknown setting; fleet has {FLEET}",
+    "fleet: {1: 3}": f"f.yaml:1: fleet.1: unknown setting; fleet has {FLEET}",
+    "# first\nflete: {size: 3}": "f.yaml:2: flete: unknown setting; did you mean fleet?",
+    "threads: 3": "f.yaml:1: threads: unknown setting; did you mean fleet.local.threads?",
+    "root: /x": f"f.yaml:1: root: unknown setting; the project has {SECTIONS}",
+    "docker: {}": f"f.yaml:1: docker: unknown setting; the project has {SECTIONS}",
+    '"a\\e[31mb": 1': f"f.yaml:1: a\\x1b[31mb: unknown setting; the project has {SECTIONS}",
+    "fleet: {size: 3}\nfleet: {size: 4}": "f.yaml:2: fleet: given twice, first on line 1",
+    "fleet:\n  size: 3\n  kind: local\n  size: 4": "f.yaml:4: fleet.size: given twice, first on line 2",
+    # not sections
+    "fleet: 4": f"f.yaml:1: fleet: expected a section with {FLEET}, found 4",
+    "fleet:\n": f"f.yaml:1: fleet: expected a section with {FLEET}, found null",
+    "- fleet": "f.yaml:1: expected sections such as `fleet:`, found a list",
+    "just words": 'f.yaml:1: expected sections such as `fleet:`, found "just words"',
+    "tasks: 3": "f.yaml:1: tasks: expected a section, found 3",
+    "run: {echo: {a: 1}}": "f.yaml:1: run.echo: expected a value, found a section",
+    # not YAML
+    "fleet:\n  size: [1": "f.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'",
+    "fleet:\n\tsize: 4": "f.yaml:2: not YAML: found character '\\t' that cannot start any token",
+    "fleet:\n  size: 4\n kind: local": "f.yaml:3: not YAML: expected <block end>, but found '<block mapping start>'",
+    "a: 1\n---\nb: 2": "f.yaml:2: not YAML: but found another document",
+    "fleet:\n  size: *four": "f.yaml:2: not YAML: found undefined alias 'four'",
+    "\n\nfleet: \x07": "f.yaml:3: not YAML: a character that may not stand in it",
+    "fleet:\n  size: 2025-13-45": "f.yaml:2: not YAML: 2025-13-45 is no timestamp",
+    "fleet:\n  size: !!int x": "f.yaml:2: not YAML: x is no int",
+    "fleet:\n  size: !!python/name:os.system x": (
+        "f.yaml:2: not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'"
+    ),
+    "fleet: " + 2000 * "[": "f.yaml: not YAML that can be used: nested too deeply",
+    "fleet: &a {size: *a}": f"f.yaml:1: fleet.size: expected {SIZE}, found a section",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[:40].encode("unicode_escape").decode())
+def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text(text)
+    assert refusal(context("f.yaml")) == MISTAKES[text]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("FLEET_SIZE", "four", f'fleet.size: expected {SIZE}, found "four"'),
+        ("FLEET_SIZE", "", f'fleet.size: expected {SIZE}, found ""'),
+        ("FLEET_SIZE", "4096", f"fleet.size: expected {SIZE}, found 4096"),
+        ("FLEET_LOST_AFTER_SEC", "nan", "fleet.lost_after_sec: expected a number from 1 to 86400, found .nan"),
+        ("BENCH_SUITE", "fast", f'bench.suite: expected one of {", ".join(SUITES)}, found "fast"'),
+        (
+            "BENCH_DEADLINE_SEC",
+            "1h",
+            'bench.deadline_sec: expected a number from 1 to 604800, or null, found "1h"',
+        ),
+        (
+            "BENCH_ONLY",
+            "baseline",
+            'bench.only: expected a list of trial ids, found "baseline"; a list stands in files only',
+        ),
+        (
+            "COST_PRICE_USD_PER_GPU_HOUR",
+            "2",
+            "cost.price_source: expected text that says where the price is from, found null",
+        ),
+        (
+            "CLUSTER_SHM",
+            "32Gi",
+            "cluster.shm: expected at most cluster.memory, 24Gi, of which it is a part, found 32Gi",
+        ),
+        ("FLEET_SIZ", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
+        ("FLET_SIZE", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
+        ("COST_VALUE_ADDED_TAX", "4", "unknown setting; `invoke.yaml` lists all settings"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_one_line_with_the_variable(
+    variable: str, text: str, message: str, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"INVOKE_{variable}", text)
+    assert refusal(context()) == f"environment INVOKE_{variable}: {message}"
+
+
+def test_a_variable_of_invoke_itself_is_let_through(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INVOKE_RUN_ECHO", "1")
+    assert settings.load(context()).fleet.size == 4
+
+
+def test_the_layer_that_set_the_value_is_the_one_named(
+    project: Path, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = project.parent / "home" / ".invoke.yaml"
+    (project / "invoke.yaml").write_text("bench:\n  seed: y\n")
+    assert refusal(context()).startswith("invoke.yaml:2: bench.seed: ")
+    mine.write_text("\nbench: {seed: x}\n")
+    assert refusal(context()).startswith("~/.invoke.yaml:2: bench.seed: ")
+    monkeypatch.setenv("INVOKE_BENCH_SEED", "z")
+    assert refusal(context()).startswith("environment INVOKE_BENCH_SEED: bench.seed: ")
+    (project / "f.yaml").write_text("bench: {seed: 5}\n")
+    assert settings.load(context("f.yaml")).bench.seed == 5, "a wrong value that does not count does no harm"
+    program = context("f.yaml")
+    program.config.bench = {"seed": "w"}
+    assert refusal(program).startswith("set by a program: bench.seed: ")
+
+
+def test_a_section_misspelt_in_the_users_own_file_is_refused(project: Path, context: Make) -> None:
+    (project.parent / "home" / ".invoke.yaml").write_text("flete: {size: 4}\n")
+    assert refusal(context()) == "~/.invoke.yaml:1: flete: unknown setting; did you mean fleet?"
+
+
+def test_a_value_that_comes_through_a_merge_key_names_its_own_line(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text("fleet:\n  <<: {size: x}\n")
+    assert refusal(context("f.yaml")) == f'f.yaml:2: fleet.size: expected {SIZE}, found "x"'
+
+
+def test_a_key_that_yaml_does_not_read_as_text_names_the_nearest_line(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text("fleet:\n  yes: 3\n")
+    assert refusal(context("f.yaml")) == f"f.yaml:1: fleet.True: unknown setting; fleet has {FLEET}"
+
+
+def test_a_file_outside_the_working_folder_is_named_in_full(tmp_path: Path, context: Make) -> None:
+    elsewhere = tmp_path / "my settings.yaml"
+    elsewhere.write_text("fleet: {size: x}")
+    assert refusal(context(str(elsewhere))) == f'{elsewhere}:1: fleet.size: expected {SIZE}, found "x"'
+
+
+def test_files_that_cannot_be_read_are_named(project: Path, context: Make) -> None:
+    (project / "folder.yaml").mkdir()
+    (project / "latin.yaml").write_bytes(b"fleet: {workspace: caf\xe9}")
+    (project / "bad.json").write_text('{\n"fleet": }')
+    (project / "list.json").write_text("[1]")
+    names = "expected a name that ends in .yaml, .yml or .json"
+    assert [
+        refusal(context(name))
+        for name in ("gone.yaml", "folder.yaml", "latin.yaml", "bad.json", "list.json", "tasks.py", "f.toml", "folder")
+    ] == [
+        "gone.yaml: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it",
+        "folder.yaml: cannot be read: Is a directory",
+        "latin.yaml: expected UTF-8 text",
+        "bad.json:2: not JSON: Expecting value",
+        "list.json:1: expected sections such as `fleet:`, found a list",
+        f"tasks.py: {names}",
+        f"f.toml: {names}",
+        f"folder: {names}",
+    ]
+
+
+def test_a_missing_invoke_yaml_is_said_with_the_way_to_get_it_back(project: Path, context: Make) -> None:
+    (project / "invoke.yaml").unlink()
+    assert refusal(context()) == "invoke.yaml: no such file; `git checkout invoke.yaml` brings it back"
+
+
+def test_a_long_value_leaves_room_for_the_message(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text(f"fleet: {{size: {'x' * 5000}}}")
+    assert len(refusal(context("f.yaml"))) < 160
+    (project / "f.yaml").write_text(f"fleet: {{size: {'9' * 4000}}}")
+    assert len(refusal(context("f.yaml"))) < 160
+    (project / "f.yaml").write_text(f"fleet: {{size: {'9' * 5000}}}")
+    assert len(refusal(context("f.yaml"))) < 160
+    (project / "f.yaml").write_text(f"fleet: {{size: 0x{'f' * 5000}}}")
+    assert refusal(context("f.yaml")).endswith("found a number too long to show")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("namespace: Qlora_Fleet", "cluster.namespace: expected a Kubernetes name"),
+        ("memory: 24 GB", "cluster.memory: expected a Kubernetes quantity like 24Gi"),
+        ("cpu: 4", "cluster.cpu: expected a Kubernetes quantity like 4 or 500m"),
+        ("preemptible: 1", "cluster.preemptible: expected true or false, found 1"),
+        ("fss: {volume_handle: 10.0.0.5}", "cluster.fss.volume_handle: expected text like ocid1.filesystem"),
+        ("overlay: pod", "cluster.overlay: expected one of pods, preemptible"),
+    ],
+)
+def test_a_mistake_in_the_clusters_section_says_what_it_may_hold(
+    text: str, words: str, project: Path, context: Make
+) -> None:
+    (project / "f.yaml").write_text(f"cluster:\n  {text}\n")
+    assert refusal(context("f.yaml")).startswith(f"f.yaml:2: {words}")
+
+
+def test_a_yes_or_no_setting_comes_from_the_environment_too(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "true")
+    assert settings.load(context()).cluster.preemptible is True
+    monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "perhaps")
+    words = 'environment INVOKE_CLUSTER_PREEMPTIBLE: cluster.preemptible: expected true or false, found "perhaps"'
+    assert refusal(context()) == words

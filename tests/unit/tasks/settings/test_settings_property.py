@@ -1,0 +1,108 @@
+"""Whatever stands in a settings file, it loads or is refused in one line; and what loads is what Invoke understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from invoke import Config, Context
+
+from tasks.errors import UsageError
+from tasks.settings import load as settings
+from tasks.settings.sections import LEAVES, Sections
+
+ODD = (
+    *("yes", "no", "on", "off", "~", "null", ".inf", "-.INF", ".NaN", "0x1F", "0o17", "017", "1_000", "1:30", "1e3"),
+    *("1.e+3", "+1", "-0", "2025-01-31", "2025-13-45", "2025-01-31T25:00:00Z", "!!int x", "!!int", "!!float y"),
+    *("!!bool z", "!!binary ?", "!!timestamp a", "!!null x", "!!set {}", "!!omap [1]", "!!pairs 3", "!!int [1]"),
+    *("-", ":", ",", "&", "*", "|", ">", "%", "@", "`", "&a", "*a", "<<: {}", "[]", "[[]]", "{a: 1}", "''", '""'),
+    *("#", "---", "...", "&a [*a]", "&a {a: *a}", "? [1]", "{[1]: 2}", "0x" + 5000 * "f", 5000 * "9"),
+)
+KEYS = st.sampled_from([*LEAVES, *((name,) for name in Sections.model_fields), ("fleet", "local")])
+
+# One file and one Config per example: function-scoped fixtures would be shared by all examples of a test.
+careful = hypothesis_settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def outcome(project: Path) -> tuple[settings.Settings | str, Config | None]:
+    """Our settings or our one line; and Invoke's own reading, None where it ended in an exception."""
+    config = Config(project_location=str(project), runtime_path=str(project / "f.yaml"), user_prefix="~/.")
+    found: settings.Settings | str
+    try:
+        found = settings.load(Context(config))
+    except UsageError as error:
+        found = str(error)
+    try:
+        config.load_project()
+        config.load_runtime()
+    except Exception:  # noqa: BLE001 - which one is the point: anything it lets out would be a traceback
+        return found, None
+    return found, config
+
+
+def check(project: Path, keys: tuple[str, ...]) -> None:
+    found, invokes = outcome(project)
+    if isinstance(found, str):
+        assert found.startswith("f.yaml"), found
+        assert found.isprintable(), "one line"
+        assert ": " in found
+        assert len(found) < 300
+        return
+    assert invokes is not None, "Invoke cannot read it, so it must be refused with a line"
+    ours: Any = found
+    theirs: Any = invokes
+    for key in keys:
+        ours, theirs = getattr(ours, key), theirs[key]
+    if len(keys) > 1 and keys != ("fleet", "local"):
+        assert (list(ours) if isinstance(ours, tuple) else ours) == theirs
+
+
+@careful
+@given(
+    keys=KEYS, raw=st.one_of(st.sampled_from(ODD), st.text(max_size=20), st.text("{}[]:,&*!|>'\"%@`#- \n", max_size=8))
+)
+def test_any_raw_text_in_any_place_loads_or_is_one_line(project: Path, keys: tuple[str, ...], raw: str) -> None:
+    nested = raw
+    for depth, key in reversed(list(enumerate(keys))):
+        nested = f"{'  ' * depth}{key}:{chr(10) if depth < len(keys) - 1 else ' '}{nested}"
+    (project / "f.yaml").write_bytes((nested + "\n").encode("utf-8", "surrogatepass"))
+    check(project, keys)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@careful
+@given(keys=KEYS, value=VALUES)
+def test_any_yaml_value_of_any_setting_loads_or_is_one_line(
+    project: Path, keys: tuple[str, ...], value: object
+) -> None:
+    document: object = value
+    for key in reversed(keys):
+        document = {key: document}
+    (project / "f.yaml").write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    check(project, keys)
+
+
+@careful
+@given(keys=st.sampled_from(LEAVES), text=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20))
+def test_any_text_in_any_variable_loads_or_is_one_line(project: Path, keys: tuple[str, ...], text: str) -> None:
+    name = f"INVOKE_{'_'.join(keys).upper()}"
+    (project / "f.yaml").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, text)
+        found, _ = outcome(project)
+    if isinstance(found, str):
+        assert found.startswith(f"environment {name}: ")
+        assert found.isprintable()

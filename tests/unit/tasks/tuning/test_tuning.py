@@ -1,0 +1,391 @@
+"""A search without a GPU: trials are answered by a function, everything else is real, Optuna's journal included."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records import ALL_LINEAR, Trial
+from bench.records.result import End, Metrics, TrialResult, summarize
+from tasks.errors import UsageError
+from tasks.tuning import answer, record, search, space
+from tasks.tuning import surrogate as belief
+from tasks.tuning.space import Candidate, MemoryLimit, Observation
+
+GIB = 2**30
+RECIPES = ("reference", "stock", "fast")
+
+
+def made(**changes: Any) -> list[Candidate]:
+    fields: dict[str, Any] = {
+        "model": "models/m",
+        "data": "data/d.jsonl",
+        "profile": "gpu",
+        "recipes": RECIPES,
+        "longest": 512,
+        "lora": {"lora_rank": 16, "lora_alpha": 32, "lora_targets": ALL_LINEAR},
+        "steps": (3, 6),
+        "seed": 1,
+        "samples": 10_000,
+    }
+    return space.candidates(**(fields | changes))
+
+
+def predicted() -> list[Candidate]:
+    """Candidates with plausible predictions: memory grows with the batch, the fast recipe needs least."""
+    base = {"reference": 6.0, "stock": 5.0, "fast": 4.5}
+    each = {"reference": 1.0, "stock": 0.5, "fast": 0.4}
+    share = {"none": 1.0, "every-4": 0.8, "every-2": 0.6, "all": 0.2, "offload": 0.1}
+    speed = {"reference": 1.0, "stock": 2.0, "fast": 2.6}
+    layouts = {"pad": 0.4, "bucket": 0.8, "varlen": 1.0}
+    found = []
+    for one in made():
+        c = one.choice
+        gib = base[c["recipe"]] + each[c["recipe"]] * c["micro_batch_size"] * share[c["recompute"]]
+        batch = c["micro_batch_size"] / (c["micro_batch_size"] + 2)
+        again = 0.7 + 0.3 * share[c["recompute"]]
+        score = 1000.0 * speed[c["recipe"]] * layouts[c["layout"]] * batch * again
+        found.append(dataclasses.replace(one, peak_bytes=round(gib * GIB), score=score))
+    return found
+
+
+# The space -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_candidate_has_a_name_of_its_own():
+    names = [one.key for one in made()]
+    assert len(names) == len(set(names)) == 3 * 7 * (2 + 2 + 5)
+
+
+def test_only_the_fast_recipe_is_asked_for_what_it_alone_can_do():
+    assert {one.choice["recompute"] for one in made(recipes=("stock",))} == {"none", "all"}
+
+
+def test_no_batch_is_larger_than_the_data():
+    assert max(one.trial.micro_batch_size for one in made(samples=5)) == 4
+
+
+@pytest.mark.parametrize(
+    ("percent", "profile", "positions", "longest"),
+    [(99, "gpu", 32768, 640), (100, "gpu", 32768, 4032), (100, "gpu", 2048, 2048), (99, "tiny", 512, 80)],
+)
+def test_rows_are_as_long_as_the_samples_that_are_kept_whole(percent, profile, positions, longest):
+    assert space.max_seq_len({"99": 584, "100": 4001}, percent, profile, positions) == longest
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def fast(batch: int, recompute: str = "none") -> Candidate:
+    wanted = {"recipe": "fast", "layout": "pad", "micro_batch_size": batch, "recompute": recompute}
+    return next(one for one in predicted() if one.choice == wanted)
+
+
+def test_without_a_limit_everything_fits():
+    assert all(MemoryLimit(None).fits(one) for one in predicted())
+
+
+def test_a_prediction_close_to_the_limit_does_not_count_as_fitting():
+    one = fast(8)
+    assert one.peak_bytes is not None
+    assert not MemoryLimit(round(one.peak_bytes * 1.02)).fits(one)
+    assert MemoryLimit(round(one.peak_bytes * 1.04)).fits(one)
+
+
+def test_a_measured_peak_corrects_its_recipe_and_no_other():
+    one = fast(8)
+    assert one.peak_bytes is not None
+    limit = MemoryLimit(40 * GIB, [Observation(candidate=one, peak_bytes=round(one.peak_bytes * 1.2))])
+    assert limit.corrected(fast(4)) == pytest.approx((fast(4).peak_bytes or 0) * 1.2, rel=1e-6)
+    assert set(limit.factors) == {"fast"}
+
+
+def test_running_out_of_memory_raises_the_prediction_until_it_says_so():
+    one = fast(8)
+    limit = MemoryLimit(20 * GIB, [Observation(candidate=one, peak_bytes=None)])
+    assert not limit.fits(one)
+    assert not limit.fits(fast(16))
+    assert limit.fits(fast(1, "all"))
+
+
+# What is believed ----------------------------------------------------------------------------------------------------
+
+
+def rate_of(expected: belief.Expected, one: Candidate) -> float:
+    place = next(place for place, each in enumerate(predicted()) if each.key == one.key)
+    return math.exp(expected.mean[place])
+
+
+def test_without_a_measurement_the_prediction_is_believed():
+    expected = belief.Belief(predicted()).given({})
+    assert rate_of(expected, fast(8)) == pytest.approx(fast(8).score)
+
+
+def test_a_measurement_is_believed_where_it_was_made_and_moves_what_is_alike_most():
+    one, alike, other = fast(4), fast(2), next(one for one in predicted() if one.choice["recipe"] == "stock")
+    known = {fast(8).key: fast(8).score, other.key: other.score}
+    before = belief.Belief(predicted()).given({**known, one.key: one.score})
+    after = belief.Belief(predicted()).given({**known, one.key: one.score / 2})
+    moved = [rate_of(after, each) / rate_of(before, each) for each in (one, alike, other)]
+    assert moved[0] == pytest.approx(0.5, rel=0.1)
+    assert moved[1] < 0.8 < 0.95 < moved[2]
+
+
+def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
+    one = fast(8)
+    expected = belief.Belief(predicted()).given({one.key: 700.0 * one.score})
+    for other in predicted():
+        assert rate_of(expected, other) / other.score == pytest.approx(700.0, rel=0.1)
+
+
+def test_what_is_measured_is_surer_than_what_is_not_and_a_surprise_makes_everything_less_sure():
+    one, other = fast(8), fast(4)
+    places = {each.key: place for place, each in enumerate(predicted())}
+    as_expected = belief.Belief(predicted()).given({one.key: one.score, other.key: other.score}).deviation
+    surprised = belief.Belief(predicted()).given({one.key: one.score, other.key: other.score / 50}).deviation
+    assert as_expected[places[one.key]] < min(
+        as_expected[places[key]] for key in places if key not in (one.key, other.key)
+    )
+    assert all(after > before for before, after in zip(as_expected, surprised, strict=True))
+
+
+def test_the_expected_improvement_is_the_mean_of_what_is_gained():
+    chooser = random.Random(3)
+    for ahead, deviation in ((0.0, 0.1), (-0.2, 0.3), (0.1, 0.05)):
+        drawn = [max(0.0, math.expm1(chooser.gauss(ahead, deviation))) for _ in range(200_000)]
+        assert belief.improvement(ahead, deviation) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
+    assert belief.improvement(-0.1, 0.0) == 0.0
+    assert belief.improvement(0.1, 0.0) == pytest.approx(math.expm1(0.1))
+
+
+# The search ----------------------------------------------------------------------------------------------------------
+
+World = Callable[[Candidate], float]
+
+
+def true_rate(one: Candidate) -> float:
+    """What a trial would measure: near the score, with a taste of its own for a batch of 16."""
+    return one.score * (1.15 if one.choice["micro_batch_size"] == 16 else 1.0)
+
+
+def made_search(folder: Path) -> search.Search:
+    return search.Search(folder / "journal.log", predicted(), recipes=RECIPES)
+
+
+def run_search(folder: Path, limit_bytes: int, world: World = true_rate, most: int = 16) -> search.Search:
+    limit, finder = MemoryLimit(limit_bytes), made_search(folder)
+    while wave := finder.next(limit, min(4, most - len(finder.results))):
+        for one in wave:
+            finder.tell(one, world(one))
+    return finder
+
+
+def test_the_first_wave_begins_with_the_best_prediction_and_is_not_one_guess_four_times(tmp_path):
+    wave = made_search(tmp_path).next(MemoryLimit(21 * GIB), 4)
+    assert wave[0].score == max(one.score for one in predicted() if MemoryLimit(21 * GIB).fits(one))
+    assert len({one.choice["recipe"] for one in wave}) > 1
+
+
+@pytest.mark.parametrize(
+    ("unlike", "factor"),
+    [
+        ("nothing", lambda _: 1.0),
+        ("recomputing costs nothing", lambda c: {"all": 1.5, "offload": 1.4, "every-2": 1.2}.get(c["recompute"], 1.0)),
+        ("stock is the fastest", lambda c: 2.0 if c["recipe"] == "stock" else 1.0),
+        ("the reference is the fastest", lambda c: 4.0 if c["recipe"] == "reference" else 1.0),
+        ("small batches are the fastest", lambda c: c["micro_batch_size"] ** -0.5),
+    ],
+)
+def test_a_search_finds_the_best_where_its_predictions_are_wrong(tmp_path, unlike, factor):
+    def world(one: Candidate) -> float:
+        return true_rate(one) * factor(one.choice)
+
+    limit = MemoryLimit(21 * GIB)
+    fitting = [one for one in predicted() if limit.fits(one)]
+    finder = run_search(tmp_path, 21 * GIB, world)
+    assert (finder.best or 0) >= 0.98 * max(map(world, fitting)), unlike
+    assert len(finder.results) <= 0.15 * len(fitting)
+
+
+def test_every_recipe_is_tried_once_before_a_search_ends(tmp_path):
+    finder, by_key = run_search(tmp_path, 21 * GIB), {one.key: one for one in predicted()}
+    assert {by_key[key].choice["recipe"] for key in finder.results} == set(RECIPES)
+
+
+def test_nothing_is_measured_that_does_not_fit(tmp_path):
+    limit = MemoryLimit(9 * GIB)
+    finder, by_key = run_search(tmp_path, 9 * GIB), {one.key: one for one in predicted()}
+    assert finder.results
+    assert all(limit.fits(by_key[key]) for key in finder.results)
+
+
+def test_a_recipe_that_breaks_is_left_alone(tmp_path):
+    finder, by_key = made_search(tmp_path), {one.key: one for one in predicted()}
+    while wave := finder.next(MemoryLimit(21 * GIB), 2):
+        for one in wave:
+            finder.tell(one, None if one.choice["recipe"] == "fast" else true_rate(one))
+    broken = [key for key in finder.results if by_key[key].choice["recipe"] == "fast"]
+    assert len(broken) <= 4
+    assert {by_key[one.key].choice["recipe"] for one in finder.finalists(MemoryLimit(21 * GIB), 3)} <= {
+        "stock",
+        "reference",
+    }
+
+
+def test_one_that_was_too_large_says_nothing_about_speed(tmp_path):
+    finder = made_search(tmp_path)
+    first, *_ = finder.next(MemoryLimit(21 * GIB), 1)
+    finder.tell(first, None, is_too_large=True)
+    (again,) = finder.next(MemoryLimit(21 * GIB), 1)
+    assert again.choice["recipe"] == first.choice["recipe"]
+
+
+def test_what_was_told_is_known_to_the_next_process(tmp_path):
+    before = run_search(tmp_path, 21 * GIB, most=6).results
+    again = made_search(tmp_path)
+    assert again.results == before
+    one = next(one for one in predicted() if one.key in before)
+    again.tell(one, 1.0)
+    assert again.results == before, "a candidate is told once"
+
+
+def test_a_candidate_that_failed_counts_as_tried_and_is_never_the_best(tmp_path):
+    finder, one = made_search(tmp_path), predicted()[0]
+    finder.tell(one, None)
+    assert (finder.results, finder.best) == ({one.key: None}, None)
+
+
+def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_fast(tmp_path):
+    finder, limit = run_search(tmp_path, 21 * GIB), MemoryLimit(21 * GIB)
+    best, smallest, *close = finder.finalists(limit, 3)
+    assert true_rate(best) == finder.best
+    assert true_rate(smallest) >= 0.45 * true_rate(best)
+    assert smallest.peak_bytes == min(
+        one.peak_bytes or 0 for one in predicted() if true_rate(one) >= 0.55 * true_rate(best)
+    )
+    assert all(true_rate(one) * search.CLOSE >= true_rate(best) for one in close)
+    assert finder.finalists(limit, 1) == [best]
+
+
+# The answer ----------------------------------------------------------------------------------------------------------
+
+
+def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEEDED) -> TrialResult:
+    metrics = Metrics(
+        step_time_sec=summarize([1.0, 1.1]),
+        samples_per_sec=1.0,
+        tokens_per_sec=rate,
+        useful_tokens_per_sec=rate,
+        padding_percent=0.0,
+        first_loss=2.0,
+        last_loss=1.0,
+        peak_vram_bytes=peak,
+        peak_rss_bytes=1,
+        load_time_sec=1.0,
+    )
+    return TrialResult(trial_id=trial.trial_id, trial=trial, status=status, reason=None, metrics=metrics)
+
+
+def figures(index: int, rate: float, gib: float) -> answer.Measured:
+    trial = predicted()[index].trial
+    found = answer.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
+    assert found is not None
+    return found
+
+
+def test_the_front_holds_what_nothing_beats_in_both():
+    quick, middle, small, worse = figures(0, 900, 20), figures(1, 600, 12), figures(2, 300, 6), figures(3, 500, 14)
+    kept = answer.front([worse, small, quick, middle])
+    assert [one.trial.trial_id for one in kept] == [one.trial.trial_id for one in (quick, middle, small)]
+    named = answer.titles(kept)
+    assert list(named.values()) == ["fastest, cheapest", "", "smallest"]
+
+
+def test_dollars_follow_from_price_and_rate():
+    assert figures(0, 1000, 20).usd_per_million_useful_tokens == pytest.approx(2.0 / 3600 * 1000)
+
+
+def test_several_processes_give_an_interval_and_one_gives_none():
+    trial = predicted()[0].trial
+    one = answer.measured(trial, [result(trial, 100.0, None)], None, None)
+    three = answer.measured(trial, [result(trial, rate, None) for rate in (100.0, 101.0, 99.0)], None, None)
+    assert one is not None
+    assert three is not None
+    assert one.interval is None
+    assert three.interval is not None
+    assert three.interval.low <= 100.0 <= three.interval.high
+
+
+def test_what_failed_has_no_figures():
+    trial = predicted()[0].trial
+    assert answer.measured(trial, [result(trial, 1.0, None, End.FAILED)], None, None) is None
+
+
+def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run():
+    kept = answer.front([figures(0, 900, 20), figures(2, 300, 6)])
+    said = json.loads(json.dumps(answer.document(kept, {"tune_id": "t"})))
+    assert [one["best_at"] for one in said["front"]] == ["fastest, cheapest", "smallest"]
+    assert Trial.from_json(said["front"][0]["trial"]) == kept[0].trial
+
+
+# On disk -------------------------------------------------------------------------------------------------------------
+
+
+def a_record() -> record.TuneRecord:
+    return record.TuneRecord(
+        tune_id="20261121-000000-tune",
+        gpu="NVIDIA A10",
+        model_sha256="m",
+        data_sha256="d",
+        longest=512,
+        limit_bytes=20 * GIB,
+        settings={"fleet": {"size": 4}},
+        candidates=predicted()[:3],
+    )
+
+
+def test_a_search_is_read_as_it_was_written(tmp_path):
+    kept = record.create(tmp_path, a_record())
+    kept.add_run("run-1", is_final=False)
+    kept.add_run("run-2", is_final=True)
+    again = record.find(tmp_path, None)
+    assert (again.waves, again.final, again.gpu, again.limit_bytes) == (["run-1"], "run-2", "NVIDIA A10", 20 * GIB)
+    assert [one.trial for one in again.candidates] == [one.trial for one in kept.candidates]
+    assert [one.peak_bytes for one in again.candidates] == [one.peak_bytes for one in kept.candidates]
+
+
+def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
+    first, second = record.create(tmp_path, a_record()), record.create(tmp_path, a_record())
+    assert first.tune_id != second.tune_id
+    assert record.find(tmp_path, None).tune_id == second.tune_id
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda text: text[: len(text) // 2], "cannot be used"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 9'), "expected 1, found 9"),
+        (lambda text: text.replace('"limit_bytes"', '"limit"'), "cannot be used: 'limit_bytes'"),
+    ],
+)
+def test_a_damaged_search_is_refused_with_what_to_type(tmp_path, damage, says):
+    kept = record.create(tmp_path, a_record())
+    path = (kept.folder or tmp_path) / record.RECORD_FILE
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UsageError, match=says):
+        record.find(tmp_path, None)
+
+
+def test_a_search_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    with pytest.raises(UsageError, match="`inv tune` to begin one"):
+        record.find(tmp_path, None)
+    kept = record.create(tmp_path, a_record())
+    with pytest.raises(UsageError, match=kept.tune_id):
+        record.find(tmp_path, "another")

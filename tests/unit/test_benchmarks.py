@@ -1,0 +1,110 @@
+"""What the benchmarks stand on: that each can begin, the model they run on, and the search that is replayed."""
+
+import importlib
+import json
+import math
+
+import pytest
+
+from bench.data import demo
+from bench.data.inputs import check_model
+from bench.machine import nvml
+from tasks.tuning.survey import SHORT_STEPS
+from tests import benchmarks, mistral_7b
+from tests.benchmarks import __main__ as table
+from tests.benchmarks import _tune_worlds, fast_step, tune_replay
+from tests.benchmarks._gpu import Draw, drawn, metered
+
+SMALL = mistral_7b.CONFIG | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,  # wider than 32 / 4, so that q and o are not square
+    "vocab_size": 4096,
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in table.HERE.glob("[!_]*.py")))
+def test_every_benchmark_can_begin(name):
+    assert callable(importlib.import_module(f"tests.benchmarks.{name}").main)
+
+
+def test_a_benchmark_that_is_not_there_is_named_with_those_that_are(capsys):
+    assert table.main(["fast-step"]) == 2
+    assert capsys.readouterr().err.startswith("benchmark 'fast-step' is unknown; there are against_unsloth, ")
+
+
+def test_a_benchmark_that_breaks_leaves_the_others_their_figures(monkeypatch, capsys):
+    monkeypatch.setattr(tune_replay, "main", lambda: 1 / 0)
+    monkeypatch.setattr(fast_step, "main", lambda: [benchmarks.Figure(name="a step", value="0.2 s", goal="0.1 s")])
+    assert table.main(["tune_replay", "fast_step"]) == 1
+    said = capsys.readouterr()
+    assert "a step  0.2 s  -      0.1 s" in said.out
+    assert said.out.endswith("tune_replay: could not be run, see above\n")
+    assert "ZeroDivisionError" in said.err
+
+
+def test_a_model_of_random_weights_is_one_that_a_trial_takes(tmp_path):
+    demo.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
+    mistral_7b.write(tmp_path, SMALL)
+    facts = check_model(tmp_path)
+    block = 2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 48 + 2 * 32
+    assert facts.parameters == 5 * block + 2 * 4096 * 32 + 32
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == 2  # several files, as at full size
+
+
+def test_the_shape_is_the_published_one():
+    sizes = mistral_7b.shapes(mistral_7b.CONFIG).values()
+    assert sum(map(math.prod, sizes)) == mistral_7b.PARAMETERS
+
+
+def test_the_products_alone_are_all_of_a_models_products():
+    *of_a_layer, head = (rows * columns for rows, columns in fast_step.product_shapes(mistral_7b.CONFIG))
+    shapes = mistral_7b.shapes(mistral_7b.CONFIG)
+    matrices = [math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
+    assert mistral_7b.CONFIG["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
+
+
+def test_without_a_gpu_nothing_is_said_of_its_power(monkeypatch):
+    monkeypatch.setattr(nvml, "gpus_here", list)
+    with metered() as draw:
+        pass
+    assert draw.to_json() == {"watts": None, "sm_clock_mhz": None, "power_capped_percent": None}
+    assert drawn(draw.to_json()) == ""
+
+
+def test_what_a_gpu_drew_is_the_median_of_its_readings():
+    limits = [("sw_power_cap",), ("sw_power_cap", "idle"), (), None]
+    readings = [
+        nvml.Reading(power_watts=watts, sm_clock_mhz=mhz, clock_limits=held)
+        for watts, mhz, held in zip((690.0, 694.0, 692.0, None), (1500, 1980, 1530, None), limits, strict=True)
+    ]
+    said = Draw(readings=readings).to_json()
+    assert drawn(said) == ", 692 W at 1,530 MHz (at the power limit: 67 %)"
+
+
+def test_ragged_samples_have_the_mean_length_that_was_asked_for():
+    for mean in (97.0, 194.0, 207.0):
+        found = fast_step.lengths(400, 512, mean)
+        assert sum(found) / len(found) == pytest.approx(mean, rel=0.02)
+        assert fast_step.SHORTEST <= min(found) < 64 < mean < max(found) <= 512
+
+
+@pytest.mark.parametrize("limit_gib", tune_replay.LIMITS_GIB)
+def test_the_replayed_search_finds_the_best_for_a_small_part_of_the_grids_gpu_time(limit_gib):
+    found = _tune_worlds.space(SHORT_STEPS["gpu"])
+    world = _tune_worlds.measured(found, seed=0)
+    quality, cost, tried, fitting = tune_replay.replay(found, world, limit_gib, workers=4, seed=0)
+    assert quality >= 98.0
+    assert cost <= 15.0
+    assert 0 < tried < fitting
+
+
+def test_a_model_is_never_made_over_something(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        mistral_7b.main([str(tmp_path)])
+    assert caught.value.code == 2
+    assert f"{tmp_path}: is there already" in capsys.readouterr().err
