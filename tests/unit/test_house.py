@@ -1,0 +1,30 @@
+"""The house stays one in which rooms are found by name. `python -m tests.house` prints the same numbers."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import house
+
+
+def test_circles_and_floors_of_a_graph_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
+    assert house.circles_of(graph) == [{"b", "c"}]
+    assert house.floors(graph) == 3
+
+
+def test_imports_are_counted_where_they_bind_at_run_time() -> None:
+    source = "import os\nif TYPE_CHECKING:\n    import bench.a\ndef f():\n    from bench import b\n    import json\n"
+    trees = {
+        Path("bench/x.py"): ast.parse(source),
+        Path("bench/a.py"): ast.parse(""),
+        Path("bench/b.py"): ast.parse(""),
+    }
+    assert house.imports(trees)["bench.x"] == {"bench.b"}
+    assert house.nested_imports(trees[Path("bench/x.py")]) == 2
+
+
+@pytest.mark.parametrize("number", house.numbers(), ids=lambda number: number.name)
+def test_the_house_keeps_its_bounds(number: house.Number) -> None:
+    assert number.holds, f"{number.name}: {number.value}, at most {number.most}; see `python -m tests.house`"
