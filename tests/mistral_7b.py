@@ -18,7 +18,8 @@ from typing import Any
 
 from bench.data import corpus, demo
 from bench.data.inputs import INDEX
-from bench.records.result import SUMS_FILE, sha256_of
+from bench.records.durable import sha256_of
+from bench.records.layout import SUMS_FILE
 
 CONFIG: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],

@@ -21,7 +21,9 @@ from bench.kinds.distributed.machines import Nodes
 from bench.machine import fingerprint as environment
 from bench.machine import isolation, telemetry
 from bench.records import Trial, TrialError
-from bench.records.result import EXIT_NOT_WRITTEN, RESULT_FILE, End, ResultError, TrialResult
+from bench.records.layout import EXIT_NOT_WRITTEN, RESULT_FILE
+from bench.records.result import End, TrialResult
+from bench.records.sealed import ResultError
 
 # Where the `measure` of each kind is: modules that import torch, so only the one that is asked for is imported.
 KINDS = {

@@ -13,7 +13,9 @@ from bench import stack
 from bench.data import demo
 from bench.machine import fingerprint as environment
 from bench.records import Trial
-from bench.records.result import ResultError, TrialResult
+from bench.records.layout import RESULT_FILE
+from bench.records.result import TrialResult
+from bench.records.sealed import ResultError
 
 TRIAL_SEC = 300.0
 
@@ -65,7 +67,7 @@ def _two_steps(folder: Path) -> int:
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     try:
         subprocess.run(argv, env=variables, timeout=TRIAL_SEC, check=False)
-        result = TrialResult.read(folder / "out" / "result.json")
+        result = TrialResult.read(folder / "out" / RESULT_FILE)
     except (subprocess.TimeoutExpired, ResultError) as error:
         print(f"the two-step trial left no result: {error}")
         return 1

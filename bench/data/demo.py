@@ -23,7 +23,8 @@ from typing import Any
 from bench import stack
 from bench.data import corpus
 from bench.data.inputs import InputError
-from bench.records.result import SUMS_FILE, sha256_of, write_atomic
+from bench.records.durable import sha256_of, write_atomic
+from bench.records.layout import SUMS_FILE
 
 VOCABULARY = 4096
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>")

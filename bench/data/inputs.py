@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 
 from bench.data.safetensors_header import Header, WeightsError, read_header
 from bench.records import Trial
-from bench.records.result import SUMS_FILE, sha256_of
+from bench.records.durable import sha256_of
+from bench.records.layout import SUMS_FILE
 from bench.records.schema import kind
 
 ARCHITECTURES = ("llama", "mistral")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.records import schema
-from bench.records.result import PROGRESS_FILE, Progress
+from bench.records.layout import PROGRESS_FILE
+from bench.records.run import Progress
 
 TAIL_LINES = 40
 PROGRESS_INTERVAL_SEC = 0.25

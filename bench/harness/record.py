@@ -17,7 +17,9 @@ from typing import Any
 
 from bench.harness.progress import Log, ProgressFile
 from bench.records import Trial
-from bench.records.result import End, Interval, Measurement, Metrics, Progress, Steps, TrialResult, summarize
+from bench.records.interval import Interval, summarize
+from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
+from bench.records.run import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.harness.ends import Stops
 from bench.harness.record import Record
 from bench.machine import pagecache
-from bench.records.result import summarize
+from bench.records.interval import summarize
 
 BLOCK_BYTES = 8 << 20
 PROBES = 16

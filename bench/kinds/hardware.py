@@ -27,7 +27,7 @@ from bench.harness.record import Record
 from bench.kinds import disk
 from bench.machine import chips
 from bench.qlora.session import Session, open_session
-from bench.records.result import Interval, summarize
+from bench.records.interval import Interval, summarize
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 # Compute capability from which the chip multiplies matrices of this type in hardware.

@@ -24,7 +24,7 @@ from bench.kinds.decoding import Answer, DefaultPath, FastPath, prepare
 from bench.qlora import step as qlora
 from bench.qlora.session import Session, open_session
 from bench.records import Trial
-from bench.records.result import summarize
+from bench.records.interval import summarize
 
 Path: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)

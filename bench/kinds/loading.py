@@ -26,7 +26,7 @@ from bench.harness.record import Record, peak_rss_bytes
 from bench.machine import pagecache
 from bench.qlora import step as qlora
 from bench.qlora.session import Session, open_session
-from bench.records.result import summarize
+from bench.records.interval import summarize
 
 WARM_REPEATS = 3
 # Readahead of the check itself, and of others who look at the folder, leaves a few pages.

@@ -15,7 +15,7 @@ from bench.kinds import hardware
 from bench.machine import chips
 from bench.predict import flops
 from bench.qlora.session import Session
-from bench.records.result import Interval, summarize
+from bench.records.interval import Interval, summarize
 
 FORMULA = "4 (blocks + head) + 6 adapters + 3 attention: bench/predict/flops.py; recomputation not counted"
 CPU_SIZE, CPU_SEC = 512, 0.1

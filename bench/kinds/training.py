@@ -22,7 +22,8 @@ from bench.predict import footprint
 from bench.qlora import recipes
 from bench.qlora import step as qlora
 from bench.qlora.session import open_session
-from bench.records.result import Steps, summarize
+from bench.records.interval import summarize
+from bench.records.result import Steps
 
 LOG_EVERY_STEPS = 5
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from bench.data.inputs import DataFacts, ModelFacts
 from bench.records import Trial
-from bench.records.result import write_atomic
+from bench.records.durable import write_atomic
+from bench.records.layout import ENVIRONMENT_FILE
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
 CODE = Path(__file__).resolve().parents[1]
 GIT_SHA_VARIABLE = "QLORA_FLEET_GIT_SHA"  # set by an image's build, where there is no git folder to ask
 COMMAND_SEC = 10.0
-ENVIRONMENT_FILE = "environment.json"
 # Set by an image's build; a container cannot ask for its own digest.
 DIGEST_VARIABLES = {"image_digest": "QLORA_FLEET_IMAGE_DIGEST", "lock_digest": "QLORA_FLEET_LOCK_DIGEST"}
 # What changes how fast or how exactly things are computed, and holds no secret.

@@ -24,9 +24,10 @@ from bench.harness.record import Record
 from bench.machine import cpuwait, nvml
 from bench.machine.isolation import describe
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
-from bench.records.result import Interval, Measurement, summarize
+from bench.records.interval import Interval, summarize
+from bench.records.layout import TELEMETRY_FILE
+from bench.records.result import Measurement
 
-TELEMETRY_FILE = "telemetry.csv"
 STOP_SEC = 3.0
 WINDOW = "measure"
 SUMMED_UP = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.records.result import PROGRESS_FILE, Progress
+from bench.records.layout import PROGRESS_FILE
+from bench.records.run import Progress
 from bench.records.schema import SchemaError, from_json
 from remote.fleet.patience import Reach, Stopped
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.records.result import End, Progress
+from bench.records.result import End
+from bench.records.run import Progress
 
 
 class Happening(Enum):

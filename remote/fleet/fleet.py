@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.records.result import End, PlannedTrial, RunRecord
+from bench.records.result import End
+from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE, Overtaken, follow
 from remote.fleet.events import FleetEvent, Happening
 from remote.fleet.ledger import Attempt, Ledger

@@ -26,8 +26,6 @@ from typing import Any
 from bench.records.result import End
 from remote.jobs.onhost.basics import sync_folder
 
-LEDGER_FILE = "ledger.jsonl"
-
 
 class LedgerError(Exception):
     """The ledger cannot be read, cannot be written, or was asked to say two things about one trial."""

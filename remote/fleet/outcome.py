@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.records.result import RESULT_FILE, PlannedTrial, ResultError, TrialResult
+from bench.records.layout import RESULT_FILE
+from bench.records.result import TrialResult
+from bench.records.run import PlannedTrial
+from bench.records.sealed import ResultError
 from remote.fleet.ledger import Attempt
 from remote.fleet.verdict import Verdict, belongs, judge
 from remote.jobs.job import Job, JobStatus

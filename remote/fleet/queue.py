@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.records.result import PlannedTrial
+from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Ledger
 
 _LOOK_SEC = 1.0  # an upper bound on noticing a change nobody announced

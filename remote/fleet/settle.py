@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.records.result import RESULT_FILE, End, PlannedTrial, write_atomic
+from bench.records.durable import write_atomic
+from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
+from bench.records.result import End
+from bench.records.run import PlannedTrial
 from remote.fleet.events import FleetEvent, Happening
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.queue import TrialQueue
@@ -36,7 +39,7 @@ class Ends:
         with self._settling:
             if not self._ledger.is_open(planned.trial_id):
                 return
-            place = self._run_folder / "trials" / planned.trial_id
+            place = self._run_folder / TRIALS_FOLDER / planned.trial_id
             if result is not None:
                 place.mkdir(parents=True, exist_ok=True)
                 write_atomic(place / RESULT_FILE, result.read_bytes())

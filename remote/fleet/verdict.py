@@ -9,7 +9,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from bench.records.result import EXIT_NOT_WRITTEN, End, PlannedTrial, TrialResult
+from bench.records.layout import EXIT_NOT_WRITTEN
+from bench.records.result import End, TrialResult
+from bench.records.run import PlannedTrial
 from remote.jobs.job import JobState, JobStatus
 
 _CANNOT_START = 127

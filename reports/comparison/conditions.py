@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.records.layout import ENVIRONMENT_FILE, TRIALS_FOLDER
 from bench.records.result import End
 from reports import text
 from reports.read.fingerprint import CPU, device
-from reports.read.load import TRIALS_FOLDER, Run
+from reports.read.load import Run
 
-ENVIRONMENT_FILE = "environment.json"
 UNKNOWN = "unknown"
 # Which of several GPUs a process may see is told by the trial itself.
 _OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")

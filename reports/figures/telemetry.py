@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
 from reports import text
 from reports.figures.drawing import marks
@@ -19,7 +20,7 @@ from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board, head
 from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
 from reports.read import telemetry
-from reports.read.load import TRIALS_FOLDER, Run
+from reports.read.load import Run
 from reports.summary.summary import Summary
 
 TARGET_PERCENT = 80.0
@@ -93,7 +94,7 @@ class Data:
 
 def gather(summary: Summary, run: Run) -> Data | None:
     for result in _candidates(summary, run):
-        frame = telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / telemetry.TELEMETRY_FILE)
+        frame = telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / TELEMETRY_FILE)
         if frame is None:
             continue
         is_gpu = bool(frame["gpu_utilization_percent"].notna().any())

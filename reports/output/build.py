@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.records.result import End, write_atomic
+from bench.records.durable import write_atomic
+from bench.records.layout import REPORT_FOLDER
+from bench.records.result import End
 from reports.comparison.compare import CompareError, Comparison, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Absent, Chart, Picture
@@ -19,7 +21,7 @@ from reports.figures.studio import DrawError, Job, Studio
 from reports.output import csv_frames as frames
 from reports.output import html, markdown, tables
 from reports.read import measurements
-from reports.read.load import REPORT_FOLDER, Missing, Rejected, ReportError, Run, load
+from reports.read.load import Missing, Rejected, ReportError, Run, load
 from reports.summary import sentences
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize

@@ -14,10 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.records.result import RESULT_FILE, RUN_FILE, ResultError, RunRecord, write_atomic
+from bench.records.durable import write_atomic
+from bench.records.layout import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.run import RunRecord
+from bench.records.sealed import ResultError
 from reports.output.build import INDEX_FILE, ReportSummary
 from reports.output.html import without_refresh
-from reports.read.load import REPORT_FOLDER, TRIALS_FOLDER, ReportError
+from reports.read.load import ReportError
 
 EVERY_SEC = 5
 # Beyond the longest trial's own deadline: starting it, bringing its result, and a slow machine.

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.result import RunRecord, TrialResult
+from bench.records.result import TrialResult
+from bench.records.run import RunRecord
 from reports import text
 
 CPU = "CPU"

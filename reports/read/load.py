@@ -35,11 +35,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.result import RESULT_FILE, RUN_FILE, End, PlannedTrial, ResultError, RunRecord, Steps, TrialResult
+from bench.records.layout import LEDGER_FILE, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.result import End, Steps, TrialResult
+from bench.records.run import PlannedTrial, RunRecord
+from bench.records.sealed import ResultError
 from reports.read import fingerprint, measurements, starts
 
-TRIALS_FOLDER = "trials"
-REPORT_FOLDER = "report"
 KINDS_WITH_STEPS = ("training", "distributed")
 
 
@@ -112,7 +113,7 @@ def load(folder: Path) -> Run:
     try:
         started = starts.read(folder)
     except OSError as error:
-        raise ReportError(f"{folder / starts.LEDGER_FILE}: cannot be read: {error.strerror}") from None
+        raise ReportError(f"{folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
     if (why := _misleads(record, results)) is not None:
         results = {trial_id: measurements.without_misleading(one, why) for trial_id, one in results.items()}
     return Run(

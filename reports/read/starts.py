@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-LEDGER_FILE = "ledger.jsonl"  # remote.fleet.ledger's; its "started" lines are all that is known of it here
+from bench.records.layout import LEDGER_FILE
 
 # (trial_id, attempt) -> seconds since 1970
 Starts = Mapping[tuple[str, int], float]

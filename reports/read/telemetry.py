@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pandas as pd
 
-TELEMETRY_FILE = "telemetry.csv"
 NUMBERS = (
     "elapsed_sec",
     "gpu",

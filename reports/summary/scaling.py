@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.records.result import End, PlannedTrial, TrialResult
+from bench.records.result import End, TrialResult
+from bench.records.run import PlannedTrial
 from reports import text
 from reports.summary.cost import FINE_TUNING_GPUS, Scaling, assumed
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.records.result import End, RunRecord, TrialResult
+from bench.records.result import End, TrialResult
+from bench.records.run import RunRecord
 from reports import text
 from reports.read import measurements
 from reports.read.fingerprint import CPU, Hosts

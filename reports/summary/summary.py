@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.records.result import End, RunRecord
+from bench.records.result import End
+from bench.records.run import RunRecord
 from reports.read.fingerprint import Hosts
 from reports.read.load import Missing, Rejected
 from reports.statistics import configurations as stats

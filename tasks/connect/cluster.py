@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.records.layout import IMAGE_FILE
 from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.fleet.uncollected import Uncollected
     from tasks.settings.load import Settings
 
-LAST_FILE, IMAGE_FILE = "cluster.json", "image.json"
+LAST_FILE = "cluster.json"
 
 
 @contextlib.contextmanager
@@ -67,7 +68,7 @@ def target_of(settings: Settings) -> Target:
 
 def remember(settings: Settings, target: Target, *, discarded: list[Uncollected]) -> None:
     """Write down which cluster was changed last, and which runs were lost by it."""
-    from bench.records.result import write_atomic
+    from bench.records.durable import write_atomic
     from tasks.fleet.uncollected import discard
 
     told = {"context": target.context, "server": target.server, "namespace": target.namespace}

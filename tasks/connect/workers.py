@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.records import NODE_COUNT, Trial
-from bench.records.result import RESULT_FILE, PlannedTrial
+from bench.records.layout import RESULT_FILE
+from bench.records.run import PlannedTrial
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Launch
 from remote.fleet.shared_volume import place_of, sheltered
@@ -23,7 +24,7 @@ from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings.load import Settings
 
 if TYPE_CHECKING:
-    from bench.records.result import RunRecord
+    from bench.records.run import RunRecord
     from remote.cluster.kubeconfig import Target
     from remote.pods.host import PodHost
 

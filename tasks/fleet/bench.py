@@ -15,7 +15,7 @@ from tasks.errors import UsageError
 from tasks.fleet import execute as running
 
 if TYPE_CHECKING:
-    from bench.records.result import RunRecord
+    from bench.records.run import RunRecord
     from remote.hosts.host import Host
     from tasks.settings.load import Settings
 
@@ -93,7 +93,8 @@ def bench(
 @task(help={"run": "the run's id (default: the newest run)"})
 def cancel(context: Context, run: str | None = None) -> None:
     """Stop what an abandoned run still has running on the workers."""
-    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from bench.records.layout import LEDGER_FILE
+    from remote.fleet.ledger import Ledger
     from tasks.cli.lock import only_one
     from tasks.connect.workers import refuse_other_fleet, workers
     from tasks.fleet.folders import find_run, read_run
@@ -178,7 +179,8 @@ def _times(run: RunRecord) -> list[str]:
 
 
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
-    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from bench.records.layout import LEDGER_FILE
+    from remote.fleet.ledger import Ledger
     from tasks.cli.lock import only_one
     from tasks.connect.workers import refuse_other_fleet, workers
     from tasks.fleet.folders import find_run, read_run

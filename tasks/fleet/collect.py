@@ -20,7 +20,7 @@ from invoke.tasks import task
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
 
 if TYPE_CHECKING:
-    from bench.records.result import PlannedTrial, RunRecord
+    from bench.records.run import PlannedTrial, RunRecord
     from remote.fleet.ledger import Attempt, Entry
     from remote.jobs.agent import Agent
 
@@ -45,7 +45,8 @@ def collect(context: Context, run: str | None = None) -> None:
 
     from rich.progress import track
 
-    from remote.fleet.ledger import LEDGER_FILE, Ledger, LedgerError
+    from bench.records.layout import LEDGER_FILE
+    from remote.fleet.ledger import Ledger, LedgerError
     from remote.hosts.host import OperatorRefused
     from remote.jobs.agent import Agent
     from tasks.connect.workers import refuse_other_fleet, workers
@@ -86,12 +87,14 @@ def _bring(
     agents: dict[str, Agent],
     shared: str | None,
 ) -> Collected:
-    from bench.records.result import RESULT_FILE, ResultError, TrialResult
+    from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
+    from bench.records.result import TrialResult
+    from bench.records.sealed import ResultError
 
     trial_id = planned.trial_id
     if entry is None or entry.end is None:
         return Collected(trial_id=trial_id, missing="has not ended", is_open=True)
-    into = folder / "trials" / trial_id
+    into = folder / TRIALS_FOLDER / trial_id
     into.mkdir(parents=True, exist_ok=True)
     attempt = entry.winner
     here = Collected(trial_id=trial_id)
@@ -161,7 +164,8 @@ def _from_the_volume(
 
 
 def _unwanted(entry: Entry) -> set[str]:
-    from bench.records.result import PROGRESS_FILE, RESULT_FILE, End
+    from bench.records.layout import PROGRESS_FILE, RESULT_FILE
+    from bench.records.result import End
 
     # A result there that the fleet could not trust is not this trial's end; it stays on its worker.
     return {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
@@ -209,7 +213,8 @@ def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path)
 
 def _write_sums(folder: Path) -> None:
     """SHA256SUMS over everything the run is made of; `sha256sum --check` verifies a copied folder."""
-    from bench.records.result import SUMS_FILE, sha256_of, write_atomic
+    from bench.records.durable import sha256_of, write_atomic
+    from bench.records.layout import SUMS_FILE
 
     def lines() -> Iterable[str]:
         for path in sorted([*folder.glob("*.json*"), *folder.glob("trials/**/*")]):

@@ -19,7 +19,7 @@ from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, UsageError
 
 if TYPE_CHECKING:
     from bench.records import Trial
-    from bench.records.result import RunRecord
+    from bench.records.run import RunRecord
     from remote.fleet.fleet import Fleet
     from remote.fleet.ledger import Ledger
     from remote.hosts.host import Host
@@ -57,7 +57,8 @@ def plan_of(
 
 def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
     """Take up a run where it was left: what needs work is opened again, what is finished is not repeated."""
-    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from bench.records.layout import LEDGER_FILE
+    from remote.fleet.ledger import Ledger
     from tasks.fleet.folders import find_run, read_run
 
     folder = find_run(settings.results_folder, run_id)
@@ -82,7 +83,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from bench.records.result import RUN_FILE
+    from bench.records.layout import RUN_FILE
     from remote.jobs.agent import Agent
     from remote.jobs.job import slot_holder, slot_of
     from tasks.connect.workers import answering
@@ -107,7 +108,8 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
     """Put the plan on disk before anything starts."""
     import dataclasses
 
-    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from bench.records.layout import LEDGER_FILE
+    from remote.fleet.ledger import Ledger
     from tasks.fleet.folders import make_folder, point_latest_at
 
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bench.records.result import RUN_FILE, ResultError, RunRecord
+from bench.records.layout import RUN_FILE
+from bench.records.run import RunRecord
+from bench.records.sealed import ResultError
 from tasks.errors import UsageError
 
 LATEST = "latest"

@@ -22,7 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.result import End, PlannedTrial, Progress
+from bench.records.result import End
+from bench.records.run import PlannedTrial, Progress
 from remote.fleet.events import FleetEvent, Happening
 from tasks.errors import one_line
 

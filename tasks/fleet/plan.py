@@ -11,7 +11,10 @@ from typing import Any
 
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
-from bench.records.result import RESULT_FILE, End, PlannedTrial, ResultError, RunRecord, TrialResult
+from bench.records.layout import RESULT_FILE
+from bench.records.result import End, TrialResult
+from bench.records.run import PlannedTrial, RunRecord
+from bench.records.sealed import ResultError
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 

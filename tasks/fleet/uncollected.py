@@ -30,7 +30,9 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
 
     Not covered: runs that another operator's machine planned.
     """
-    from bench.records.result import RUN_FILE, ResultError, RunRecord
+    from bench.records.layout import RUN_FILE
+    from bench.records.run import RunRecord
+    from bench.records.sealed import ResultError
 
     found = []
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
@@ -59,7 +61,7 @@ def others_at_work(settings: Settings, target: Target) -> list[str]:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from bench.records.result import RUN_FILE
+    from bench.records.layout import RUN_FILE
     from remote.hosts.host import Host, HostError
     from remote.jobs.agent import Agent
     from remote.jobs.job import slot_holder, slot_of
@@ -88,8 +90,8 @@ def discard(lost: list[Uncollected]) -> None:
 
 
 def _missing(folder: Path, run_id: str, trial_ids: list[str]) -> str | None:
-    from bench.records.result import SUMS_FILE
-    from remote.fleet.ledger import LEDGER_FILE, Ledger, LedgerError
+    from bench.records.layout import LEDGER_FILE, SUMS_FILE
+    from remote.fleet.ledger import Ledger, LedgerError
 
     try:
         ledger = Ledger(folder / LEDGER_FILE)

@@ -192,7 +192,7 @@ def size(context: Context, mbps: str = "1000", allocatable_gb: str = f"{ALLOCATA
 
 def _compressed(settings: Settings, found: list[Layer]) -> tuple[float, str]:
     """Bytes of the image in a registry: as it said itself after a push of this very size, or an estimate."""
-    from tasks.image.push import IMAGE_FILE
+    from bench.records.layout import IMAGE_FILE
 
     try:
         pushed = json.loads((settings.results_folder / IMAGE_FILE).read_text(encoding="utf-8"))

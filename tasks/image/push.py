@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from invoke.context import Context
 from invoke.tasks import task
 
+from bench.records.layout import IMAGE_FILE
 from tasks.errors import Interrupted, Resumable, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from remote.jobs.job import Job
     from tasks.settings.load import Settings
 
-IMAGE_FILE = "image.json"
 AGAIN = "inv push"
 LOGINS = 2  # a token may expire between the first layer and the last
 
@@ -156,7 +156,7 @@ def password(settings: Settings, where: Reference, user: str) -> Secret:
 
 
 def _write(settings: Settings, where: Reference, facts: object) -> None:
-    from bench.records.result import write_atomic
+    from bench.records.durable import write_atomic
     from remote.image.registry import outcome_json
 
     moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

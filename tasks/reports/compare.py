@@ -46,11 +46,12 @@ def compare(
     out: str | None = None,
 ) -> None:
     """Say what became faster or slower between runs."""
-    from bench.records.result import write_atomic
+    from bench.records.durable import write_atomic
+    from bench.records.layout import REPORT_FOLDER
     from reports.comparison import compare as comparing
     from reports.comparison.written import to_json
     from reports.output.csv_frames import load_all
-    from reports.read.load import REPORT_FOLDER, ReportError
+    from reports.read.load import ReportError
     from tasks.fleet.folders import find_run
     from tasks.settings import load as house
 

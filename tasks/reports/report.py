@@ -50,9 +50,9 @@ def report(context: Context, run: str | None = None, watch: bool = False, agains
 
 def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> ReportSummary:
     """Renew the report until the run is over, a line for each version."""
+    from bench.records.layout import REPORT_FOLDER
     from reports.output import watch as watching
     from reports.output.build import INDEX_FILE
-    from reports.read.load import REPORT_FOLDER
 
     page = _short(folder / REPORT_FOLDER / INDEX_FILE, root)
 

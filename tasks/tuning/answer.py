@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.records import Trial
-from bench.records.result import End, Interval, TrialResult, summarize
+from bench.records.interval import Interval, summarize
+from bench.records.result import End, TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,9 +92,11 @@ def _run(
 
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
-    from bench.records.result import RESULT_FILE, ResultError, TrialResult
+    from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
+    from bench.records.result import TrialResult
+    from bench.records.sealed import ResultError
 
-    for path in sorted((settings.results_folder / run_id / "trials").glob(f"*/{RESULT_FILE}")):
+    for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
         try:
             yield TrialResult.read(path)
         except ResultError as error:

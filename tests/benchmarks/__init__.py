@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.records.result import Interval
+from bench.records.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

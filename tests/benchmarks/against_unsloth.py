@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import ATTENTION_PROJECTIONS, Trial
-from bench.records.result import Interval, summarize
+from bench.records.interval import Interval, summarize
 from tests.benchmarks import Figure, spread
 from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.records.result import summarize
+from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
 from tests.support.kubernetes import Cluster, unavailable
 from tests.system.cluster.conftest import Operator, make_operator

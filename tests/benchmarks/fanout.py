@@ -13,7 +13,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.records.result import RunRecord, summarize
+from bench.records.interval import summarize
+from bench.records.run import RunRecord
 from remote.fleet.patience import Limits
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent

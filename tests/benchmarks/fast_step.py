@@ -40,7 +40,7 @@ from bench.qlora import step as qlora
 from bench.qlora.recipes.fast import JOINED
 from bench.qlora.session import Session
 from bench.records import ALL_LINEAR, Trial
-from bench.records.result import summarize
+from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
 from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
 

@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 from bench.records import Trial, suite
-from bench.records.result import PlannedTrial, RunRecord, TrialResult, summarize
+from bench.records.interval import summarize
+from bench.records.layout import LEDGER_FILE
+from bench.records.result import TrialResult
+from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
-from remote.fleet.ledger import LEDGER_FILE, Ledger
+from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.hosts.local import LocalHost

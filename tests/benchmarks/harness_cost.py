@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, suite
-from bench.records.result import TrialResult, summarize
+from bench.records.interval import summarize
+from bench.records.result import TrialResult
 from tests.benchmarks import Figure, spread
 
 ROOT = Path(__file__).resolve().parents[2]

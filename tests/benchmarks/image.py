@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import summarize
+from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
 from tests.support.machines.build_vm import DOCKER, Yard, yard
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.records.result import summarize
+from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
 
 ROUNDS = 25

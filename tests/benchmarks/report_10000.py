@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from bench.records.result import summarize
+from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
 from tests.support.reports import synthetic
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.records.result import summarize
+from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
 from tests.support.reports import showcase, synthetic
 

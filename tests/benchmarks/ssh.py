@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.records.result import Interval, summarize
+from bench.records.interval import Interval, summarize
 from remote.hosts.command import Command
 from remote.ssh.host import SshHost
 from tests.benchmarks import Figure, spread

@@ -23,11 +23,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
-from bench.records.result import RESULT_FILE, PlannedTrial, RunRecord  # noqa: E402
+from bench.records.layout import LEDGER_FILE, RESULT_FILE  # noqa: E402
+from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
-from remote.fleet.ledger import LEDGER_FILE, Attempt, Ledger  # noqa: E402
+from remote.fleet.ledger import Attempt, Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
 from remote.fleet.shared_volume import place_of, sheltered  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402

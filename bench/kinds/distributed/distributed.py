@@ -30,7 +30,8 @@ from bench.kinds.distributed import efficiency as scaling
 from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Nodes
 from bench.kinds.distributed.torchrun import Limits, RankFailed, RankGone, RankOutOfMemory, Torchrun
 from bench.records import Trial
-from bench.records.result import Steps, summarize
+from bench.records.interval import summarize
+from bench.records.result import Steps
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
 SILENCE_SEC = 45.0  # with what follows, a dead or hung rank has ended the trial within 60 s

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from bench.records.result import Interval, quantile
+from bench.records.interval import Interval, quantile
 
 RESAMPLES = 2000
 

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from bench.records import Trial, suite
-from bench.records.result import EXIT_NOT_WRITTEN, End, ResultError, TrialResult
+from bench.records.layout import EXIT_NOT_WRITTEN
+from bench.records.result import End, TrialResult
+from bench.records.sealed import ResultError
 
 PHASE_SEC = 120.0
 pytestmark = pytest.mark.slow

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.layout import LEDGER_FILE
 from remote.fleet.events import FleetEvent, Happening
-from remote.fleet.ledger import LEDGER_FILE, Ledger
+from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Job, JobSpec

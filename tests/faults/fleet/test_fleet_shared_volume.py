@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import RESULT_FILE, PlannedTrial, RunRecord
+from bench.records.layout import RESULT_FILE
+from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import place_of, sheltered

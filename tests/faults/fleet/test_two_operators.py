@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import RunRecord
+from bench.records.run import RunRecord
 from remote.fleet.events import FleetEvent, Happening
 from remote.fleet.patience import Limits
 from remote.hosts.command import Command

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from bench.records.layout import LEDGER_FILE
 from remote.fleet.events import Happening
-from remote.fleet.ledger import LEDGER_FILE, Ledger
+from remote.fleet.ledger import Ledger
 from tests.support import pods as podyard
 from tests.support.hosts.hostyard import kill_kubectls, wait_for
 from tests.support.pods import EVICTION, LIMITS, PodYard, fixtures, hasty, started, worker_of

@@ -23,7 +23,10 @@ from typing import NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from bench.records import Trial
-from bench.records.result import EXIT_NOT_WRITTEN, PROGRESS_FILE, RESULT_FILE, End, Progress, TrialResult, write_atomic
+from bench.records.durable import write_atomic
+from bench.records.layout import EXIT_NOT_WRITTEN, PROGRESS_FILE, RESULT_FILE
+from bench.records.result import End, TrialResult
+from bench.records.run import Progress
 from bench.records.schema import to_json
 
 LONGEST_LIFE_SEC = 300.0  # a test that goes wrong must not leave this running for ever

@@ -26,11 +26,13 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
 from bench.records import Trial  # noqa: E402
-from bench.records.result import PlannedTrial, RunRecord, TrialResult  # noqa: E402
+from bench.records.layout import LEDGER_FILE  # noqa: E402
+from bench.records.result import TrialResult  # noqa: E402
+from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.fleet.events import FleetEvent  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
-from remote.fleet.ledger import LEDGER_FILE, Ledger  # noqa: E402
+from remote.fleet.ledger import Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Completed, Host, HostUnreachable, Readable  # noqa: E402

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from bench.records import Trial, suite
-from bench.records.result import End, Interval, Measurement, Metrics, PlannedTrial, RunRecord, TrialResult
+from bench.records.interval import Interval
+from bench.records.result import End, Measurement, Metrics, TrialResult
+from bench.records.run import PlannedTrial, RunRecord
 from tests.support.reports import synthetic
 
 RUN_ID = "20261120-181500-all"

@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 
 from bench.records import Trial
-from bench.records.result import (
-    RESULT_FILE,
-    End,
-    Interval,
-    Measurement,
-    Metrics,
-    PlannedTrial,
-    RunRecord,
-    Steps,
-    TrialResult,
-)
+from bench.records.interval import Interval
+from bench.records.layout import RESULT_FILE
+from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
+from bench.records.run import PlannedTrial, RunRecord
 
 RUN_ID = "20260301-101500-quick"
 

@@ -233,8 +233,9 @@ def write_run(operator: Operator, make_trial: Any) -> str:
     """A run that was planned over these pods and never collected."""
     import datetime
 
-    from bench.records.result import PlannedTrial, RunRecord
-    from remote.fleet.ledger import LEDGER_FILE, Ledger
+    from bench.records.layout import LEDGER_FILE
+    from bench.records.run import PlannedTrial, RunRecord
+    from remote.fleet.ledger import Ledger
 
     now = datetime.datetime.now(datetime.timezone.utc).isoformat()
     cluster, folder = operator.cluster, operator.results / "run-1"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import RESULT_FILE, End, TrialResult
+from bench.records.layout import RESULT_FILE
+from bench.records.result import End, TrialResult
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.machines.ports import free_ports
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator

@@ -13,7 +13,9 @@ from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
 from bench.records import Trial, suite
-from bench.records.result import End, Interval, Metrics, Progress, TrialResult
+from bench.records.interval import Interval
+from bench.records.result import End, Metrics, TrialResult
+from bench.records.run import Progress
 from tests.support.paths import ROOT
 
 STANDARD = (

@@ -7,7 +7,7 @@ import pytest
 
 from bench.harness.progress import TAIL_LINES, Log, ProgressFile
 from bench.records import schema
-from bench.records.result import Progress
+from bench.records.run import Progress
 
 
 def progress(phase: str, step: int) -> Progress:

@@ -21,7 +21,8 @@ from bench.kinds.distributed import efficiency as scaling
 from bench.kinds.distributed.distributed import Told, choose_backend, make_limits, rendezvous, visible_gpus
 from bench.kinds.distributed.rank import Signs
 from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, Torchrun
-from bench.records.result import End, summarize
+from bench.records.interval import summarize
+from bench.records.result import End
 
 
 @pytest.fixture

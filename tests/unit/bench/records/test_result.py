@@ -9,19 +9,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from bench.records.result import (
-    End,
-    Interval,
-    Metrics,
-    PlannedTrial,
-    ResultError,
-    RunRecord,
-    Steps,
-    TrialResult,
-    quantile,
-    summarize,
-    write_atomic,
-)
+from bench.records.durable import write_atomic
+from bench.records.interval import Interval, quantile, summarize
+from bench.records.result import End, Metrics, Steps, TrialResult
+from bench.records.run import PlannedTrial, RunRecord
+from bench.records.sealed import ResultError
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import End, PlannedTrial
+from bench.records.result import End
+from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import TrialQueue
 from tests.support.hosts.hostyard import PATIENCE_SEC, make_trial

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.records.result import End, PlannedTrial, TrialResult
+from bench.records.result import End, TrialResult
+from bench.records.run import PlannedTrial
 from remote.fleet.verdict import Verdict, judge
 from remote.jobs.job import JobState, JobStatus
 from tests.support.hosts.hostyard import make_trial

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import RESULT_FILE, RUN_FILE, End, Steps, TrialResult
+from bench.records.layout import RESULT_FILE, RUN_FILE
+from bench.records.result import End, Steps, TrialResult
 from reports.read.load import ReportError, load
 from tests.support.reports import synthetic
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import End, Interval, Measurement
+from bench.records.interval import Interval
+from bench.records.result import End, Measurement
 from reports.output.build import build
 from reports.read import measurements
 from reports.read.load import load

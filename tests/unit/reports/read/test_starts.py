@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from bench.records.layout import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
 from reports.read import starts
@@ -16,7 +17,7 @@ from tests.support.reports import synthetic
 
 def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
     before = time.time()
-    ledger = Ledger.create(tmp_path / starts.LEDGER_FILE, ["a", "b"])
+    ledger = Ledger.create(tmp_path / LEDGER_FILE, ["a", "b"])
     ledger.started("a", 1, "worker-1", "/jobs/a.1")
     ledger.retried("a", 1, "the pod was gone; it had started")
     ledger.started("a", 2, "worker-2", "/jobs/a.2")
@@ -29,7 +30,7 @@ def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
 def test_a_torn_or_foreign_line_leaves_its_attempt_out(tmp_path):
     whole = '{"time": "2026-03-01T10:00:00.500+00:00", "event": "started", "trial_id": "a", "attempt": 1}'
     lines = [whole, '{"event": "started", "trial_id": "b"}', '["started"]', whole.replace('"a"', '"c"')[:-20]]
-    (tmp_path / starts.LEDGER_FILE).write_text("\n".join(lines))
+    (tmp_path / LEDGER_FILE).write_text("\n".join(lines))
     assert starts.read(tmp_path) == {("a", 1): 1772359200.5}
 
 
@@ -41,7 +42,7 @@ def test_a_run_without_a_ledger_says_what_its_held_time_rests_on(tmp_path):
 
 def test_the_held_time_of_a_run_goes_by_its_ledger(tmp_path):
     record = synthetic.write_run(tmp_path)
-    ledger = Ledger.create(tmp_path / starts.LEDGER_FILE, [plan.trial_id for plan in record.planned])
+    ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan in record.planned:
         ledger.started(plan.trial_id, 1, plan.worker, "/jobs")
     assert "for want of a ledger" not in " ".join(summarize(load(tmp_path)).billed.unknown)
@@ -49,6 +50,6 @@ def test_the_held_time_of_a_run_goes_by_its_ledger(tmp_path):
 
 def test_a_ledger_that_cannot_be_read_is_named(tmp_path):
     synthetic.write_run(tmp_path)
-    (tmp_path / starts.LEDGER_FILE).mkdir()  # what root cannot read either
+    (tmp_path / LEDGER_FILE).mkdir()  # what root cannot read either
     with pytest.raises(ReportError, match=r"ledger\.jsonl: cannot be read"):
         load(tmp_path)

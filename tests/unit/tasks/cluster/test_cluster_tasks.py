@@ -11,10 +11,12 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial
-from bench.records.result import SUMS_FILE, End, PlannedTrial, RunRecord
+from bench.records.layout import LEDGER_FILE, SUMS_FILE
+from bench.records.result import End
+from bench.records.run import PlannedTrial, RunRecord
 from remote.cluster.diagnosis.pods import Finding
 from remote.cluster.kubeconfig import Target
-from remote.fleet.ledger import LEDGER_FILE, Ledger
+from remote.fleet.ledger import Ledger
 from tasks.cluster.wait import Patience
 from tasks.connect.cluster import image_of
 from tasks.errors import UsageError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.result import RUN_FILE
+from bench.records.layout import RUN_FILE
 from tasks.errors import UsageError
 from tasks.fleet.folders import find_run, point_latest_at
 

@@ -14,7 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from bench.records import suite
-from bench.records.result import End, PlannedTrial, Progress
+from bench.records.result import End
+from bench.records.run import PlannedTrial, Progress
 from remote.fleet.events import FleetEvent, Happening
 from tasks.fleet.liveview import LiveView, dollars, duration, number
 

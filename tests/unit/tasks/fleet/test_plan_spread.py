@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import suite
-from bench.records.result import PlannedTrial
+from bench.records.run import PlannedTrial
 from remote.hosts.local import LocalHost
 from tasks.connect.workers import launcher
 from tasks.fleet.execute import plan_of

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from bench.records import ALL_LINEAR, Trial
-from bench.records.result import End, Metrics, TrialResult, summarize
+from bench.records.interval import summarize
+from bench.records.result import End, Metrics, TrialResult
 from tasks.errors import UsageError
 from tasks.tuning import answer, record, search, space
 from tasks.tuning import surrogate as belief

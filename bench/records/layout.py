@@ -1,0 +1,26 @@
+"""The names of files and folders that the operator, the hosts and the report all read.
+
+| in | name | written by |
+|---|---|---|
+| results/ | IMAGE_FILE | `inv push`: the image and its digest |
+| results/<run-id>/ | RUN_FILE | the plan, before anything starts |
+| | LEDGER_FILE | the fleet: one line an event, append only |
+| | SUMS_FILE | `inv collect`: the sha256 of every file; also beside a model's weights |
+| | TRIALS_FOLDER/<trial-id>/ | one folder a trial |
+| | REPORT_FOLDER/ | `inv report` |
+| a trial's folder | RESULT_FILE | the trial's process, last |
+| | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, as it goes |
+"""
+
+IMAGE_FILE = "image.json"
+RUN_FILE = "run.json"
+LEDGER_FILE = "ledger.jsonl"
+SUMS_FILE = "SHA256SUMS"
+TRIALS_FOLDER = "trials"
+REPORT_FOLDER = "report"
+RESULT_FILE = "result.json"
+PROGRESS_FILE = "progress.json"
+TELEMETRY_FILE = "telemetry.csv"
+ENVIRONMENT_FILE = "environment.json"
+
+EXIT_NOT_WRITTEN = 74  # a trial's process did its work but could not write its result (sysexits' EX_IOERR)

@@ -1,0 +1,61 @@
+"""A run's plan (run.json), and where a running trial is (progress.json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.records.layout import RUN_FILE
+from bench.records.sealed import read_sealed, write_sealed
+from bench.records.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial:
+    """One line of a run's plan. `worker` pins it to that worker (replicate); None lets any idle one take it (shard)."""
+
+    trial_id: str
+    trial: Trial
+    worker: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The plan of a run, written before anything starts. `settings` holds no secret."""
+
+    run_id: str
+    created_at: str
+    suite: str
+    profile: str
+    spread: str
+    fleet_kind: str
+    workers: list[str]
+    planned: list[PlannedTrial]
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def write(self, folder: Path) -> Path:
+        """Write run.json into `folder`, atomically. Raises OSError."""
+        return write_sealed(folder / RUN_FILE, "run", self)
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """Read and verify run.json at `path`. Raises ResultError."""
+        return read_sealed(cls, path, "run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a running trial is: replaced in progress.json as it goes, for people to watch; never a result.
+
+    `phase` is one of a result's `phases`, or write; `step` counts optimizer steps done of `steps` in all (warm-up
+    included), or measurements where there are no steps; `elapsed_sec` runs from the process's start.
+    """
+
+    phase: str
+    step: int
+    steps: int
+    elapsed_sec: float
+    samples_per_sec: float | None = None
+    loss: float | None = None

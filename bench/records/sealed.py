@@ -1,0 +1,63 @@
+"""Sealed records: JSON with a schema version and the sha256 of everything else in it, verified on reading.
+
+A truncated, bit-flipped or foreign file is refused by name and never averaged in. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.records import schema
+from bench.records.durable import write_atomic
+from bench.records.trial import TrialError
+
+SCHEMA_VERSION = 1
+
+
+class ResultError(ValueError):
+    """A record that cannot be trusted; the message names the file and what is wrong with it."""
+
+
+def _digest(document: dict[str, Any]) -> str:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def write_sealed(path: Path, kind: str, record: object) -> Path:
+    document = {"kind": kind, "schema_version": SCHEMA_VERSION, **schema.to_json(record)}
+    document["sha256"] = _digest(document)
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return path
+
+
+def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
+    try:
+        document = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ResultError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        raise ResultError(f"{path}: not a {kind} record")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ResultError(
+            f"{path}: schema version {document.get('schema_version')!r}; this version reads {SCHEMA_VERSION}"
+        )
+    try:
+        is_whole = document.pop("sha256", None) == _digest(document)
+    except ValueError:  # half a character, which no text of ours holds
+        is_whole = False
+    if not is_whole:
+        raise ResultError(f"{path}: its sha256 does not match its content; the file was changed or damaged")
+    del document["kind"], document["schema_version"]
+    try:
+        return schema.from_json(cls, document, str(path))
+    except (schema.SchemaError, TrialError) as error:
+        raise ResultError(str(error)) from None
