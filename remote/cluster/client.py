@@ -12,70 +12,26 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-from remote.cluster.kubeconfig import (
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Misconfigured,
-    NotThere,
-    Target,
-    Unreachable,
-    connect,
-)
+from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotThere, Unreachable
+from remote.cluster.kinds import KINDS, Kind
+from remote.cluster.kubeconfig import Target, connect
+from remote.cluster.kubectl import Kubectl, not_installed, refusal
+from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.yamltext import documents
 from remote.hosts.command import Command, Secret, mask
 from remote.hosts.host import CommandTimedOut, Completed
 from remote.hosts.process import CannotStart, run_program
-from remote.pods.listing import Kubectl
 
-Object = Mapping[str, Any]
-
-FIELD_MANAGER = "qlora-fleet"
-PART_OF = "app.kubernetes.io/part-of=qlora-fleet"
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 # A Secret's content is never brought here: only a server that does not know how to leave it out would send it.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """Where objects of a kind live in the API."""
-
-    api: str
-    plural: str
-    is_namespaced: bool = True
-    is_optional: bool = False  # a controller's, which may not be installed
-
-    @property
-    def group(self) -> str:
-        return self.api.split("/")[2] if self.api.startswith("/apis/") else ""
-
-
-KINDS: dict[str, Kind] = {
-    "Namespace": Kind(api="/api/v1", plural="namespaces", is_namespaced=False),
-    "PersistentVolume": Kind(api="/api/v1", plural="persistentvolumes", is_namespaced=False),
-    "PersistentVolumeClaim": Kind(api="/api/v1", plural="persistentvolumeclaims"),
-    "ServiceAccount": Kind(api="/api/v1", plural="serviceaccounts"),
-    "ConfigMap": Kind(api="/api/v1", plural="configmaps"),
-    "Secret": Kind(api="/api/v1", plural="secrets"),
-    "Service": Kind(api="/api/v1", plural="services"),
-    "Role": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="roles"),
-    "RoleBinding": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="rolebindings"),
-    "NetworkPolicy": Kind(api="/apis/networking.k8s.io/v1", plural="networkpolicies"),
-    "Job": Kind(api="/apis/batch/v1", plural="jobs"),
-    "JobSet": Kind(api="/apis/jobset.x-k8s.io/v1alpha2", plural="jobsets", is_optional=True),
-}
-
-
-POD = Kind(api="/api/v1", plural="pods")
-
-
 class Cluster:
-    """Reads and changes the target. Its methods raise the errors of `remote.cluster.kubeconfig`."""
+    """Reads and changes the target. Its methods raise the errors of `remote.cluster.errors`."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -314,57 +270,13 @@ class Cluster:
         try:
             completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
         except CannotStart as error:
-            raise Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer") from None
+            raise not_installed(error) from None
         except CommandTimedOut as error:
             raise Unreachable(f"{error}; the same again") from None
         if completed.exit_code not in fine:
-            raise complaint(mask(completed.stderr.decode(errors="replace"), secrets), arguments[0])
+            said = mask(completed.stderr.decode(errors="replace"), secrets)
+            raise refusal(f"kubectl {arguments[0]}", said)
         return completed
-
-
-def complaint(stderr: str, verb: str) -> ClusterError:
-    """What kubectl's standard error means, as one line with what to do."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and "memcache.go" not in line]
-    said = " ".join(lines) or stderr.strip() or "kubectl said nothing"
-    short = said[:400]
-    rules: tuple[tuple[str, type[ClusterError], str], ...] = (
-        (
-            "being terminated",
-            Unreachable,
-            "wait until the namespace is gone, then the same again; where its pods do not go, delete its Jobs "
-            "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be made",
-        ),
-        (
-            "Apply failed with",
-            Conflict,
-            "somebody else manages that field: `inv deploy --take-over` takes it, or leave it to them",
-        ),
-        (
-            "timed out waiting for the condition",
-            ClusterError,
-            "a pod on a dead node never ends by itself: `kubectl delete pod --force` it",
-        ),
-        ("exceeded quota", ClusterError, "free what uses the quota, or ask for more"),
-        ("(Forbidden)", Forbidden, "ask the cluster's administrator for that right"),
-        ("Unauthorized", Misconfigured, "log in again or renew the kubeconfig, then the same again"),
-        ("provide credentials", Misconfigured, "log in again or renew the kubeconfig, then the same again"),
-        ("getting credentials", Misconfigured, "the kubeconfig's credential program fails: log in again"),
-        (
-            "no matches for kind",
-            Misconfigured,
-            "that controller is not installed in this cluster: choose another cluster.overlay",
-        ),
-        ("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
-        ("connection refused", Unreachable, "see that the cluster is up, then the same again"),
-        ("no such host", Unreachable, "see that name and network, then the same again"),
-        ("i/o timeout", Unreachable, "see that the VPN or bastion is up, then the same again"),
-        ("deadline exceeded", Unreachable, "see that the VPN or bastion is up, then the same again"),
-        ("EOF", Unreachable, "the same again"),
-    )
-    for sign, kind, remedy in rules:
-        if sign in said:
-            return kind(f"kubectl {verb}: {short}; {remedy}")
-    return ClusterError(f"kubectl {verb}: {short}")
 
 
 def _name_of(one: Object) -> dict[str, str]:

@@ -14,34 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote.cluster.errors import Misconfigured
+
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
-
-
-class ClusterError(Exception):
-    """Something about the cluster; the message says what and what to do."""
-
-
-class Misconfigured(ClusterError):
-    """The kubeconfig, the context or the credentials cannot be used as they are."""
-
-
-class Forbidden(ClusterError):
-    """The cluster knows us and does not let us."""
-
-
-class Conflict(ClusterError):
-    """Another manager holds a field that this change would take."""
-
-
-class Unreachable(ClusterError):
-    """The API server does not answer, or broke off. Worth another try."""
-
-
-class NotThere(ClusterError):
-    """The object, or its whole kind, does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""What should be in the cluster, what is there, and so what to do. `kubectl kustomize` renders; planning is pure.
-
-Values enter the manifests as data: a kustomization and a Settings resource are written into a temporary folder, and
-Kustomize copies the values to the places that manifests/components/settings names. No text is ever put together.
+"""What is to be done to the cluster: from the objects that should be there and those that are, to actions. Pure.
 
 An object is unchanged when the digest of what was rendered, kept in an annotation, is the same *and* everything
 rendered is still so in the cluster: the digest notices what left the manifests, the comparison what was changed by
@@ -10,163 +7,17 @@ hand.
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import json
-import os
-import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from remote.cluster.kubeconfig import ClusterError, Misconfigured
+from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
+from remote.cluster.manifests import DIGEST
 from remote.cluster.quantity import same
-from remote.cluster.yamltext import documents
-from remote.hosts.host import CommandTimedOut
-from remote.hosts.process import CannotStart, run_program
 
-Object = Mapping[str, Any]
-
-DIGEST = "qlora-fleet/rendered"
-OWNER_LABEL, OWNER = "app.kubernetes.io/managed-by", "qlora-fleet"
-COMPONENT_LABEL = "app.kubernetes.io/component"
-IMAGE_PLACEHOLDER = "qlora-fleet-bench"
-_SIZED = ("pods", "preemptible")
 _SHOWN = 160  # characters of a value in a difference; an image with its digest has some 110
-_DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Image:
-    """An image by its digest. `size_bytes` is what it takes on a node during its first pull, where that is known."""
-
-    repository: str
-    digest: str
-    size_bytes: int | None = None
-
-    @classmethod
-    def parse(cls, reference: str, size_bytes: int | None = None) -> Image:
-        """From HOST/REPOSITORY[:TAG]@sha256:...; ValueError for anything else: a tag can move, a digest cannot."""
-        found = _DIGEST_FORM.match(reference)
-        if found is None:
-            raise ValueError(f"{reference!r} names no digest")
-        host, _, path = found["repository"].rpartition("/")
-        return cls(repository=f"{host}/{path.split(':')[0]}".lstrip("/"), digest=found["digest"], size_bytes=size_bytes)
-
-    @property
-    def reference(self) -> str:
-        return f"{self.repository}@{self.digest}"
-
-    @property
-    def registry(self) -> str:
-        """The host one logs in to."""
-        return self.repository.split("/", 1)[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Values:
-    """All that varies between one deployment and another."""
-
-    namespace: str
-    overlay: str
-    image: Image
-    size: int
-    instance_type: str
-    preemptible: bool
-    pull_secret: str | None
-    volume_handle: str | None
-    capacity: str
-    cpu: str
-    memory: str
-    shm: str
-    scratch: str
-    queue: str
-    model: str
-    data: str
-    profile: str
-
-
-def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/."""
-    components = [
-        *(["preemptible"] if values.preemptible and values.overlay != "preemptible" else []),
-        *(["emptydir"] if values.volume_handle is None else []),
-        "settings",
-        *(["size"] if values.overlay in _SIZED else []),
-        *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
-        *(["public-image"] if values.pull_secret is None else []),
-        # Last: it copies the Job as all others have left it.
-        *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),
-    ]
-    overlay = values.overlay.removesuffix("-jobset")
-    top = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": values.namespace,
-        "resources": [f"{manifests}/overlays/{overlay}", "settings.yaml"],
-        "components": [f"{manifests}/components/{name}" for name in components],
-        "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
-    }
-    settings = {
-        "apiVersion": "qlora-fleet/v1",
-        "kind": "Settings",
-        "metadata": {"name": "settings", "annotations": {"config.kubernetes.io/local-config": "true"}},
-        "spec": {
-            "namespace": values.namespace,
-            "instanceType": values.instance_type,
-            "pullSecret": values.pull_secret or "none",
-            "size": values.size,
-            "cpu": values.cpu,
-            "memory": values.memory,
-            "shm": values.shm,
-            "scratch": values.scratch,
-            "queue": values.queue,
-            "model": values.model,
-            "data": values.data,
-            "profile": values.profile,
-            "volumeHandle": values.volume_handle or "none",
-            "volumeName": f"qlora-fleet-{values.namespace}",
-            "capacity": values.capacity,
-        },
-    }
-    return top, settings
-
-
-def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
-    """The objects of a deployment, as `kubectl kustomize` builds them, each with its digest. Raises ClusterError."""
-    with tempfile.TemporaryDirectory(prefix="qlora-fleet-deploy-") as folder:
-        # Kustomize takes folders by relative path only.
-        top, settings = kustomization(values, os.path.relpath(manifests.resolve(), Path(folder).resolve()))
-        Path(folder, "kustomization.yaml").write_text(documents([top]), encoding="utf-8")
-        Path(folder, "settings.yaml").write_text(documents([settings]), encoding="utf-8")
-        argv = ("kubectl", "kustomize", folder)
-        try:
-            completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
-        except CannotStart as error:
-            raise Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer") from None
-        except CommandTimedOut as error:
-            raise ClusterError(str(error)) from None
-        if completed.exit_code != 0:
-            said = " ".join(completed.stderr.decode(errors="replace").split())
-            # Kustomize tells the way to the mistake first and the mistake last.
-            raise Misconfigured(f"{manifests}: cannot be rendered: ...{said[-300:]}; see `git diff manifests/`")
-    return [stamped(one) for one in yaml.load_all(completed.stdout, Loader=_LOADER) if one]
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where libyaml is there
-
-
-def stamped(one: Object) -> dict[str, Any]:
-    """The object with the digest of itself in an annotation."""
-    digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
-    marked = copy.deepcopy(dict(one))
-    marked["metadata"].setdefault("annotations", {})[DIGEST] = digest
-    return marked
 
 
 class Verb(Enum):
@@ -266,7 +117,7 @@ def plan(
     actions = [_decide(one, there.get(identity(one)), replace_ended) for one in desired]
     wanted = {identity(one) for one in desired}
     for key, one in there.items():
-        if key not in wanted and one["kind"] not in _KEPT_KINDS and _is_owned(one):
+        if key not in wanted and one["kind"] not in _KEPT_KINDS and is_owned(one):
             actions.append(Action(verb=Verb.DELETE, kind=key[0], name=key[1], why="no longer part of it", live=one))
     actions.sort(key=lambda action: action.verb is not Verb.DELETE)
     return Plan(actions=tuple(actions), makes_secret=makes_secret)
@@ -276,7 +127,7 @@ def _decide(desired: Object, live: Object | None, replace_ended: bool) -> Action
     kind, name = identity(desired)
     if live is None:
         return Action(verb=Verb.CREATE, kind=kind, name=name, why="", desired=desired)
-    if kind == "Namespace" and not _is_owned(live):
+    if kind == "Namespace" and not is_owned(live):
         why = "it was there before: its labels are left as they are"
         return Action(verb=Verb.LEAVE, kind=kind, name=name, why=why, desired=desired, live=live)
     found = list(differences(desired, live))
@@ -314,10 +165,6 @@ def is_training(workload: Object) -> bool:
 def identity(one: Object) -> tuple[str, str]:
     """What makes an object the same in manifests and cluster, within one namespace."""
     return one["kind"], one["metadata"]["name"]
-
-
-def _is_owned(one: Object) -> bool:
-    return (one["metadata"].get("labels") or {}).get(OWNER_LABEL) == OWNER
 
 
 def differences(desired: object, live: object, path: str = "") -> Iterator[Difference]:

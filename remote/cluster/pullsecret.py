@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL
 from remote.hosts.command import Secret
 
 _OCIR = re.compile(r"^([a-z0-9-]+\.ocir\.io|ocir\.[a-z0-9-]+\.oci\.oraclecloud\.com)$")
@@ -28,7 +29,7 @@ def pull_secret(
         "metadata": {
             "name": name,
             "namespace": namespace,
-            "labels": {"app.kubernetes.io/part-of": "qlora-fleet", "app.kubernetes.io/managed-by": "qlora-fleet"},
+            "labels": {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER},
         },
         "type": "kubernetes.io/dockerconfigjson",
         "data": {".dockerconfigjson": config},

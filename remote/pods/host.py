@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from remote.cluster.errors import Misconfigured, Unreachable
+from remote.cluster.kubectl import not_installed, refusal
 from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, HostError, HostUnreachable, Readable
 from remote.hosts.process import CannotStart, run_program
-from remote.pods.listing import ClusterRefused, Pod, Pods, refusal
+from remote.pods.listing import Pod, Pods
 from remote.pods.wire import Outgoing, Reply, bootstrap, program, request
 
 _PYTHON_FLAGS = ("-I", "-S")
@@ -61,7 +63,7 @@ class PodHost:
     ) -> Completed:
         """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as on this machine.
 
-        Raises PodGone where the cluster says that no pod of this index lives, and ClusterRefused.
+        Raises PodGone where the cluster says that no pod of this index lives, and ClusterError.
         """
         nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
         pod = self._find()
@@ -86,7 +88,7 @@ class PodHost:
                 idle_timeout_sec=self.silence_sec,
             )
         except CannotStart as error:
-            raise ClusterRefused(f"{self.name}: {error}; install kubectl, or put it on PATH") from None
+            raise Misconfigured(f"{self.name}: {not_installed(error)}") from None
         except CommandTimedOut:
             self.pods.doubt()
             if time.monotonic() >= deadline:
@@ -125,7 +127,9 @@ class PodHost:
     def _broken(self, pod: Pod, reply: Reply, carried: Completed) -> HostError:
         if reply.has_begun:
             return HostUnreachable(f"{self.name}: the stream from {pod.name} broke before the command's end")
-        error = refusal(f"{self.name}: kubectl exec in {pod.name}", carried.stderr)
+        error = refusal(
+            f"{self.name}: kubectl exec in {pod.name}", carried.stderr.decode(errors="replace"), Unreachable
+        )
         if any(sign in str(error) for sign in _NOT_STARTED) and "exec failed" in str(error):
-            return ClusterRefused(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
+            return Misconfigured(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
         return error

@@ -14,10 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused
+from remote.cluster.errors import Unreachable
+from remote.cluster.kubectl import Kubectl, not_installed, refusal
+from remote.cluster.labels import INDEX_LABEL
+from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
 from remote.hosts.process import CannotStart, run_program
 
-INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _READ_SEC = 20.0
 _FRESH_SEC = 30.0
 _NOT_BEFORE_SEC = 2.0
@@ -38,28 +40,6 @@ LIST_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{{field}}}" for field in
 
 class PodGone(HostError):
     """No pod of this index lives: what ran in it is over, and waiting for an answer is pointless."""
-
-
-class ClusterRefused(OperatorRefused):
-    """The cluster answers and will not do it: credentials, rights, a context or a program that is not there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kubectl:
-    """How kubectl is called for one cluster and namespace. None: kubectl's own usual places decide."""
-
-    namespace: str
-    context: str | None = None
-    kubeconfig: str | None = None
-    program: str = "kubectl"
-
-    def argv(self, *arguments: str) -> tuple[str, ...]:
-        where = [f"--namespace={self.namespace}"]
-        if self.context is not None:
-            where.append(f"--context={self.context}")
-        if self.kubeconfig is not None:
-            where.append(f"--kubeconfig={self.kubeconfig}")
-        return (self.program, *where, *arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +81,7 @@ class Pods:
         self._doubted = False
 
     def find(self, index: int) -> Pod:
-        """The pod to talk to for this index. Raises PodGone, HostUnreachable and ClusterRefused.
+        """The pod to talk to for this index. Raises PodGone, HostUnreachable and ClusterError.
 
         The list is read again when it is old, or when somebody was disappointed by it, at most every 2 s.
         """
@@ -141,11 +121,11 @@ class Pods:
         try:
             completed = run_program(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
         except CannotStart as error:
-            raise ClusterRefused(f"{error}; install kubectl, or put it on PATH") from None
+            raise not_installed(error) from None
         except CommandTimedOut as error:
-            raise HostUnreachable(f"the cluster does not answer: {error}") from None
+            raise Unreachable(f"the cluster does not answer: {error}") from None
         if completed.exit_code != 0:
-            raise refusal("kubectl get pods", completed.stderr)
+            raise refusal("kubectl get pods", completed.stderr.decode(errors="replace"), Unreachable)
         return parse(completed.stdout.decode(errors="replace"))
 
 
@@ -189,25 +169,3 @@ def choose(pods: Sequence[Pod], index: int, among: str) -> Pod:
     if of_index:
         raise PodGone("; ".join(pod.state for pod in of_index[:2]))
     raise PodGone(f"no pod has index {index} among {among}; `inv status` shows what there is")
-
-
-_REFUSALS = {
-    "You must be logged in": "the credentials are not accepted; renew the kubeconfig",
-    "Unauthorized": "the credentials are not accepted; renew the kubeconfig",
-    "certificate has expired": "the credentials have expired; renew the kubeconfig",
-    "Forbidden": "the account has no right to; it needs get and list on pods, get and create on pods/exec",
-    "error: context": "see `kubectl config get-contexts`, then set cluster.context",
-    "error: stat ": "see cluster.kubeconfig",
-}
-_NOISE = ("Unknown stream id", "Defaulted container")
-
-
-def refusal(doing: str, stderr: bytes) -> HostError:
-    """What kubectl's complaint means: ClusterRefused where asking again is pointless, HostUnreachable otherwise."""
-    said = stderr.decode(errors="replace")
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not any(noise in line for noise in _NOISE)]
-    last = lines[-1] if lines else "it said nothing"
-    remedy = next((remedy for sign, remedy in _REFUSALS.items() if sign in last), None)
-    if remedy is not None:
-        return ClusterRefused(f"{doing}: {last}; {remedy}")
-    return HostUnreachable(f"{doing}: {last}")

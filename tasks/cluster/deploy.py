@@ -16,7 +16,9 @@ from tasks.errors import Refused, TaskFailed, UsageError
 
 if TYPE_CHECKING:
     from remote.cluster.client import Cluster
-    from remote.cluster.plan import Action, Image, Object, Plan
+    from remote.cluster.labels import Object
+    from remote.cluster.manifests import Image
+    from remote.cluster.plan import Action, Plan
     from remote.hosts.command import Secret
     from tasks.fleet.uncollected import Uncollected
     from tasks.settings.load import Settings
@@ -51,7 +53,8 @@ def deploy(
     plain: bool = False,
 ) -> None:
     """Bring the cluster to what is set, and wait for the pods."""
-    from remote.cluster.plan import plan, render
+    from remote.cluster.manifests import render
+    from remote.cluster.plan import plan
     from tasks.cli.lock import only_one
     from tasks.cluster.wait import state_of, wait
     from tasks.connect.cluster import cluster_of, errors, image_of, remember, values_of
@@ -103,7 +106,8 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
 
     The namespace stays, and so does what is on the shared volume.
     """
-    from remote.cluster.plan import OWNER, OWNER_LABEL, Action, Plan, Verb
+    from remote.cluster.labels import is_owned
+    from remote.cluster.plan import Action, Plan, Verb
     from tasks.cli.lock import only_one
     from tasks.connect.cluster import asks, cluster_of, remember
     from tasks.settings import load as house
@@ -112,7 +116,7 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
     with cluster_of(settings, changes=not dry_run, yes=yes) as cluster:
         live = [one for one in cluster.live() if one["kind"] != "Namespace"]
         live += cluster.secrets()
-        own = [one for one in live if (one["metadata"].get("labels") or {}).get(OWNER_LABEL) == OWNER]
+        own = [one for one in live if is_owned(one)]
         # Workloads first: what they use goes when nobody uses it any more.
         own.sort(key=lambda one: one["kind"] not in ("Job", "JobSet"))
         named = [(one, one["kind"], one["metadata"]["name"]) for one in own]
@@ -208,7 +212,7 @@ def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
 
 
 def _check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: Plan, *, partial: bool) -> None:
-    from remote.cluster.kubeconfig import Forbidden
+    from remote.cluster.errors import Forbidden
     from remote.cluster.plan import Verb
     from tasks.cluster.nodes import need_of, report, show, too_few
 
@@ -262,7 +266,7 @@ def _check_rights(cluster: Cluster, planned: Plan) -> None:
     """Raise UsageError for rights that are missing, before anything is half done. pods/exec needs both its verbs."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from remote.cluster.client import KINDS, POD
+    from remote.cluster.kinds import KINDS, POD
 
     asked = [(verb, KINDS[kind], "") for verb, kind in planned.permissions]
     asked += [(verb, POD, "exec") for verb in ("get", "create")]

@@ -12,7 +12,7 @@ from tasks.errors import TaskFailed, UsageError
 if TYPE_CHECKING:
     from remote.cluster.client import Cluster
     from remote.cluster.diagnosis.nodes import Need, NodeReport
-    from remote.cluster.plan import Image
+    from remote.cluster.manifests import Image
     from tasks.settings.load import Settings
 
 
@@ -73,7 +73,7 @@ def need_of(settings: Settings, image: Image | None) -> Need:
 def report(cluster: Cluster, need: Need) -> list[NodeReport]:
     """A report for each node. Raises ClusterError; without the right to list all pods, free GPUs are not known."""
     from remote.cluster.diagnosis.nodes import examine
-    from remote.cluster.kubeconfig import Forbidden
+    from remote.cluster.errors import Forbidden
 
     found = cluster.nodes()
     try:

@@ -47,7 +47,7 @@ def status(context: Context) -> None:
 @task(help={"pod": "a pod's name, or its index (default: the first that is Ready)"})
 def shell(context: Context, pod: str | None = None) -> None:
     """Open a shell in a pod, or run there what standard input says."""
-    from remote.cluster.client import POD
+    from remote.cluster.kinds import POD
     from tasks.connect.cluster import cluster_of, pod_name
     from tasks.settings import load as house
 
@@ -94,7 +94,7 @@ def logs(
     with cluster_of(settings) as cluster:
         name = pod_name(cluster, pod)
         if pod is None:
-            from remote.cluster.client import PART_OF
+            from remote.cluster.labels import PART_OF
 
             flags += [f"--selector={PART_OF}", "--prefix", "--max-log-requests=64"]
         else:
@@ -114,4 +114,6 @@ def _hand_over(argv: tuple[str, ...]) -> int:
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:
-        raise UsageError(f"kubectl cannot be started: {error.strerror}; install kubectl 1.28 or newer") from None
+        from remote.cluster.kubectl import not_installed
+
+        raise not_installed(error) from None

@@ -56,7 +56,7 @@ def wait(
 
     from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC
     from remote.cluster.diagnosis.pods import together
-    from remote.cluster.kubeconfig import Unreachable
+    from remote.cluster.errors import Unreachable
     from tasks.connect.cluster import console
 
     screen = console()
@@ -104,7 +104,7 @@ def wait(
 
 def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
     """Sleep until a pod changes, and then for `together_sec`, in which more may."""
-    from remote.cluster.kubeconfig import ClusterError
+    from remote.cluster.errors import ClusterError
 
     began = time.monotonic()
     try:

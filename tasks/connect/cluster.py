@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from remote.cluster.client import Cluster
     from remote.cluster.kubeconfig import Target
-    from remote.cluster.plan import Image, Values
+    from remote.cluster.manifests import Image, Values
     from tasks.fleet.uncollected import Uncollected
     from tasks.settings.load import Settings
 
@@ -83,7 +83,7 @@ def remember(settings: Settings, target: Target, *, discarded: list[Uncollected]
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
     """The cluster's errors as a task's: exit 2 what must be mended, 3 what may pass, 4 another's field, 1 the rest."""
-    from remote.cluster.kubeconfig import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+    from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 
     try:
         yield
@@ -116,7 +116,7 @@ def asks(question: str) -> bool:
 
 def image_of(settings: Settings) -> Image:
     """The image to run: cluster.image, or what `inv push` wrote. Raises UsageError; a tag alone is refused."""
-    from remote.cluster.plan import Image
+    from remote.cluster.manifests import Image
 
     if settings.cluster.image is not None:
         try:
@@ -145,7 +145,7 @@ def image_of(settings: Settings) -> Image:
 
 def values_of(settings: Settings, image: Image) -> Values:
     """The settings as what enters the manifests."""
-    from remote.cluster.plan import Values
+    from remote.cluster.manifests import Values
 
     section = settings.cluster
     return Values(
@@ -172,7 +172,7 @@ def values_of(settings: Settings, image: Image) -> Values:
 def pod_name(cluster: Cluster, asked: str | None) -> str:
     """The pod of this name, or of this index; the first Ready one where none is asked for. Raises UsageError."""
     from remote.cluster.diagnosis.pods import is_ready
-    from remote.pods.listing import INDEX_LABEL
+    from remote.cluster.labels import INDEX_LABEL, label
 
     pods = sorted(cluster.pods(), key=lambda pod: (not is_ready(pod), str(pod["metadata"]["name"])))
     names = [str(pod["metadata"]["name"]) for pod in pods]
@@ -181,7 +181,7 @@ def pod_name(cluster: Cluster, asked: str | None) -> str:
     if asked is None:
         return names[0]
     if re.fullmatch(r"\d+", asked):
-        of_index = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(INDEX_LABEL) == asked]
+        of_index = [pod for pod in pods if label(pod, INDEX_LABEL) == asked]
         if of_index:
             return str(of_index[0]["metadata"]["name"])
     if asked in names:

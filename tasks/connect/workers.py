@@ -49,8 +49,9 @@ def _names(settings: Settings) -> list[str]:
 
 def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
     """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
+    from remote.cluster.kubectl import Kubectl
     from remote.pods.host import PodHost
-    from remote.pods.listing import Kubectl, Pods
+    from remote.pods.listing import Pods
 
     pods = settings.fleet.pods
     # The context by name, also where it is only the current one: what is current may change while a run goes on.

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from remote.cluster.kubectl import Kubectl
 from remote.pods.host import PodHost
-from remote.pods.listing import Kubectl, Pod, Pods
+from remote.pods.listing import Pod, Pods
 
 GOLDEN = Path(__file__).with_name("commands") / "kubectl.txt"
 

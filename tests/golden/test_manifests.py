@@ -24,7 +24,8 @@ import pytest
 import yaml
 
 from remote.cluster.diagnosis.nodes import GPU
-from remote.cluster.plan import Image, Values, plan, render
+from remote.cluster.manifests import Image, Values, render
+from remote.cluster.plan import plan
 from tasks.cluster.nodes import need_of
 from tasks.settings.load import Settings
 from tasks.settings.sections import ClusterSection
@@ -294,7 +295,7 @@ def test_a_changed_setting_changes_the_job(setting: str) -> None:
 
 
 def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
-    from remote.cluster.kubeconfig import Misconfigured
+    from remote.cluster.errors import Misconfigured
 
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     (tmp_path / "manifests" / "worker" / "job.yaml").write_text("apiVersion: batch/v1\nkind: [Job\n")

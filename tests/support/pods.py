@@ -25,6 +25,8 @@ sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
 
 from bench.records.layout import LEDGER_FILE, RESULT_FILE  # noqa: E402
 from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
+from remote.cluster.kubectl import Kubectl  # noqa: E402
+from remote.cluster.labels import INDEX_LABEL  # noqa: E402
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
 from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
@@ -34,7 +36,7 @@ from remote.fleet.shared_volume import place_of, sheltered  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Host  # noqa: E402
 from remote.pods.host import PodHost  # noqa: E402
-from remote.pods.listing import INDEX_LABEL, Kubectl, Pods  # noqa: E402
+from remote.pods.listing import Pods  # noqa: E402
 from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
 from tests.support.hosts.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # noqa: E402
 from tests.support.kubernetes import Cluster, unavailable  # noqa: E402

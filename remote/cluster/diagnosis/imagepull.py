@@ -8,8 +8,9 @@ and a missing or foreign secret at the manifest.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from remote.cluster.labels import Object
 
 PULL_REASONS = (
     "ErrImagePull",
@@ -125,7 +126,7 @@ _RULES: tuple[tuple[str, str, str, str, bool], ...] = (
 )
 
 
-def explain_pull(reason: str, messages: Sequence[str], pod_spec: Mapping[str, Any]) -> tuple[str, str, str, bool]:
+def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tuple[str, str, str, bool]:
     """(cause, what, remedy, may pass by itself) of a container that waits with `reason`.
 
     `messages`: the container's own, then the pod's events, newest first. `pod_spec` says which secrets it uses.

@@ -6,15 +6,13 @@ Not covered: whether the driver works (a pod finds that out), and images that ot
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
 
 from remote.cluster.diagnosis.pods import Finding
+from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantity import amount, in_gib
-
-Object = Mapping[str, Any]
 
 GPU = "nvidia.com/gpu"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -116,7 +114,7 @@ def _health(node: Object, need: Need) -> list[tuple[str, str, str]]:
     ]
     if node.get("spec", {}).get("unschedulable"):
         found.append(("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}"))
-    is_preemptible = (node["metadata"].get("labels") or {}).get(PREEMPTIBLE) == "true"
+    is_preemptible = label(node, PREEMPTIBLE) == "true"
     if need.preemptible and not is_preemptible:
         remedy = "set cluster.preemptible to false, and cluster.overlay to another than preemptible, to use it"
         found.append(("not-preemptible", "not a preemptible node", remedy))
@@ -219,9 +217,7 @@ def _gpus_of(pod: Object) -> int:
 
 
 def _is_ours(pod: Object, need: Need) -> bool:
-    meta = pod["metadata"]
-    labels = meta.get("labels") or {}
-    return meta.get("namespace") == need.namespace and labels.get("app.kubernetes.io/part-of") == "qlora-fleet"
+    return pod["metadata"].get("namespace") == need.namespace and label(pod, PART_OF_LABEL) == OWNER
 
 
 def _is_device_plugin(pod: Object) -> bool:

@@ -10,14 +10,12 @@ Not covered: a process killed for memory inside a pod whose first process lives 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from remote.cluster.diagnosis.imagepull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
-
-Object = Mapping[str, Any]
+from remote.cluster.labels import Object
 
 SOON_SEC, PATIENT_SEC = 10.0, 120.0
 _MOST_NAMED = 8

@@ -5,17 +5,12 @@ Not covered: JobSets, whose pods are counted by the Jobs that they make.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from remote.cluster.diagnosis.pods import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready
-from remote.cluster.plan import COMPONENT_LABEL, ended
-from remote.pods.listing import INDEX_LABEL
-
-Object = Mapping[str, Any]
-
-JOB_LABEL = "batch.kubernetes.io/job-name"
+from remote.cluster.labels import COMPONENT_LABEL, INDEX_LABEL, JOB_LABEL, Object, label
+from remote.cluster.plan import ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +63,11 @@ def fleet(jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Objec
 
 def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> list[PodRow]:
     name = job["metadata"]["name"]
-    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) == name]
+    own = [pod for pod in pods if label(pod, JOB_LABEL) == name]
     done = _indexes(job.get("status", {}).get("completedIndexes", ""))
     rows = []
     for index in range(int(job.get("spec", {}).get("completions") or 1)):
-        of_index = [pod for pod in own if (pod["metadata"]["labels"]).get(INDEX_LABEL) == str(index)]
+        of_index = [pod for pod in own if label(pod, INDEX_LABEL) == str(index)]
         of_index.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
         live = [pod for pod in of_index if not pod["metadata"].get("deletionTimestamp")]
         pod = next((one for one in [*live, *of_index] if is_ready(one)), None) or next(iter([*live, *of_index]), None)
@@ -92,7 +87,7 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
     containers = status.get("containerStatuses") or []
     waiting = [one["state"]["waiting"].get("reason", "") for one in containers if one.get("state", {}).get("waiting")]
     ready = is_ready(pod)
-    is_work = (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == "train"
+    is_work = label(pod, COMPONENT_LABEL) == "train"
     if pod["metadata"].get("deletionTimestamp"):
         state = "Terminating"
     elif ready:

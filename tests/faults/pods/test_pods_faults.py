@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
+from remote.cluster.errors import Forbidden, Misconfigured
+from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable
 from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from remote.pods.host import PodHost
-from remote.pods.listing import ClusterRefused, Kubectl, PodGone, Pods
+from remote.pods.listing import PodGone, Pods
 from tests.support.hosts.hostyard import kill_kubectls, wait_for
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.pods import EVICTION, SELECTOR, PodYard, fixtures, started
@@ -90,19 +92,19 @@ def test_a_role_without_pods_exec_is_refused_and_not_asked_again(yard: PodYard) 
     host = yard.pod_hosts()[0]
     for verb in ("get", "create"):
         yard.cluster.faults.forbid(verb=verb, resource="pods/exec")
-    with pytest.raises(ClusterRefused, match="get and create on pods/exec"):
+    with pytest.raises(Forbidden, match="get and create on pods/exec"):
         run(host, "true")
 
 
 def test_a_role_without_pods_is_refused_and_says_which_rights_it_needs(yard: PodYard) -> None:
     yard.cluster.faults.forbid(verb="list", resource="pods")
-    with pytest.raises(ClusterRefused, match="get and list on pods"):
+    with pytest.raises(Forbidden, match="get and list on pods"):
         run(yard.pod_hosts()[0], "true")
 
 
 def test_expired_credentials_are_refused_and_say_what_to_renew(yard: PodYard) -> None:
     yard.cluster.faults.expire_credentials()
-    with pytest.raises(ClusterRefused, match="renew the kubeconfig"):
+    with pytest.raises(Misconfigured, match="renew the kubeconfig"):
         run(yard.pod_hosts()[0], "true")
 
 
@@ -113,7 +115,7 @@ def test_expired_credentials_are_refused_and_say_what_to_renew(yard: PodYard) ->
 def test_a_context_or_kubeconfig_that_is_not_there_is_named(yard: PodYard, change: dict[str, str], says: str) -> None:
     kubectl = replace(yard.pods.kubectl, **change)
     host = replace(yard.pod_hosts()[0], pods=Pods(kubectl, SELECTOR))
-    with pytest.raises(ClusterRefused, match=says):
+    with pytest.raises(Misconfigured, match=says):
         run(host, "true")
 
 

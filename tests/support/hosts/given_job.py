@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from remote.cluster.plan import Image
+from remote.cluster.manifests import Image
 from remote.cluster.pullsecret import pull_secret
 from remote.hosts.command import Secret
 from tests.support.kubernetes.given import GivenCluster

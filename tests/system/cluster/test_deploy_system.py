@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, slot_of
 from remote.pods.host import PodHost
-from remote.pods.listing import Kubectl, Pods
+from remote.pods.listing import Pods
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes.given import GivenCluster, gpu_nodes
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator

@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.client import complaint
-from remote.cluster.kubeconfig import (
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Misconfigured,
-    Target,
-    Unreachable,
-    connect,
-    resolve,
-)
+from remote.cluster.errors import Misconfigured
+from remote.cluster.kubeconfig import Target, connect, resolve
 
 
 def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[str, Any] | None = None) -> Path:
@@ -111,62 +102,3 @@ def test_a_credential_program_that_fails_is_said_before_anything_is_asked(tmp_pa
     with pytest.raises(Misconfigured, match="no credentials: exec: process returned 3") as caught:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     assert "log in again" in str(caught.value)
-
-
-# The standard error of kubectl as recorded, and what becomes of it.
-COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
-    "forbidden": (
-        'Error from server (Forbidden): configmaps "c2" is forbidden: User "dev" cannot patch resource "configmaps" in '
-        'API group "" in the namespace "err"',
-        Forbidden,
-        "administrator",
-    ),
-    "bad token": (
-        'E1120 20:05:21.734829 6090 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group '
-        'list"\nerror: You must be logged in to the server (the server has asked for the client to provide '
-        "credentials)",
-        Misconfigured,
-        "log in again",
-    ),
-    "conflict": (
-        'error: Apply failed with 1 conflict: conflict with "other-tool": .data.a\nPlease review the fields above',
-        Conflict,
-        "--take-over",
-    ),
-    "namespace going": (
-        'Error from server (Forbidden): error when creating "err/cmterm.json": configmaps "c" is forbidden: unable to '
-        "create new content in namespace err-term because it is being terminated",
-        Unreachable,
-        "wait until",
-    ),
-    "kind missing": (
-        'error: resource mapping not found for name: "q" namespace: "err" from "err/crd.json": no matches for kind '
-        '"LocalQueue" in version "kueue.x-k8s.io/v1beta1"\nensure CRDs are installed first',
-        Misconfigured,
-        "cluster.overlay",
-    ),
-    "server down": (
-        "error: dial tcp 127.0.0.1:6449: connect: connection refused",
-        Unreachable,
-        "the same again",
-    ),
-    "name": ("error: dial tcp: lookup api.no-such-name.example on 10.96.0.10:53: no such host", Unreachable, "again"),
-    "authority": (
-        "tls: failed to verify certificate: x509: certificate signed by unknown authority",
-        Misconfigured,
-        "",
-    ),
-    "quota": ('Error from server (Forbidden): pods "q" is forbidden: exceeded quota: gpu-quota', ClusterError, "quota"),
-    "stuck": ("error: timed out waiting for the condition on jobs/bench", ClusterError, "--force"),
-    "new": ("error: something nobody has seen", ClusterError, "something nobody has seen"),
-}
-
-
-@pytest.mark.parametrize("case", COMPLAINTS)
-def test_what_kubectl_complains_of_becomes_one_line_of_the_right_kind(case: str) -> None:
-    said, kind, words = COMPLAINTS[case]
-    error = complaint(said, "apply")
-    assert type(error) is kind
-    assert words in str(error)
-    assert "\n" not in str(error)
-    assert "memcache.go" not in str(error)

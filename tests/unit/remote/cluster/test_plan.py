@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.cluster.plan import (
-    DIGEST,
-    Image,
-    Plan,
-    Values,
-    Verb,
-    differences,
-    is_training,
-    kustomization,
-    plan,
-    stamped,
-)
+from remote.cluster.manifests import DIGEST, Image, Values, kustomization, stamped
+from remote.cluster.plan import Plan, Verb, differences, is_training, plan
 from remote.cluster.quantity import amount, same
 
 DIGEST_HEX = "sha256:" + "ab" * 32

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from remote.cluster.errors import Forbidden, Misconfigured, Unreachable
+from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, HostUnreachable
 from remote.pods.host import PodHost
-from remote.pods.listing import ClusterRefused, Kubectl, PodGone, Pods
+from remote.pods.listing import PodGone, Pods
 from remote.pods.wire import Ending, Reply, bootstrap, program, request
 from tests.support.hosts.hostyard import PATIENCE_SEC, Yard, kill_kubectls, processes_under, wait_for
 from tests.support.paths import ROOT
@@ -308,11 +310,11 @@ def test_what_the_sink_raises_ends_the_command_and_comes_through(ground: Ground,
 @pytest.mark.parametrize(
     ("words", "kind", "says"),
     [
-        ("error: unable to upgrade connection: container not found", HostUnreachable, "container not found"),
-        ('Error from server (Forbidden): pods "p" is forbidden', ClusterRefused, "no right"),
-        ("error: You must be logged in to the server (Unauthorized)", ClusterRefused, "renew the kubeconfig"),
-        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", ClusterRefused, "fleet.pods.python"),
-        ("", HostUnreachable, "it said nothing"),
+        ("error: unable to upgrade connection: container not found", Unreachable, "container not found"),
+        ('Error from server (Forbidden): pods "p" is forbidden', Forbidden, "for that right"),
+        ("error: You must be logged in to the server (Unauthorized)", Misconfigured, "renew the kubeconfig"),
+        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", Misconfigured, "fleet.pods.python"),
+        ("", Unreachable, "it said nothing"),
     ],
 )
 def test_what_kubectl_complains_of_is_said_with_what_to_do(
@@ -421,5 +423,5 @@ def test_many_who_wait_for_a_cluster_that_does_not_answer_share_its_silence(
 
 def test_a_machine_without_kubectl_says_what_is_missing(ground: Ground) -> None:
     (ground.folder / "kubectl").unlink()
-    with pytest.raises(ClusterRefused, match="install kubectl"):
+    with pytest.raises(Misconfigured, match="install kubectl"):
         ground.run("true")

@@ -1,0 +1,37 @@
+"""The kinds of objects that a deployment is made of, and where each lives in the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Where objects of a kind live in the API."""
+
+    api: str
+    plural: str
+    is_namespaced: bool = True
+    is_optional: bool = False  # of a controller that may not be installed
+
+    @property
+    def group(self) -> str:
+        return self.api.split("/")[2] if self.api.startswith("/apis/") else ""
+
+
+KINDS: dict[str, Kind] = {
+    "Namespace": Kind(api="/api/v1", plural="namespaces", is_namespaced=False),
+    "PersistentVolume": Kind(api="/api/v1", plural="persistentvolumes", is_namespaced=False),
+    "PersistentVolumeClaim": Kind(api="/api/v1", plural="persistentvolumeclaims"),
+    "ServiceAccount": Kind(api="/api/v1", plural="serviceaccounts"),
+    "ConfigMap": Kind(api="/api/v1", plural="configmaps"),
+    "Secret": Kind(api="/api/v1", plural="secrets"),
+    "Service": Kind(api="/api/v1", plural="services"),
+    "Role": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="roles"),
+    "RoleBinding": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="rolebindings"),
+    "NetworkPolicy": Kind(api="/apis/networking.k8s.io/v1", plural="networkpolicies"),
+    "Job": Kind(api="/apis/batch/v1", plural="jobs"),
+    "JobSet": Kind(api="/apis/jobset.x-k8s.io/v1alpha2", plural="jobsets", is_optional=True),
+}
+
+POD = Kind(api="/api/v1", plural="pods")

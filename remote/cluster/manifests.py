@@ -1,0 +1,160 @@
+"""What should be in the cluster: values in, objects out. `kubectl kustomize` renders them.
+
+Values enter the manifests as data: a kustomization and a Settings resource are written into a temporary folder, and
+Kustomize copies the values to the places that manifests/components/settings names. No manifest is made by string
+formatting.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from remote.cluster.errors import ClusterError, Misconfigured
+from remote.cluster.kubectl import not_installed
+from remote.cluster.labels import Object
+from remote.cluster.yamltext import documents
+from remote.hosts.host import CommandTimedOut
+from remote.hosts.process import CannotStart, run_program
+
+DIGEST = "qlora-fleet/rendered"
+IMAGE_PLACEHOLDER = "qlora-fleet-bench"
+_SIZED = ("pods", "preemptible")
+_DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image by its digest. `size_bytes` is what it takes on a node during its first pull, where that is known."""
+
+    repository: str
+    digest: str
+    size_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, reference: str, size_bytes: int | None = None) -> Image:
+        """From HOST/REPOSITORY[:TAG]@sha256:...; ValueError for anything else: a tag can move, a digest cannot."""
+        found = _DIGEST_FORM.match(reference)
+        if found is None:
+            raise ValueError(f"{reference!r} names no digest")
+        host, _, path = found["repository"].rpartition("/")
+        return cls(repository=f"{host}/{path.split(':')[0]}".lstrip("/"), digest=found["digest"], size_bytes=size_bytes)
+
+    @property
+    def reference(self) -> str:
+        return f"{self.repository}@{self.digest}"
+
+    @property
+    def registry(self) -> str:
+        """The host one logs in to."""
+        return self.repository.split("/", 1)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """All that varies between one deployment and another."""
+
+    namespace: str
+    overlay: str
+    image: Image
+    size: int
+    instance_type: str
+    preemptible: bool
+    pull_secret: str | None
+    volume_handle: str | None
+    capacity: str
+    cpu: str
+    memory: str
+    shm: str
+    scratch: str
+    queue: str
+    model: str
+    data: str
+    profile: str
+
+
+def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/."""
+    components = [
+        *(["preemptible"] if values.preemptible and values.overlay != "preemptible" else []),
+        *(["emptydir"] if values.volume_handle is None else []),
+        "settings",
+        *(["size"] if values.overlay in _SIZED else []),
+        *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
+        *(["public-image"] if values.pull_secret is None else []),
+        # Last: it copies the Job as all others have left it.
+        *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),
+    ]
+    overlay = values.overlay.removesuffix("-jobset")
+    top = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": values.namespace,
+        "resources": [f"{manifests}/overlays/{overlay}", "settings.yaml"],
+        "components": [f"{manifests}/components/{name}" for name in components],
+        "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
+    }
+    settings = {
+        "apiVersion": "qlora-fleet/v1",
+        "kind": "Settings",
+        "metadata": {"name": "settings", "annotations": {"config.kubernetes.io/local-config": "true"}},
+        "spec": {
+            "namespace": values.namespace,
+            "instanceType": values.instance_type,
+            "pullSecret": values.pull_secret or "none",
+            "size": values.size,
+            "cpu": values.cpu,
+            "memory": values.memory,
+            "shm": values.shm,
+            "scratch": values.scratch,
+            "queue": values.queue,
+            "model": values.model,
+            "data": values.data,
+            "profile": values.profile,
+            "volumeHandle": values.volume_handle or "none",
+            "volumeName": f"qlora-fleet-{values.namespace}",
+            "capacity": values.capacity,
+        },
+    }
+    return top, settings
+
+
+def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
+    """The objects of a deployment, as `kubectl kustomize` builds them, each with its digest. Raises ClusterError."""
+    with tempfile.TemporaryDirectory(prefix="qlora-fleet-deploy-") as folder:
+        # Kustomize takes folders by relative path only.
+        top, settings = kustomization(values, os.path.relpath(manifests.resolve(), Path(folder).resolve()))
+        Path(folder, "kustomization.yaml").write_text(documents([top]), encoding="utf-8")
+        Path(folder, "settings.yaml").write_text(documents([settings]), encoding="utf-8")
+        argv = ("kubectl", "kustomize", folder)
+        try:
+            completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
+        except CannotStart as error:
+            raise not_installed(error) from None
+        except CommandTimedOut as error:
+            raise ClusterError(str(error)) from None
+        if completed.exit_code != 0:
+            said = " ".join(completed.stderr.decode(errors="replace").split())
+            # Kustomize tells the way to the mistake first and the mistake last.
+            raise Misconfigured(f"{manifests}: cannot be rendered: ...{said[-300:]}; see `git diff manifests/`")
+    return [stamped(one) for one in yaml.load_all(completed.stdout, Loader=_LOADER) if one]
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where libyaml is there
+
+
+def stamped(one: Object) -> dict[str, Any]:
+    """The object with the digest of itself in an annotation."""
+    digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
+    marked = copy.deepcopy(dict(one))
+    marked["metadata"].setdefault("annotations", {})[DIGEST] = digest
+    return marked

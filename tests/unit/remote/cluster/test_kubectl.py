@@ -1,0 +1,73 @@
+"""What kubectl's standard error means, on texts recorded from kubectl."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.cluster.kubectl import refusal
+
+# The standard error of kubectl as recorded, and what becomes of it.
+COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
+    "forbidden": (
+        'Error from server (Forbidden): configmaps "c2" is forbidden: User "dev" cannot patch resource "configmaps" in '
+        'API group "" in the namespace "err"',
+        Forbidden,
+        "administrator",
+    ),
+    "bad token": (
+        'E1120 20:05:21.734829 6090 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group '
+        'list"\nerror: You must be logged in to the server (the server has asked for the client to provide '
+        "credentials)",
+        Misconfigured,
+        "log in again",
+    ),
+    "conflict": (
+        'error: Apply failed with 1 conflict: conflict with "other-tool": .data.a\nPlease review the fields above',
+        Conflict,
+        "--take-over",
+    ),
+    "namespace going": (
+        'Error from server (Forbidden): error when creating "err/cmterm.json": configmaps "c" is forbidden: unable to '
+        "create new content in namespace err-term because it is being terminated",
+        Unreachable,
+        "wait until",
+    ),
+    "kind missing": (
+        'error: resource mapping not found for name: "q" namespace: "err" from "err/crd.json": no matches for kind '
+        '"LocalQueue" in version "kueue.x-k8s.io/v1beta1"\nensure CRDs are installed first',
+        Misconfigured,
+        "cluster.overlay",
+    ),
+    "server down": (
+        "error: dial tcp 127.0.0.1:6449: connect: connection refused",
+        Unreachable,
+        "the same again",
+    ),
+    "name": ("error: dial tcp: lookup api.no-such-name.example on 10.96.0.10:53: no such host", Unreachable, "again"),
+    "authority": (
+        "tls: failed to verify certificate: x509: certificate signed by unknown authority",
+        Misconfigured,
+        "",
+    ),
+    "node": ("error: Internal error: error dialing backend: x509: certificate has expired", Unreachable, "`inv nodes`"),
+    "context": ('error: context "production" does not exist', Misconfigured, "set cluster.context"),
+    "quota": ('Error from server (Forbidden): pods "q" is forbidden: exceeded quota: gpu-quota', ClusterError, "quota"),
+    "stuck": ("error: timed out waiting for the condition on jobs/bench", ClusterError, "--force"),
+    "new": ("error: something nobody has seen", ClusterError, "something nobody has seen"),
+}
+
+
+@pytest.mark.parametrize("case", COMPLAINTS)
+def test_what_kubectl_complains_of_becomes_one_line_of_the_right_kind(case: str) -> None:
+    said, kind, words = COMPLAINTS[case]
+    error = refusal("kubectl apply", said)
+    assert type(error) is kind
+    assert words in str(error)
+    assert "\n" not in str(error)
+    assert "memcache.go" not in str(error)
+
+
+def test_what_no_rule_knows_is_of_the_kind_that_the_caller_names() -> None:
+    error = refusal("kubectl exec", "I1120 websocket.go:296] Unknown stream id 1, discarding message\n", Unreachable)
+    assert (type(error), str(error)) == (Unreachable, "kubectl exec: it said nothing")
