@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bench.records import Trial
-from tests.support.hosts.hostyard import Yard, mounted
-from tests.support.machines.ssh_client import Doorway
+from tests.support.hosts.local_fleet import LocalFleet, mounted
+from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
 
@@ -85,10 +85,10 @@ def make_trial() -> Callable[..., Trial]:
 
 
 @pytest.fixture(scope="session")
-def doorway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doorway]:
+def ssh_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshClient]:
     """A real sshd on loopback, for whoever runs the tests, and a client configuration that may enter there."""
     with Sshd(tmp_path_factory.mktemp("sshd") / "server") as sshd:
-        yield Doorway(tmp_path_factory.mktemp("client"), sshd)
+        yield SshClient(tmp_path_factory.mktemp("client"), sshd)
 
 
 def pytest_configure() -> None:
@@ -99,11 +99,10 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    """Hosts in folders of their own (tests/support/hosts/hostyard.py); whose yard is another kind has its own
-    fixture."""
-    with Yard(tmp_path) as yard:
-        yield yard
+def local(tmp_path: Path) -> Iterator[LocalFleet]:
+    """Hosts in folders of their own on this machine. Files that need another kind override this fixture."""
+    with LocalFleet(tmp_path) as local:
+        yield local
 
 
 @pytest.fixture

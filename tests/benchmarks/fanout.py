@@ -22,7 +22,7 @@ from remote.jobs.transfer import pull
 from tasks.fleet.execute import ONE_TRY_SEC
 from tests.benchmarks import Figure, spread
 from tests.support.kubernetes import Cluster, unavailable
-from tests.support.pods import PodYard, hosts_of, pods_of
+from tests.support.pods import PodFleet, hosts_of, pods_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PODS, AT_ONCE, PAIRS = 64, 16, 5
@@ -35,29 +35,29 @@ def main() -> list[Figure]:
     if why := unavailable():
         raise RuntimeError(why)
     with tempfile.TemporaryDirectory() as folder, Cluster(nodes=PODS) as cluster:
-        yard = PodYard(Path(folder), cluster, PODS)
-        yard.deploy()
+        pods = PodFleet(Path(folder), cluster, PODS)
+        pods.deploy()
         return [
-            *_fan_out(yard),
-            *_memory(yard),
-            *_collect(yard, Path(folder)),
+            *_fan_out(pods),
+            *_memory(pods),
+            *_collect(pods, Path(folder)),
             _overhead(cluster, Path(folder)),
             _api_calls(cluster, Path(folder)),
             _noticed(cluster, Path(folder)),
         ]
 
 
-def _fan_out(yard: PodYard) -> list[Figure]:
-    names = "".join(f"{pod['name']}\n" for pod in yard.live()).encode()
+def _fan_out(pods: PodFleet) -> list[Figure]:
+    names = "".join(f"{pod['name']}\n" for pod in pods.live()).encode()
     argv = ("xargs", "-P", str(AT_ONCE), "-I", "{}", "kubectl", "exec", "{}", "-c", "bench", "--", "true")
-    hosts = yard.pod_hosts()
+    hosts = pods.pod_hosts()
 
     broken = []
 
     def bare() -> float:
         began = time.perf_counter()
         done = subprocess.run(
-            argv, input=names, env=yard.cluster.environment, stderr=subprocess.PIPE, check=False, timeout=300
+            argv, input=names, env=pods.cluster.environment, stderr=subprocess.PIPE, check=False, timeout=300
         )
         broken.append(done.stderr.count(b"error:"))  # kubectl by itself is not always lucky on a busy machine
         return time.perf_counter() - began
@@ -87,11 +87,18 @@ def _fan_out(yard: PodYard) -> list[Figure]:
     ]
 
 
-def _memory(yard: PodYard) -> list[Figure]:
+def _memory(pods: PodFleet) -> list[Figure]:
     """The largest an operator's process has been after a fan-out over few pods and over many."""
     found = {}
     for count in (4, PODS):
-        argv = (sys.executable, "-m", "tests.benchmarks.fanout", str(yard.cluster.kubeconfig), yard.label, str(count))
+        argv = (
+            sys.executable,
+            "-m",
+            "tests.benchmarks.fanout",
+            str(pods.cluster.kubeconfig),
+            pods.label,
+            str(count),
+        )
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
         found[count] = int(done.stdout)
     return [
@@ -114,12 +121,12 @@ def operator(kubeconfig: Path, label: str, count: int) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def _collect(yard: PodYard, folder: Path) -> list[Figure]:
-    host = yard.pod_hosts()[0]
-    place = f"/scratch/{yard.label}/collected"
+def _collect(pods: PodFleet, folder: Path) -> list[Figure]:
+    host = pods.pod_hosts()[0]
+    place = f"/scratch/{pods.label}/collected"
     fill = f"mkdir -p {place} && head -c {COLLECTED_BYTES} /dev/urandom > {place}/big"
     host.run(Command(argv=("sh", "-c", fill)), timeout_sec=120.0)
-    pod = str(yard.pod_of("worker-1")["name"])
+    pod = str(pods.pod_of("worker-1")["name"])
     tar = f"set -o pipefail; kubectl exec {pod} -c bench -- tar cf - -C {place} big | tar xf - -C"
 
     def ours(number: int) -> float:
@@ -133,7 +140,7 @@ def _collect(yard: PodYard, folder: Path) -> list[Figure]:
         into.mkdir()
         began = time.perf_counter()
         argv = ("bash", "-c", f"{tar} {into} && sync {into}/big")
-        subprocess.run(argv, env=yard.cluster.environment, check=True, timeout=300)
+        subprocess.run(argv, env=pods.cluster.environment, check=True, timeout=300)
         return time.perf_counter() - began
 
     pairs = [(ours(number), raw(number)) for number in range(3)]
@@ -154,14 +161,14 @@ def _collect(yard: PodYard, folder: Path) -> list[Figure]:
 
 def _overhead(cluster: Cluster, folder: Path) -> Figure:
     """Short trials, one after the other on one pod: what of their time is not the trial's own."""
-    yard = PodYard(folder / "overhead", cluster, 1)
-    yard.folder.mkdir()
-    yard.plan(*(f"fine {number}" for number in range(TRIALS)), workers=1)
+    pods = PodFleet(folder / "overhead", cluster, 1)
+    pods.folder.mkdir()
+    pods.plan(*(f"fine {number}" for number in range(TRIALS)), workers=1)
     began = time.perf_counter()
-    yard.pod_fleet().run()
+    pods.pod_fleet().run()
     each = (time.perf_counter() - began) / TRIALS
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    by_hand = _by_hand(yard)
+    assert set(pods.ends().values()) == {"SUCCEEDED"}
+    by_hand = _by_hand(pods)
     return Figure(
         name="what fleet and pod add to a trial",
         value=f"{each - by_hand:.2f} s",
@@ -170,36 +177,36 @@ def _overhead(cluster: Cluster, folder: Path) -> Figure:
     )
 
 
-def _by_hand(yard: PodYard) -> float:
+def _by_hand(pods: PodFleet) -> float:
     """The mean time of the same trial, started by bare kubectl exec."""
-    host, pod = yard.pod_hosts()[0], str(yard.pod_of("worker-1")["name"])
-    planned = RunRecord.read(yard.run_folder / "run.json").planned[0]
+    host, pod = pods.pod_hosts()[0], str(pods.pod_of("worker-1")["name"])
+    planned = RunRecord.read(pods.run_folder / "run.json").planned[0]
     began = time.perf_counter()
     for number in range(TRIALS):
-        folder = f"/scratch/{yard.label}/by-hand/{number}"
-        command = yard.launch(host, planned, 100 + number, folder)
+        folder = f"/scratch/{pods.label}/by-hand/{number}"
+        command = pods.launch(host, planned, 100 + number, folder)
         trial = planned.trial.to_text()
         prepare = ("sh", "-c", 'mkdir -p "$0" && cat > "$0/trial.json" && export "$1" && shift && exec "$@"', folder)
         (variable,) = (f"{name}={value}" for name, value in command.environment.items())
         argv = ("exec", "-i", pod, "-c", "bench", "--", *prepare, variable, *command.argv)
-        done = yard.cluster.kubectl(*argv, stdin=trial.encode())
+        done = pods.cluster.kubectl(*argv, stdin=trial.encode())
         assert done.returncode == 0, done.stderr.decode()
     return (time.perf_counter() - began) / TRIALS
 
 
 def _api_calls(cluster: Cluster, folder: Path) -> Figure:
     """Requests while four trials run and nothing happens."""
-    yard = PodYard(folder / "calls", cluster, 4)
-    yard.folder.mkdir()
-    yard.plan(*(f"slow {number}" for number in range(4)), workers=4)
-    with yard.running(yard.pod_fleet()):
-        while len(yard.noted("started")) < 4:
+    pods = PodFleet(folder / "calls", cluster, 4)
+    pods.folder.mkdir()
+    pods.plan(*(f"slow {number}" for number in range(4)), workers=4)
+    with pods.running(pods.pod_fleet()):
+        while len(pods.noted("started")) < 4:
             time.sleep(0.1)
         time.sleep(2.0)
         before = len(cluster.requests())
         time.sleep(WATCHED_SEC)
         made = len(cluster.requests()) - before
-        yard.say_go()
+        pods.say_go()
     rate = made / 4 / (WATCHED_SEC / 60)
     return Figure(
         name="API calls while trials run",
@@ -210,21 +217,21 @@ def _api_calls(cluster: Cluster, folder: Path) -> Figure:
 
 def _noticed(cluster: Cluster, folder: Path) -> Figure:
     """A node falls silent, unnoticed by the cluster: until its trial is begun elsewhere, with settings as shipped."""
-    yard = PodYard(folder / "noticed", cluster, 2)
-    yard.folder.mkdir()
-    yard.plan("slow", workers=2)
-    with yard.running(yard.pod_fleet(limits=Limits(lost_after_sec=60.0 - ONE_TRY_SEC["pods"]))):
-        while not yard.noted("started"):
+    pods = PodFleet(folder / "noticed", cluster, 2)
+    pods.folder.mkdir()
+    pods.plan("slow", workers=2)
+    with pods.running(pods.pod_fleet(limits=Limits(lost_after_sec=60.0 - ONE_TRY_SEC["pods"]))):
+        while not pods.noted("started"):
             time.sleep(0.05)
-        node = str(yard.pod_of(yard.noted("started")[0].split()[3])["node"])
+        node = str(pods.pod_of(pods.noted("started")[0].split()[3])["node"])
         time.sleep(3.0)
         cluster.faults.silence_node(node)
         began = time.perf_counter()
-        while len(yard.noted("started")) < 2:
+        while len(pods.noted("started")) < 2:
             time.sleep(0.05)
         taken = time.perf_counter() - began
         cluster.faults.find_node(node)
-        yard.say_go()
+        pods.say_go()
     return Figure(name="a silent node's trial is begun elsewhere after", value=f"{taken:.1f} s", goal="60 s")
 
 

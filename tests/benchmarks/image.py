@@ -14,33 +14,33 @@ import pytest
 
 from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
-from tests.support.machines.build_vm import DOCKER, Yard, yard
+from tests.support.machines.build_vm import DOCKER, BuildVm, running_build_vm
 
 UNCHANGED, EDITS, ARCHIVES = 7, 5, 5
 IMAGE = "qlora-fleet:tiny"
 
 
 def main() -> list[Figure]:
-    with _yard() as it:
-        it.inv("build", check=True)
-        it.inv("push", check=True)
-        return [*_unchanged(it), *_edits(it), _archives(it)]
+    with _build_vm() as build_vm:
+        build_vm.inv("build", check=True)
+        build_vm.inv("push", check=True)
+        return [*_unchanged(build_vm), *_edits(build_vm), _archives(build_vm)]
 
 
 @contextlib.contextmanager
-def _yard() -> Iterator[Yard]:
+def _build_vm() -> Iterator[BuildVm]:
     try:
-        with yard() as it:
-            yield it
+        with running_build_vm() as build_vm:
+            yield build_vm
     except pytest.skip.Exception as reason:
         raise RuntimeError(f"no build VM can be played here: {reason}") from None
 
 
-def _unchanged(it: Yard) -> list[Figure]:
-    logins, sent = it.ground.vm_sshd.logins(), it.ground.cable.sent_bytes()
-    took = [_sec(lambda: it.inv("build", check=True)) for _ in range(UNCHANGED)]
-    per_build = (it.ground.vm_sshd.logins() - logins) / UNCHANGED
-    wire = (it.ground.cable.sent_bytes() - sent) / UNCHANGED
+def _unchanged(build_vm: BuildVm) -> list[Figure]:
+    logins, sent = build_vm.network.vm_sshd.logins(), build_vm.network.cable.sent_bytes()
+    took = [_sec(lambda: build_vm.inv("build", check=True)) for _ in range(UNCHANGED)]
+    per_build = (build_vm.network.vm_sshd.logins() - logins) / UNCHANGED
+    wire = (build_vm.network.cable.sent_bytes() - sent) / UNCHANGED
     return [
         Figure(name="inv build, unchanged", value=spread(summarize(took), "s"), goal="5 s"),
         Figure(name="... SSH connections of one build", value=f"{per_build:g}", goal="1"),
@@ -48,32 +48,32 @@ def _unchanged(it: Yard) -> list[Figure]:
     ]
 
 
-def _edits(it: Yard) -> list[Figure]:
+def _edits(build_vm: BuildVm) -> list[Figure]:
     took, stored = [], []
     for number in range(EDITS):
-        before = set(it.blobs())
-        it.edit_bench(f"edit {number}")
-        took.append(_sec(lambda: (it.inv("build", check=True), it.inv("push", check=True))))
-        stored.append(sum(size for digest, size in it.blobs().items() if digest not in before) / 1e6)
+        before = set(build_vm.blobs())
+        build_vm.edit_bench(f"edit {number}")
+        took.append(_sec(lambda: (build_vm.inv("build", check=True), build_vm.inv("push", check=True))))
+        stored.append(sum(size for digest, size in build_vm.blobs().items() if digest not in before) / 1e6)
     return [
         Figure(name="one edited line: inv build and inv push", value=spread(summarize(took), "s"), goal="10 s"),
         Figure(name="... new in the registry", value=spread(summarize(stored), "MB"), goal="1 MB"),
     ]
 
 
-def _archives(it: Yard) -> Figure:
+def _archives(build_vm: BuildVm) -> Figure:
     """Ours, job and checksum included, beside the usual pipe on the same VM, by turns."""
     ours, usual = [], []
-    folder = Path(it.tmpdir, "archives")
+    folder = Path(build_vm.tmpdir, "archives")
     for _ in range(ARCHIVES):
         for old in folder.glob("*"):
             old.unlink()
-        ours.append(_sec(lambda: it.inv("image.archive", str(folder), check=True)))
-        pipe = f"{DOCKER} save {IMAGE} | gzip > '{it.tmpdir}/usual.tar.gz'"
-        usual.append(_sec(lambda pipe=pipe: it.vm.run("bash", "-o", "pipefail", "-c", pipe, timeout=600)))  # type: ignore[misc]
+        ours.append(_sec(lambda: build_vm.inv("image.archive", str(folder), check=True)))
+        pipe = f"{DOCKER} save {IMAGE} | gzip > '{build_vm.tmpdir}/usual.tar.gz'"
+        usual.append(_sec(lambda pipe=pipe: build_vm.vm.run("bash", "-o", "pipefail", "-c", pipe, timeout=600)))  # type: ignore[misc]
     ratio = sorted(gzip / mine for gzip, mine in zip(usual, ours, strict=True))[ARCHIVES // 2]
     (archive,) = folder.glob("*.tar.*[!6]")
-    size = archive.stat().st_size / Path(it.tmpdir, "usual.tar.gz").stat().st_size
+    size = archive.stat().st_size / Path(build_vm.tmpdir, "usual.tar.gz").stat().st_size
     return Figure(
         name=f"inv image.archive ({archive.suffix}, {size:.2f} of gzip's size)",
         value=spread(summarize(ours), "s"),

@@ -13,7 +13,7 @@ from bench.records.interval import Interval, summarize
 from remote.hosts.command import Command
 from remote.ssh.host import SshHost
 from tests.benchmarks import Figure, spread
-from tests.support.machines.ssh_client import Doorway
+from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 
 ROUNDS = 40
@@ -22,8 +22,8 @@ ROUNDS = 40
 def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as made, Sshd(Path(made) / "server") as sshd:
         (Path(made) / "client").mkdir()
-        doorway = Doorway(Path(made) / "client", sshd)
-        with SshHost(name="vm", destination=doorway.destination(), workdir=made, python=(sys.executable,)) as host:
+        ssh_client = SshClient(Path(made) / "client", sshd)
+        with SshHost(name="vm", destination=ssh_client.destination(), workdir=made, python=(sys.executable,)) as host:
             true = Command(argv=("true",))
 
             def bare() -> None:
@@ -37,7 +37,7 @@ def main() -> list[Figure]:
                 host.run(true, timeout_sec=60.0)
 
             def anew() -> None:
-                with SshHost(name="vm", destination=doorway.destination(), workdir=made) as other:
+                with SshHost(name="vm", destination=ssh_client.destination(), workdir=made) as other:
                     other.connect()
 
             def openssh() -> None:

@@ -1,4 +1,4 @@
-"""A yard whose hosts are pods: real kubectl, an Indexed Job, a volume that all of them share.
+"""Workers that are pods: real kubectl, an Indexed Job, a volume that all of them share.
 
 The cluster is the tests' own, or that of `--kubeconfig` (given_job.py says what differs there).
 
@@ -38,7 +38,7 @@ from remote.hosts.host import Host  # noqa: E402
 from remote.pods.host import PodHost  # noqa: E402
 from remote.pods.listing import Pods  # noqa: E402
 from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
-from tests.support.hosts.hostyard import FAKE_BENCH, Yard, mounted, wait_for  # noqa: E402
+from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, mounted, wait_for  # noqa: E402
 from tests.support.kubernetes import Cluster, unavailable  # noqa: E402
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
 
@@ -112,7 +112,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
     }
 
 
-class PodYard(Yard):
+class PodFleet(LocalFleet):
     """Pods instead of folders; `cluster.faults` is what befalls them."""
 
     def __init__(self, folder: Path, cluster: AnyCluster, size: int) -> None:
@@ -196,7 +196,7 @@ class PodYard(Yard):
         (self.outputs / "filler").unlink(missing_ok=True)
 
     def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
-        """What the fleet of `struck` or of `pod_fleet(on_event=yard.heard.append)` has said."""
+        """What the fleet of `struck` or of `pod_fleet(on_event=pods.heard.append)` has said."""
         return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
 
     def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: Limits = LIMITS) -> dict[str, int]:
@@ -239,7 +239,7 @@ class PodYard(Yard):
 @contextlib.contextmanager
 def started(
     folder: Path, size: int, config: pytest.Config, *, volume_size: str | None = None, **options: Any
-) -> Iterator[PodYard]:
+) -> Iterator[PodFleet]:
     """A cluster with one worker on each of `size` nodes. Skips where none can be started.
 
     With `volume_size` the run's results on the shared volume are a file system of that size, which can be full.
@@ -248,43 +248,43 @@ def started(
     other = given(config, folder)
     if other is not None:
         other.claim_folder("shared")  # skips without one
-        with other.at_home() as there, PodYard(folder, there, size) as yard:
-            yard.deploy()
-            yield yard
+        with other.at_home() as there, PodFleet(folder, there, size) as pods:
+            pods.deploy()
+            yield pods
         return
     if why := unavailable():
         pytest.skip(why)
     with (
         Cluster(nodes=size, **options) as cluster,
-        PodYard(folder, cluster, size) as yard,
+        PodFleet(folder, cluster, size) as pods,
         contextlib.ExitStack() as own,
     ):
         if volume_size is not None:
-            own.enter_context(mounted(yard.outputs, volume_size)).chmod(0o777)
-        yard.deploy()
-        yield yard
+            own.enter_context(mounted(pods.outputs, volume_size)).chmod(0o777)
+        pods.deploy()
+        yield pods
 
 
 def fixtures(size: int, **options: Any) -> tuple[Any, Any]:
-    """Two fixtures for a module: a cluster that its tests share, and each test's own yard on it.
+    """Two fixtures for a module: a cluster that its tests share, and each test's own workers' folder on it.
 
     A test finds every fault mended, every worker ready and a run's folder of its own, whatever the one before it left.
     """
 
     @pytest.fixture(scope="module")
-    def shared_yard(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodYard]:
-        with started(tmp_path_factory.mktemp("pods"), size, pytestconfig, **options) as yard:
-            yield yard
+    def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
+        with started(tmp_path_factory.mktemp("pods"), size, pytestconfig, **options) as pods:
+            yield pods
 
     @pytest.fixture
-    def yard(shared_yard: PodYard, tmp_path: Path) -> Iterator[PodYard]:
-        shared_yard.mend()
-        shared_yard.wait_ready()
-        fresh = PodYard(tmp_path, shared_yard.cluster, size)
+    def pods(shared_fleet: PodFleet, tmp_path: Path) -> Iterator[PodFleet]:
+        shared_fleet.mend()
+        shared_fleet.wait_ready()
+        fresh = PodFleet(tmp_path, shared_fleet.cluster, size)
         yield fresh
         fresh.mend()
 
-    return shared_yard, yard
+    return shared_fleet, pods
 
 
 def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:

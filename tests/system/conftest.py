@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines.build_vm import Yard, yard
-from tests.support.machines.network import Ground, made
+from tests.support.machines.build_vm import BuildVm, running_build_vm
+from tests.support.machines.network import Network, running_network
 from tests.support.paths import ROOT
 
 WAIT_SEC = 300.0
@@ -150,37 +150,37 @@ def project(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Iterator[Proje
 
 
 @pytest.fixture
-def ground() -> Iterator[Ground]:
+def network() -> Iterator[Network]:
     """Laptop, build VM and bastion, fresh for one test: see tests/support/machines/network.py for what they are and can
     do."""
-    with made() as machines:
+    with running_network() as machines:
         yield machines
 
 
 @pytest.fixture(scope="module")
-def ground_of_module() -> Iterator[Ground]:
+def network_of_module() -> Iterator[Network]:
     """The same, made once for a file of tests; whoever cuts a cable mends it."""
-    with made() as machines:
+    with running_network() as machines:
         yield machines
 
 
 @pytest.fixture(scope="session")
-def it_of_session() -> Iterator[Yard]:
+def build_vm_of_session() -> Iterator[BuildVm]:
     """A build VM with engine and registry, and a project on the laptop: see tests/support/machines/build_vm.py. Made
     once, because an engine takes seconds to start."""
-    with yard() as found:
+    with running_build_vm() as found:
         yield found
 
 
 @pytest.fixture
-def it(it_of_session: Yard) -> Yard:
+def build_vm(build_vm_of_session: BuildVm) -> BuildVm:
     """The same, as a test may expect it: passwords, groups, engine, registry and cable as they were made."""
-    it_of_session.begin_anew()
-    return it_of_session
+    build_vm_of_session.begin_anew()
+    return build_vm_of_session
 
 
 @pytest.fixture
-def built(it: Yard) -> Yard:
+def built(build_vm: BuildVm) -> BuildVm:
     """The same, with the image of the project as it is now."""
-    it.inv("build", check=True)
-    return it
+    build_vm.inv("build", check=True)
+    return build_vm

@@ -18,7 +18,7 @@ import pytest
 
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
-from tests.support.hosts.hostyard import QUICK, Wire, Yard, processes_under
+from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, processes_under
 
 
 class Dice:
@@ -73,21 +73,21 @@ class Dice:
     ("seed", "rounds"), [(11, 2), (12, 2), *[pytest.param(seed, 6, marks=pytest.mark.slow) for seed in (13, 14)]]
 )
 def test_random_faults_leave_every_trial_with_one_true_end(tmp_path: Path, seed: int, rounds: int) -> None:
-    with Yard(tmp_path) as yard:
+    with LocalFleet(tmp_path) as local:
         names = [
             f"{kind} {number}" for number in range(rounds) for kind in ("steps", "fine", "killed-once", "oom-result")
         ]
-        yard.plan(*names, workers=3)
-        dice = [Dice(seed * 100 + number, host.workdir) for number, host in enumerate(yard.hosts(3))]
+        local.plan(*names, workers=3)
+        dice = [Dice(seed * 100 + number, host.workdir) for number, host in enumerate(local.hosts(3))]
         wires = [
-            Wire(host=host, before=each.before, cuts=each.cuts(), garble=each.garble)
-            for host, each in zip(yard.hosts(3), dice, strict=True)
+            CuttableHost(host=host, before=each.before, cuts=each.cuts(), garble=each.garble)
+            for host, each in zip(local.hosts(3), dice, strict=True)
         ]
-        yard.fleet(wires, limits=replace(QUICK, max_attempts=20, lost_after_sec=0.3)).run()
+        local.fleet(wires, limits=replace(QUICK, max_attempts=20, lost_after_sec=0.3)).run()
 
         thrown = {fault for each in dice for fault in each.thrown}
         # Which faults fall depends on how fast the workers are, not on the seed alone: all four are not certain.
         assert len(thrown) >= 2, "the dice were too kind to show anything"
-        for trial_id, end in yard.ends().items():
+        for trial_id, end in local.ends().items():
             wanted = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
-            assert end == wanted, (trial_id, yard.reasons()[trial_id])
+            assert end == wanted, (trial_id, local.reasons()[trial_id])

@@ -17,47 +17,47 @@ from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Job, JobSpec, JobState
-from tests.support.hosts import hostyard
-from tests.support.hosts.hostyard import QUICK, Wire, Yard, wait_for
+from tests.support.hosts import local_fleet
+from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, wait_for
 
 # --- handing out ------------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_worker_does_not_keep_trials_from_an_idle_one(yard: Yard) -> None:
-    yard.plan("slow 0", *[f"fine {number}" for number in range(1, 6)])
+def test_a_busy_worker_does_not_keep_trials_from_an_idle_one(local: LocalFleet) -> None:
+    local.plan("slow 0", *[f"fine {number}" for number in range(1, 6)])
     ended: list[str | None] = []
 
     def hear(event: FleetEvent) -> None:
         if event.happening is Happening.ENDED:
             ended.append(event.trial_id)
             if len(ended) == 5:
-                yard.say_go()
+                local.say_go()
 
-    yard.fleet(yard.hosts(2), on_event=hear).run()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
+    local.fleet(local.hosts(2), on_event=hear).run()
+    assert set(local.ends().values()) == {"SUCCEEDED"}
     assert ended[-1] == "slow-0"
-    assert len({yard.winner(f"fine-{number}")[1] for number in range(1, 6)} | {yard.winner("slow-0")[1]}) == 2
-    assert all(yard.winner(f"fine-{number}")[1] != yard.winner("slow-0")[1] for number in range(1, 6))
+    assert len({local.winner(f"fine-{number}")[1] for number in range(1, 6)} | {local.winner("slow-0")[1]}) == 2
+    assert all(local.winner(f"fine-{number}")[1] != local.winner("slow-0")[1] for number in range(1, 6))
 
 
-def test_replicate_runs_every_trial_on_every_worker_once(yard: Yard) -> None:
-    yard.plan("fine 1", "fine 2", workers=3, replicate=True)
-    yard.fleet(yard.hosts(3)).run()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    ran = sorted(line.split()[1] + "@" + line.split()[3] for line in yard.noted("started"))
+def test_replicate_runs_every_trial_on_every_worker_once(local: LocalFleet) -> None:
+    local.plan("fine 1", "fine 2", workers=3, replicate=True)
+    local.fleet(local.hosts(3)).run()
+    assert set(local.ends().values()) == {"SUCCEEDED"}
+    ran = sorted(line.split()[1] + "@" + line.split()[3] for line in local.noted("started"))
     assert ran == [f"fine-{number}.worker-{worker}@worker-{worker}" for number in (1, 2) for worker in (1, 2, 3)]
 
 
-def test_progress_is_told_from_what_the_trial_writes(yard: Yard) -> None:
-    yard.plan("slow 1")
+def test_progress_is_told_from_what_the_trial_writes(local: LocalFleet) -> None:
+    local.plan("slow 1")
     heard: list[FleetEvent] = []
 
     def hear(event: FleetEvent) -> None:
         heard.append(event)
         if event.progress is not None:
-            yard.say_go()
+            local.say_go()
 
-    yard.fleet(yard.hosts(1), on_event=hear).run()
+    local.fleet(local.hosts(1), on_event=hear).run()
     told = [event.happening for event in heard]
     assert told[0] is Happening.STARTED
     assert told[-1] is Happening.ENDED
@@ -83,33 +83,33 @@ def test_progress_is_told_from_what_the_trial_writes(yard: Yard) -> None:
     ],
 )
 def test_only_what_is_transient_is_tried_again(
-    yard: Yard, name: str, end: str, attempts: int, said: str | None
+    local: LocalFleet, name: str, end: str, attempts: int, said: str | None
 ) -> None:
-    yard.plan(name, workers=1)
-    yard.fleet(yard.hosts(1)).run()
-    assert yard.ends() == {name: end}
-    assert len(yard.noted("started")) == attempts
-    reason = yard.reasons()[name]
+    local.plan(name, workers=1)
+    local.fleet(local.hosts(1)).run()
+    assert local.ends() == {name: end}
+    assert len(local.noted("started")) == attempts
+    reason = local.reasons()[name]
     assert reason is None if said is None else said in (reason or "")
 
 
-def test_a_trial_is_started_at_most_max_attempts_times(yard: Yard) -> None:
-    yard.plan("killed", workers=2)
-    yard.fleet(yard.hosts(2), limits=replace(QUICK, max_attempts=4)).run()
-    assert yard.ends() == {"killed": "LOST"}
-    assert len(yard.noted("started")) == 4
+def test_a_trial_is_started_at_most_max_attempts_times(local: LocalFleet) -> None:
+    local.plan("killed", workers=2)
+    local.fleet(local.hosts(2), limits=replace(QUICK, max_attempts=4)).run()
+    assert local.ends() == {"killed": "LOST"}
+    assert len(local.noted("started")) == 4
 
 
-def test_a_trial_deaf_to_its_deadline_is_stopped_from_outside(yard: Yard) -> None:
-    yard.plan("hang", workers=1, deadline_sec=1.0)
-    yard.fleet(yard.hosts(1), limits=replace(QUICK, deadline_margin_sec=0.1, grace_sec=0.2)).run()
-    assert yard.ends() == {"hang": "TIMED_OUT"}
-    assert yard.reasons()["hang"] == "stopped from outside at its deadline in phase measure, step 1 of 2"
+def test_a_trial_deaf_to_its_deadline_is_stopped_from_outside(local: LocalFleet) -> None:
+    local.plan("hang", workers=1, deadline_sec=1.0)
+    local.fleet(local.hosts(1), limits=replace(QUICK, deadline_margin_sec=0.1, grace_sec=0.2)).run()
+    assert local.ends() == {"hang": "TIMED_OUT"}
+    assert local.reasons()["hang"] == "stopped from outside at its deadline in phase measure, step 1 of 2"
 
 
-def test_a_progress_file_that_is_not_ours_does_not_disturb_the_run(yard: Yard) -> None:
-    yard.plan("slow", workers=1)
-    fleet = yard.fleet(yard.hosts(1))
+def test_a_progress_file_that_is_not_ours_does_not_disturb_the_run(local: LocalFleet) -> None:
+    local.plan("slow", workers=1)
+    fleet = local.fleet(local.hosts(1))
 
     def launch(*given: object) -> Command:
         folder = str(given[3])
@@ -117,174 +117,174 @@ def test_a_progress_file_that_is_not_ours_does_not_disturb_the_run(yard: Yard) -
 
     fleet.launch = launch
     fleet.run()
-    assert yard.ends() == {"slow": "LOST"}
+    assert local.ends() == {"slow": "LOST"}
 
 
 # --- hosts that go ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_workers_trial_goes_to_another(yard: Yard) -> None:
-    yard.plan("slow", workers=2)
-    wires = [Wire(host=host) for host in yard.hosts(2)]
-    with yard.running(yard.fleet(wires)):
-        wait_for(lambda: yard.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in yard.noted("started")[0])
+def test_a_lost_workers_trial_goes_to_another(local: LocalFleet) -> None:
+    local.plan("slow", workers=2)
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
+    with local.running(local.fleet(wires)):
+        wait_for(lambda: local.noted("started"), "the first start")
+        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
         lost.plugged = False
-        wait_for(lambda: len(yard.noted("started")) == 2, "a start on the other worker")
-        yard.say_go()
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    number, worker = yard.winner("slow")
+        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
+        local.say_go()
+    assert local.ends() == {"slow": "SUCCEEDED"}
+    number, worker = local.winner("slow")
     assert (number, worker != lost.name) == (2, True)
 
 
-def test_a_worker_that_comes_back_too_late_is_told_to_stop(yard: Yard) -> None:
-    yard.plan("slow", workers=2)
-    wires = [Wire(host=host) for host in yard.hosts(2)]
-    with yard.running(yard.fleet(wires)):
-        wait_for(lambda: yard.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in yard.noted("started")[0])
+def test_a_worker_that_comes_back_too_late_is_told_to_stop(local: LocalFleet) -> None:
+    local.plan("slow", workers=2)
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
+    with local.running(local.fleet(wires)):
+        wait_for(lambda: local.noted("started"), "the first start")
+        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
         lost.plugged = False
-        wait_for(lambda: len(yard.noted("started")) == 2, "a start on the other worker")
+        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
         lost.plugged = True
         late = Path(lost.workdir, "runs", "r1", "slow.1", "out", "result.json")
         wait_for(late.exists, "the first attempt's end")
         assert TrialResult.read(late).status.value == "CANCELLED"
-        yard.say_go()
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert yard.winner("slow")[0] == 2
-    assert len(yard.noted("succeeded")) == 1
+        local.say_go()
+    assert local.ends() == {"slow": "SUCCEEDED"}
+    assert local.winner("slow")[0] == 2
+    assert len(local.noted("succeeded")) == 1
 
 
-def test_a_worker_that_comes_back_done_wins_and_the_copy_is_stopped(yard: Yard) -> None:
-    yard.plan("slow", workers=2)
-    wires = [Wire(host=host) for host in yard.hosts(2)]
-    with yard.running(yard.fleet(wires)):
-        wait_for(lambda: yard.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in yard.noted("started")[0])
+def test_a_worker_that_comes_back_done_wins_and_the_copy_is_stopped(local: LocalFleet) -> None:
+    local.plan("slow", workers=2)
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
+    with local.running(local.fleet(wires)):
+        wait_for(lambda: local.noted("started"), "the first start")
+        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
         lost.plugged = False
-        wait_for(lambda: len(yard.noted("started")) == 2, "a start on the other worker")
-        yard.say_go(attempt=1)
-        wait_for(lambda: yard.noted("succeeded"), "the first attempt's success")
+        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
+        local.say_go(attempt=1)
+        wait_for(lambda: local.noted("succeeded"), "the first attempt's success")
         lost.plugged = True
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert yard.winner("slow") == (1, lost.name)
+    assert local.ends() == {"slow": "SUCCEEDED"}
+    assert local.winner("slow") == (1, lost.name)
     other = next(wire for wire in wires if wire is not lost)
     copy = Path(other.workdir, "runs", "r1", "slow.2", "out", "result.json")
     assert TrialResult.read(copy).status.value == "CANCELLED"
 
 
-def test_a_trial_handed_on_is_not_lost_because_its_first_worker_is_given_up(yard: Yard) -> None:
-    yard.plan("slow 1", "slow 2", workers=2)
-    wires = [Wire(host=host) for host in yard.hosts(2)]
+def test_a_trial_handed_on_is_not_lost_because_its_first_worker_is_given_up(local: LocalFleet) -> None:
+    local.plan("slow 1", "slow 2", workers=2)
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
     given_up: list[str] = []
-    with yard.running(
-        yard.fleet(wires, limits=replace(QUICK, give_up_after_sec=0.3), on_event=lambda e: given_up.append(e.worker))
+    with local.running(
+        local.fleet(wires, limits=replace(QUICK, give_up_after_sec=0.3), on_event=lambda e: given_up.append(e.worker))
     ) as fleet:
-        wait_for(lambda: len(yard.noted("started")) == 2, "both starts")
+        wait_for(lambda: len(local.noted("started")) == 2, "both starts")
         wires[0].plugged = False
-        threads = {thread.name: thread for thread in hostyard.threads()}
+        threads = {thread.name: thread for thread in local_fleet.threads()}
         wait_for(lambda: not threads[wires[0].name].is_alive(), "the first worker given up")
         assert fleet.ledger.open_trials() == ["slow-1", "slow-2"]
-        yard.say_go()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
+        local.say_go()
+    assert set(local.ends().values()) == {"SUCCEEDED"}
 
 
-def test_a_pinned_trial_waits_for_its_own_worker(yard: Yard) -> None:
-    yard.plan("fine", workers=2, replicate=True)
-    wires = [Wire(host=host) for host in yard.hosts(2)]
+def test_a_pinned_trial_waits_for_its_own_worker(local: LocalFleet) -> None:
+    local.plan("fine", workers=2, replicate=True)
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
     wires[1].plugged = False
 
     def hear(event: FleetEvent) -> None:
         if event.happening is Happening.WORKER_LOST:
             wires[1].plugged = True
 
-    yard.fleet(wires, on_event=hear).run()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    assert yard.winner("fine.worker-2")[1] == "worker-2"
+    local.fleet(wires, on_event=hear).run()
+    assert set(local.ends().values()) == {"SUCCEEDED"}
+    assert local.winner("fine.worker-2")[1] == "worker-2"
 
 
-def test_a_pinned_trial_is_lost_when_its_worker_is_given_up(yard: Yard) -> None:
-    yard.plan("fine", workers=2, replicate=True)
-    wires = [Wire(host=host) for host in yard.hosts(2)]
+def test_a_pinned_trial_is_lost_when_its_worker_is_given_up(local: LocalFleet) -> None:
+    local.plan("fine", workers=2, replicate=True)
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
     wires[1].plugged = False
-    yard.fleet(wires, limits=replace(QUICK, lost_after_sec=0.1, give_up_after_sec=0.2)).run()
-    assert yard.ends() == {"fine.worker-1": "SUCCEEDED", "fine.worker-2": "LOST"}
-    assert "worker-2 did not come back within 0.2 s" in (yard.reasons()["fine.worker-2"] or "")
-    assert "unplugged" in (yard.reasons()["fine.worker-2"] or "")
+    local.fleet(wires, limits=replace(QUICK, lost_after_sec=0.1, give_up_after_sec=0.2)).run()
+    assert local.ends() == {"fine.worker-1": "SUCCEEDED", "fine.worker-2": "LOST"}
+    assert "worker-2 did not come back within 0.2 s" in (local.reasons()["fine.worker-2"] or "")
+    assert "unplugged" in (local.reasons()["fine.worker-2"] or "")
 
 
 @pytest.mark.parametrize("broken", ["python", "workdir"])
-def test_a_broken_host_does_not_eat_the_queue(yard: Yard, broken: str) -> None:
-    yard.plan(*[f"fine {number}" for number in range(3)])
-    spoiled = yard.host("worker-1")
+def test_a_broken_host_does_not_eat_the_queue(local: LocalFleet, broken: str) -> None:
+    local.plan(*[f"fine {number}" for number in range(3)])
+    spoiled = local.host("worker-1")
     if broken == "python":
         spoiled = LocalHost(name="worker-1", workdir=spoiled.workdir, python=("/no/such/python",))
     else:
         Path(spoiled.workdir).parent.mkdir()
         Path(spoiled.workdir).write_text("a file where the folder should be")
-    yard.fleet([spoiled, yard.host("worker-2")]).run()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    assert {line.split()[3] for line in yard.noted("started")} == {"worker-2"}
+    local.fleet([spoiled, local.host("worker-2")]).run()
+    assert set(local.ends().values()) == {"SUCCEEDED"}
+    assert {line.split()[3] for line in local.noted("started")} == {"worker-2"}
 
 
-def test_when_no_worker_is_left_every_trial_is_lost_and_says_why(yard: Yard) -> None:
-    yard.plan("fine 1", "fine 2", workers=1)
-    spoiled = LocalHost(name="worker-1", workdir=yard.host().workdir, python=("/no/such/python",))
-    yard.fleet([spoiled], limits=replace(QUICK, lost_after_sec=0.1, give_up_after_sec=0.1)).run()
-    assert set(yard.ends().values()) == {"LOST"}
-    assert all(yard.reasons().values())
+def test_when_no_worker_is_left_every_trial_is_lost_and_says_why(local: LocalFleet) -> None:
+    local.plan("fine 1", "fine 2", workers=1)
+    spoiled = LocalHost(name="worker-1", workdir=local.host().workdir, python=("/no/such/python",))
+    local.fleet([spoiled], limits=replace(QUICK, lost_after_sec=0.1, give_up_after_sec=0.1)).run()
+    assert set(local.ends().values()) == {"LOST"}
+    assert all(local.reasons().values())
 
 
-def test_a_job_whose_supervisor_is_killed_is_tried_again(yard: Yard) -> None:
-    yard.plan("slow", workers=1)
-    with yard.running(yard.fleet(yard.hosts(1))):
-        wait_for(lambda: yard.noted("started"), "the first start")
-        folder = Path(yard.host().workdir, "runs", "r1", "slow.1")
-        os.kill(hostyard.supervisor_of(folder), signal.SIGKILL)
-        wait_for(lambda: len(yard.noted("started")) == 2, "another start")
-        yard.say_go()
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert yard.winner("slow")[0] == 2
+def test_a_job_whose_supervisor_is_killed_is_tried_again(local: LocalFleet) -> None:
+    local.plan("slow", workers=1)
+    with local.running(local.fleet(local.hosts(1))):
+        wait_for(lambda: local.noted("started"), "the first start")
+        folder = Path(local.host().workdir, "runs", "r1", "slow.1")
+        os.kill(local_fleet.supervisor_of(folder), signal.SIGKILL)
+        wait_for(lambda: len(local.noted("started")) == 2, "another start")
+        local.say_go()
+    assert local.ends() == {"slow": "SUCCEEDED"}
+    assert local.winner("slow")[0] == 2
 
 
 # --- the operator's own machine ---------------------------------------------------------------------------------------
 
 
-def test_two_runs_on_one_host_take_turns(yard: Yard) -> None:
+def test_two_runs_on_one_host_take_turns(local: LocalFleet) -> None:
     """The slot is held by somebody else's job for a while: the trial waits, and nothing is lost."""
-    yard.plan("fine", workers=1)
-    host = yard.host()
-    other = Job(hostyard.Agent(host), f"{host.workdir}/other", slot=f"{host.workdir}/slot")
+    local.plan("fine", workers=1)
+    host = local.host()
+    other = Job(local_fleet.Agent(host), f"{host.workdir}/other", slot=f"{host.workdir}/slot")
     other.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0))
-    busy = yard.folder / "busy"
+    busy = local.folder / "busy"
 
     def look(command: Command) -> None:
         if "start" in command.argv:
             busy.touch()
 
-    with yard.running(yard.fleet([Wire(host=host, before=look)], limits=Limits(every_sec=0.05))):
+    with local.running(local.fleet([CuttableHost(host=host, before=look)], limits=Limits(every_sec=0.05))):
         wait_for(busy.exists, "the trial's try to start")
         assert other.cancel(grace_sec=1.0).state is JobState.ENDED
-    assert yard.ends() == {"fine": "SUCCEEDED"}
-    assert yard.winner("fine")[0] == 1
+    assert local.ends() == {"fine": "SUCCEEDED"}
+    assert local.winner("fine")[0] == 1
 
 
-def test_a_results_folder_that_went_away_ends_the_run_with_the_reason_and_the_job_goes_on(yard: Yard) -> None:
-    yard.plan("slow", workers=1)
-    with pytest.raises((OSError, LedgerError)), yard.running(yard.fleet(yard.hosts(1))):  # noqa: PT012 - one run
-        wait_for(lambda: yard.noted("started"), "the start")
-        yard.run_folder.rename(yard.folder / "elsewhere")
-        yard.say_go()
-    assert yard.noted("succeeded")
-    assert not yard.run_folder.exists()
-    (yard.folder / "elsewhere").rename(yard.run_folder)
-    yard.fleet(yard.hosts(1)).run()
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert len(yard.noted("started")) == 1
+def test_a_results_folder_that_went_away_ends_the_run_with_the_reason_and_the_job_goes_on(local: LocalFleet) -> None:
+    local.plan("slow", workers=1)
+    with pytest.raises((OSError, LedgerError)), local.running(local.fleet(local.hosts(1))):  # noqa: PT012 - one run
+        wait_for(lambda: local.noted("started"), "the start")
+        local.run_folder.rename(local.folder / "elsewhere")
+        local.say_go()
+    assert local.noted("succeeded")
+    assert not local.run_folder.exists()
+    (local.folder / "elsewhere").rename(local.run_folder)
+    local.fleet(local.hosts(1)).run()
+    assert local.ends() == {"slow": "SUCCEEDED"}
+    assert len(local.noted("started")) == 1
 
 
-def test_one_unreachable_moment_is_not_told_as_a_loss(yard: Yard) -> None:
-    yard.plan("fine", workers=1)
+def test_one_unreachable_moment_is_not_told_as_a_loss(local: LocalFleet) -> None:
+    local.plan("fine", workers=1)
     failures = iter([True, True])
     heard: list[Happening] = []
 
@@ -292,7 +292,7 @@ def test_one_unreachable_moment_is_not_told_as_a_loss(yard: Yard) -> None:
         if next(failures, False):
             raise HostUnreachable("worker-1: connection refused")
 
-    wire = Wire(host=yard.host(), before=fail_twice)
-    yard.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0), on_event=lambda e: heard.append(e.happening)).run()
-    assert yard.ends() == {"fine": "SUCCEEDED"}
+    wire = CuttableHost(host=local.host(), before=fail_twice)
+    local.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0), on_event=lambda e: heard.append(e.happening)).run()
+    assert local.ends() == {"fine": "SUCCEEDED"}
     assert Happening.WORKER_LOST not in heard

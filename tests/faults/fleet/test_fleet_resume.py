@@ -9,18 +9,18 @@ import sys
 
 import pytest
 
-from tests.support.hosts import hostyard
-from tests.support.hosts.hostyard import Yard
+from tests.support.hosts import local_fleet
+from tests.support.hosts.local_fleet import LocalFleet
 
 KILLS = 12
 
 
-def operate(yard: Yard, *, workers: int, moments: int) -> int:
+def operate(local: LocalFleet, *, workers: int, moments: int) -> int:
     """One life of the operator; how it ended. `moments` 0: it is not killed."""
     done = subprocess.run(
-        [sys.executable, "-B", hostyard.__file__, str(yard.folder), str(workers), str(moments)],
+        [sys.executable, "-B", local_fleet.__file__, str(local.folder), str(workers), str(moments)],
         capture_output=True,
-        timeout=hostyard.PATIENCE_SEC,
+        timeout=local_fleet.PATIENCE_SEC,
         start_new_session=True,
         check=False,
     )
@@ -30,21 +30,21 @@ def operate(yard: Yard, *, workers: int, moments: int) -> int:
 
 @pytest.mark.parametrize(("seed", "replicate"), [(1, False), (2, True)])
 def test_an_operator_killed_a_dozen_times_repeats_nothing_and_loses_nothing(
-    yard: Yard, seed: int, replicate: bool
+    local: LocalFleet, seed: int, replicate: bool
 ) -> None:
     kinds = ["steps", "fine", "killed-once", "preempted-once", "oom-result", "crash", "exit-2"]
     names = [f"{kind} {number}" for number in range(1 if replicate else 3) for kind in kinds]
-    plan = yard.plan(*names, workers=3, replicate=replicate)
+    plan = local.plan(*names, workers=3, replicate=replicate)
     chooser, kills = random.Random(seed), 0
-    while operate(yard, workers=3, moments=chooser.randrange(1, 50) if kills < KILLS else 0) != 0:
+    while operate(local, workers=3, moments=chooser.randrange(1, 50) if kills < KILLS else 0) != 0:
         kills += 1
     assert kills >= 10, "the run was over before it was disturbed enough; plan more trials"
 
     expected = {"oom-result": "OUT_OF_MEMORY", "crash": "FAILED", "exit-2": "FAILED"}
-    ends = yard.ends()
+    ends = local.ends()
     for planned in plan.planned:
         end = expected.get(planned.trial.name.split()[0], "SUCCEEDED")
-        assert ends[planned.trial_id] == end, yard.reasons()[planned.trial_id]
-        words = [line.split()[0] for line in yard.log.read_text().splitlines() if line.split()[1] == planned.trial_id]
+        assert ends[planned.trial_id] == end, local.reasons()[planned.trial_id]
+        words = [line.split()[0] for line in local.log.read_text().splitlines() if line.split()[1] == planned.trial_id]
         assert words.count("succeeded") == (1 if end == "SUCCEEDED" else 0)
         assert words[-1] == ("succeeded" if end == "SUCCEEDED" else "started"), "started again after it had succeeded"

@@ -16,7 +16,7 @@ from remote.fleet.patience import Limits
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec
-from tests.support.hosts.hostyard import QUICK, Yard, wait_for
+from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
 
 # Far shorter than another operator's trial lasts: whoever takes a busy worker for a lost one gives it up.
 HASTY = replace(QUICK, lost_after_sec=0.2, give_up_after_sec=0.3)
@@ -28,83 +28,83 @@ def no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
 
 
-def somebody_elses(yard: Yard, worker: str, name: str = "other.1") -> Job:
-    host = yard.host(worker)
+def somebody_elses(local: LocalFleet, worker: str, name: str = "other.1") -> Job:
+    host = local.host(worker)
     job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=f"{host.workdir}/slot")
     job.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
     return job
 
 
-def second_run(yard: Yard, folder: Path, *names: str, **options: bool) -> Yard:
+def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) -> LocalFleet:
     """Another operator's run over the same workers: a folder of its own, the same hosts, the same bench's log."""
-    other = Yard(folder)
+    other = LocalFleet(folder)
     folder.mkdir()
     record: RunRecord = other.plan(*names, **options)
     replace(record, run_id="r2").write(other.run_folder)
-    other.log = yard.log
-    other.host = yard.host  # type: ignore[method-assign]
+    other.log = local.log
+    other.host = local.host  # type: ignore[method-assign]
     return other
 
 
-def test_a_worker_at_anothers_trial_is_waited_for_however_long_and_is_not_lost(yard: Yard) -> None:
-    yard.plan("fine", workers=1, replicate=True)
-    theirs, heard = somebody_elses(yard, "worker-1"), list[FleetEvent]()
-    with yard.running(yard.fleet(yard.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
+def test_a_worker_at_anothers_trial_is_waited_for_however_long_and_is_not_lost(local: LocalFleet) -> None:
+    local.plan("fine", workers=1, replicate=True)
+    theirs, heard = somebody_elses(local, "worker-1"), list[FleetEvent]()
+    with local.running(local.fleet(local.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
         # Longer than the fleet would wait for a worker that is lost.
         wait_for(lambda: [e for e in heard if e.happening is Happening.WORKER_BUSY], "it is said")
         assert not fleet.ledger.entries["fine.worker-1"].end
         theirs.cancel(grace_sec=1.0)
-    assert yard.ends() == {"fine.worker-1": "SUCCEEDED"}
-    assert yard.winner("fine.worker-1") == (1, "worker-1")
+    assert local.ends() == {"fine.worker-1": "SUCCEEDED"}
+    assert local.winner("fine.worker-1") == (1, "worker-1")
     assert Happening.WORKER_LOST not in {event.happening for event in heard}
     said = next(str(event.reason) for event in heard if event.happening is Happening.WORKER_BUSY)
     assert "worker-1: busy with" in said
     assert "theirs/other.1" in said
 
 
-def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_named(yard: Yard) -> None:
-    yard.plan("fine", workers=1, replicate=True, deadline_sec=1.0)
-    theirs = somebody_elses(yard, "worker-1", "leftover.1")
-    yard.fleet(yard.hosts(1), limits=HASTY).run()
-    assert yard.ends() == {"fine.worker-1": "LOST"}
-    assert "theirs/leftover.1" in (yard.reasons()["fine.worker-1"] or "")
+def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_named(local: LocalFleet) -> None:
+    local.plan("fine", workers=1, replicate=True, deadline_sec=1.0)
+    theirs = somebody_elses(local, "worker-1", "leftover.1")
+    local.fleet(local.hosts(1), limits=HASTY).run()
+    assert local.ends() == {"fine.worker-1": "LOST"}
+    assert "theirs/leftover.1" in (local.reasons()["fine.worker-1"] or "")
     theirs.cancel(grace_sec=1.0)
 
 
-def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(yard: Yard) -> None:
-    yard.plan("fine 1", "fine 2", "fine 3", workers=2)
-    theirs = somebody_elses(yard, "worker-1")
-    yard.fleet(yard.hosts(2), limits=HASTY).run()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    assert {line.split()[3] for line in yard.noted("started")} == {"worker-2"}
+def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(local: LocalFleet) -> None:
+    local.plan("fine 1", "fine 2", "fine 3", workers=2)
+    theirs = somebody_elses(local, "worker-1")
+    local.fleet(local.hosts(2), limits=HASTY).run()
+    assert set(local.ends().values()) == {"SUCCEEDED"}
+    assert {line.split()[3] for line in local.noted("started")} == {"worker-2"}
     theirs.cancel(grace_sec=1.0)
 
 
-def test_stopping_while_waiting_for_a_turn_ends_at_once_and_leaves_the_others_trial_alone(yard: Yard) -> None:
-    yard.plan("fine", workers=1, replicate=True)
-    theirs, heard = somebody_elses(yard, "worker-1"), list[FleetEvent]()
-    with yard.running(yard.fleet(yard.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
+def test_stopping_while_waiting_for_a_turn_ends_at_once_and_leaves_the_others_trial_alone(local: LocalFleet) -> None:
+    local.plan("fine", workers=1, replicate=True)
+    theirs, heard = somebody_elses(local, "worker-1"), list[FleetEvent]()
+    with local.running(local.fleet(local.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
         wait_for(lambda: [e for e in heard if e.happening is Happening.WORKER_BUSY], "it waits")
         fleet.stop()
-    assert yard.ends() == {"fine.worker-1": "CANCELLED"}
+    assert local.ends() == {"fine.worker-1": "CANCELLED"}
     assert theirs.status().state.value == "running"
     theirs.cancel(grace_sec=1.0)
 
 
 @pytest.mark.parametrize("limits", [HASTY, Limits(every_sec=0.05)])
 def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(
-    yard: Yard, tmp_path: Path, limits: Limits
+    local: LocalFleet, tmp_path: Path, limits: Limits
 ) -> None:
-    yard.plan("steps 1", "fine 2", "steps 3", workers=2, replicate=True)
-    other = second_run(yard, tmp_path / "other", "steps 4", "fine 5", "steps 6", replicate=True)
-    fleets = [each.fleet(yard.hosts(2), limits=limits) for each in (yard, other)]
-    with yard.running(fleets[0]), other.running(fleets[1]):
+    local.plan("steps 1", "fine 2", "steps 3", workers=2, replicate=True)
+    other = second_run(local, tmp_path / "other", "steps 4", "fine 5", "steps 6", replicate=True)
+    fleets = [each.fleet(local.hosts(2), limits=limits) for each in (local, other)]
+    with local.running(fleets[0]), other.running(fleets[1]):
         pass
-    for run in (yard, other):
+    for run in (local, other):
         assert len(run.ends()) == 6
         assert set(run.ends().values()) == {"SUCCEEDED"}
         assert run.ledger_lines("retried") == []
-    lines = [line.split() for line in yard.log.read_text().splitlines()]
+    lines = [line.split() for line in local.log.read_text().splitlines()]
     for worker in ("worker-1", "worker-2"):
         words = [f"{word} {trial_id}" for word, trial_id, _, where in lines if where == worker]
         # Nobody starts before the one that runs has succeeded.

@@ -20,16 +20,24 @@ from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder
-from tests.support.hosts.hostyard import PATIENCE_SEC, ROOT, Wire, Yard, processes_under, supervisor_of, wait_for
-from tests.support.machines.ssh_client import make_yard
+from tests.support.hosts.local_fleet import (
+    PATIENCE_SEC,
+    ROOT,
+    CuttableHost,
+    LocalFleet,
+    processes_under,
+    supervisor_of,
+    wait_for,
+)
+from tests.support.machines.ssh_client import local_or_ssh
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
 
 @pytest.fixture(params=["local", "ssh"])
-def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
-    with make_yard(request, tmp_path) as yard:
-        yield yard
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
+    with local_or_ssh(request, tmp_path) as local:
+        yield local
 
 
 @pytest.fixture
@@ -49,8 +57,8 @@ def python(script: str, *, deadline_sec: float = 60.0, grace_sec: float = 5.0) -
     return JobSpec(command=command, deadline_sec=deadline_sec, grace_sec=grace_sec, heartbeat_sec=0.05)
 
 
-def job_in(yard: Yard, name: str = "job", *, slot: bool = False) -> Job:
-    host = yard.host()
+def job_in(local: LocalFleet, name: str = "job", *, slot: bool = False) -> Job:
+    host = local.host()
     return Job(Agent(host), f"{host.workdir}/{name}", slot=f"{host.workdir}/slot" if slot else None)
 
 
@@ -72,31 +80,31 @@ def ended(job: Job) -> JobStatus:
     [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
 )
 def test_the_end_marker_carries_the_commands_own_exit_code(
-    yard: Yard, script: str, exit_code: int, number: int | None
+    local: LocalFleet, script: str, exit_code: int, number: int | None
 ) -> None:
-    job = job_in(yard)
+    job = job_in(local)
     job.start(shell(script))
     status = ended(job)
     assert (status.exit_code, status.signal, status.why) == (exit_code, number, "exited")
     assert json.loads(place(job, "end.json").read_text())["exit_code"] == exit_code
 
 
-def test_a_program_that_is_not_there_ends_with_127_and_says_so_in_the_log(yard: Yard) -> None:
-    job = job_in(yard)
+def test_a_program_that_is_not_there_ends_with_127_and_says_so_in_the_log(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(JobSpec(command=Command(argv=("/no/such/program",)), deadline_sec=60.0))
     assert ended(job).exit_code == 127
     assert job.log_tail() == ["/no/such/program: cannot be started: No such file or directory"]
 
 
-def test_the_end_marker_is_written_after_everything_the_command_left_behind_is_gone(yard: Yard) -> None:
-    job = job_in(yard)
+def test_the_end_marker_is_written_after_everything_the_command_left_behind_is_gone(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell("sleep 300 & setsid sleep 300 & exit 0"))
     assert ended(job).exit_code == 0
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_a_job_runs_in_its_folder_with_its_environment_and_files_and_keeps_what_it_prints(yard: Yard) -> None:
-    job = job_in(yard)
+def test_a_job_runs_in_its_folder_with_its_environment_and_files_and_keeps_what_it_prints(local: LocalFleet) -> None:
+    job = job_in(local)
     command = Command(argv=("sh", "-c", 'pwd; echo "$GREETING"; cat trial.json; echo oops >&2'))
     spec = JobSpec(
         command=Command(argv=command.argv, environment={"GREETING": "it's me"}),
@@ -108,18 +116,18 @@ def test_a_job_runs_in_its_folder_with_its_environment_and_files_and_keeps_what_
     assert job.log_tail() == [job.folder, "it's me", "{}", "oops"]
 
 
-def test_a_job_may_run_in_another_folder(yard: Yard) -> None:
-    elsewhere = yard.folder / "else where"
+def test_a_job_may_run_in_another_folder(local: LocalFleet) -> None:
+    elsewhere = local.folder / "else where"
     elsewhere.mkdir()
-    job = job_in(yard)
+    job = job_in(local)
     job.start(JobSpec(command=Command(argv=("pwd",), folder=str(elsewhere)), deadline_sec=60.0))
     ended(job)
     assert job.log_tail() == [str(elsewhere)]
 
 
 @pytest.mark.parametrize("name", ["with space", "qu'ote", 'double"quote', "dollar$HOME", "ünï-cödé", "new\nline", "-n"])
-def test_job_folders_may_have_odd_names(yard: Yard, name: str) -> None:
-    job = job_in(yard, name, slot=True)
+def test_job_folders_may_have_odd_names(local: LocalFleet, name: str) -> None:
+    job = job_in(local, name, slot=True)
     job.start(shell("echo here > mark"))
     assert ended(job).exit_code == 0
     assert place(job, "mark").read_text() == "here\n"
@@ -129,13 +137,13 @@ def test_job_folders_may_have_odd_names(yard: Yard, name: str) -> None:
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_a_job_outlives_the_process_that_started_it(yard: Yard, whole_group: bool) -> None:
-    job = job_in(yard)
+def test_a_job_outlives_the_process_that_started_it(local: LocalFleet, whole_group: bool) -> None:
+    job = job_in(local)
     script = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
-from tests.faults.jobs.test_job_faults import Yard, job_in, shell
+from tests.faults.jobs.test_job_faults import LocalFleet, job_in, shell
 from pathlib import Path
-job_in(Yard(Path({str(yard.folder)!r}))).start(shell({UNTIL_GO!r}))
+job_in(LocalFleet(Path({str(local.folder)!r}))).start(shell({UNTIL_GO!r}))
 print("started", flush=True)
 sys.stdin.read()
 """
@@ -152,8 +160,8 @@ sys.stdin.read()
     assert ended(job).exit_code == 0
 
 
-def test_the_heart_beats_while_the_command_runs(yard: Yard) -> None:
-    job = job_in(yard)
+def test_the_heart_beats_while_the_command_runs(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell(UNTIL_GO))
     beats: set[str] = set()
 
@@ -167,8 +175,8 @@ def test_the_heart_beats_while_the_command_runs(yard: Yard) -> None:
     ended(job)
 
 
-def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(yard: Yard) -> None:
-    job = job_in(yard)
+def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell(f"""echo '{{"step": 3}}' > progress.json; {UNTIL_GO}"""))
     wait_for(place(job, "progress.json").exists, "progress")
 
@@ -178,7 +186,7 @@ def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(yard: 
 
     with pytest.raises(KeyError, match="enough"):
         job.watch(hear, every_sec=0.05)
-    cut = Job(Agent(Wire(host=yard.host(), cuts=iter([30]))), job.folder)
+    cut = Job(Agent(CuttableHost(host=local.host(), cuts=iter([30]))), job.folder)
     with pytest.raises(HostUnreachable):
         cut.watch(lambda _: None, every_sec=0.05)
     assert job.status().state is JobState.RUNNING
@@ -186,10 +194,10 @@ def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(yard: 
     assert ended(job).exit_code == 0
 
 
-def test_a_stream_that_is_lost_with_success_reported_is_not_an_absent_job(yard: Yard) -> None:
-    job = job_in(yard)
+def test_a_stream_that_is_lost_with_success_reported_is_not_an_absent_job(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell(UNTIL_GO))
-    silent = Job(Agent(Wire(host=yard.host(), garble=lambda *_: b"")), job.folder)
+    silent = Job(Agent(CuttableHost(host=local.host(), garble=lambda *_: b"")), job.folder)
     with pytest.raises(HostUnreachable):
         silent.status()
     place(job, "go").touch()
@@ -216,15 +224,15 @@ def deaf_are_up(job: Job) -> bool:
     return len(list(Path(job.folder).glob("deaf.*"))) == 4
 
 
-def test_at_its_deadline_a_job_is_told_to_end_and_may_still_say_how(yard: Yard) -> None:
-    job = job_in(yard)
+def test_at_its_deadline_a_job_is_told_to_end_and_may_still_say_how(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell("trap 'exit 5' TERM; while :; do sleep 0.02; done", deadline_sec=0.3))
     status = ended(job)
     assert (status.why, status.exit_code) == ("deadline", 5)
 
 
-def test_a_job_deaf_to_its_deadline_is_killed_with_all_its_descendants(yard: Yard) -> None:
-    job = job_in(yard)
+def test_a_job_deaf_to_its_deadline_is_killed_with_all_its_descendants(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(python(DEAF, deadline_sec=1.0, grace_sec=0.2))
     status = ended(job)
     assert (status.why, status.exit_code, status.signal) == ("deadline", 137, 9)
@@ -232,16 +240,16 @@ def test_a_job_deaf_to_its_deadline_is_killed_with_all_its_descendants(yard: Yar
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_cancel_interrupts_first(yard: Yard) -> None:
-    job = job_in(yard)
+def test_cancel_interrupts_first(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell("trap 'exit 42' INT; trap 'exit 43' TERM; touch up; while :; do sleep 0.02; done"))
     wait_for(place(job, "up").exists, "the traps")
     status = job.cancel()
     assert (status.state, status.why, status.exit_code) == (JobState.ENDED, "cancelled", 42)
 
 
-def test_cancel_kills_what_is_deaf_with_all_its_descendants(yard: Yard) -> None:
-    job = job_in(yard)
+def test_cancel_kills_what_is_deaf_with_all_its_descendants(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(python(DEAF, grace_sec=0.1))
     wait_for(lambda: deaf_are_up(job), "four deaf processes")
     status = job.cancel()
@@ -249,24 +257,24 @@ def test_cancel_kills_what_is_deaf_with_all_its_descendants(yard: Yard) -> None:
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_a_termination_by_the_host_itself_is_told_from_a_cancel(yard: Yard) -> None:
-    job = job_in(yard)
+def test_a_termination_by_the_host_itself_is_told_from_a_cancel(local: LocalFleet) -> None:
+    job = job_in(local)
     job.start(shell("trap 'exit 143' TERM; touch up; while :; do sleep 0.02; done"))
     wait_for(place(job, "up").exists, "the trap")
     os.kill(supervisor_of(Path(job.folder)), signal.SIGTERM)
     assert (ended(job).why, ended(job).exit_code) == ("terminated", 143)
 
 
-def test_cancelling_what_has_ended_or_never_was_changes_nothing(yard: Yard) -> None:
-    job = job_in(yard)
+def test_cancelling_what_has_ended_or_never_was_changes_nothing(local: LocalFleet) -> None:
+    job = job_in(local)
     assert job.cancel().state is JobState.ABSENT
     job.start(shell("exit 7"))
     ended(job)
     assert (job.cancel().exit_code, job.cancel().why) == (7, "exited")
 
 
-def test_a_job_cancelled_while_it_waits_for_its_turn_never_begins(yard: Yard) -> None:
-    first, second = job_in(yard, "first", slot=True), job_in(yard, "second", slot=True)
+def test_a_job_cancelled_while_it_waits_for_its_turn_never_begins(local: LocalFleet) -> None:
+    first, second = job_in(local, "first", slot=True), job_in(local, "second", slot=True)
     first.start(shell(UNTIL_GO))
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(second.start, shell("touch ran"))
@@ -292,22 +300,22 @@ def pool_submit(work):  # type: ignore[no-untyped-def]
 # --- once, and one at a time ------------------------------------------------------------------------------------------
 
 
-def test_starting_twice_runs_once(yard: Yard) -> None:
-    job = job_in(yard)
-    job.start(shell(f"echo ran >> {shlex.quote(str(yard.folder))}/ran; {UNTIL_GO}"))
+def test_starting_twice_runs_once(local: LocalFleet) -> None:
+    job = job_in(local)
+    job.start(shell(f"echo ran >> {shlex.quote(str(local.folder))}/ran; {UNTIL_GO}"))
     assert job.start(shell("exit 9")).state is JobState.RUNNING
     place(job, "go").touch()
     ended(job)
     assert job.start(shell("exit 9")).exit_code == 0
-    assert (yard.folder / "ran").read_text() == "ran\n"
+    assert (local.folder / "ran").read_text() == "ran\n"
 
 
-def test_eight_starters_at_once_run_it_once(yard: Yard) -> None:
-    script = f"echo ran >> {shlex.quote(str(yard.folder))}/ran; {UNTIL_GO}"
+def test_eight_starters_at_once_run_it_once(local: LocalFleet) -> None:
+    script = f"echo ran >> {shlex.quote(str(local.folder))}/ran; {UNTIL_GO}"
     ready = threading.Barrier(8)
 
     def begin(_: int) -> JobState:
-        job = job_in(yard, slot=True)
+        job = job_in(local, slot=True)
         ready.wait()
         return job.start(shell(script)).state
 
@@ -315,18 +323,18 @@ def test_eight_starters_at_once_run_it_once(yard: Yard) -> None:
         states = list(pool.map(begin, range(8)))
     assert set(states) <= {JobState.RUNNING, JobState.WAITING}
     assert JobState.RUNNING in states
-    job = job_in(yard)
+    job = job_in(local)
     place(job, "go").touch()
     assert ended(job).exit_code == 0
-    assert (yard.folder / "ran").read_text() == "ran\n"
+    assert (local.folder / "ran").read_text() == "ran\n"
 
 
 @pytest.mark.usefixtures("no_patience")
-def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(yard: Yard) -> None:
+def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(local: LocalFleet) -> None:
     ready = threading.Barrier(6)
 
     def begin(number: int) -> str | None:
-        job = job_in(yard, f"job {number}", slot=True)
+        job = job_in(local, f"job {number}", slot=True)
         ready.wait()
         try:
             job.start(shell(f"touch ran; {UNTIL_GO}"))
@@ -337,7 +345,7 @@ def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(yard: Yard) 
     with ThreadPoolExecutor(6) as pool:
         holders = list(pool.map(begin, range(6)))
     assert holders.count(None) == 1
-    winner = job_in(yard, f"job {holders.index(None)}", slot=True)
+    winner = job_in(local, f"job {holders.index(None)}", slot=True)
     agent = winner.agent
     assert slot_holder(agent, f"{agent.host.workdir}/slot") == winner.folder
     assert [path.parent.name for path in Path(agent.host.workdir).glob("*/ran")] == [Path(winner.folder).name]
@@ -346,7 +354,7 @@ def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(yard: Yard) 
     ended(winner)
     assert slot_holder(agent, f"{agent.host.workdir}/slot") is None
 
-    loser = job_in(yard, f"job {(holders.index(None) + 1) % 6}", slot=True)
+    loser = job_in(local, f"job {(holders.index(None) + 1) % 6}", slot=True)
     place(loser, "go").touch()
     loser.start(shell("exit 1"))
     assert ended(loser).exit_code == 0  # the spec it was claimed with stands
@@ -355,33 +363,33 @@ def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(yard: Yard) 
 # --- a supervisor that is killed --------------------------------------------------------------------------------------
 
 
-def test_a_killed_supervisor_takes_its_command_along_and_the_job_is_lost(yard: Yard) -> None:
-    job = job_in(yard, slot=True)
+def test_a_killed_supervisor_takes_its_command_along_and_the_job_is_lost(local: LocalFleet) -> None:
+    job = job_in(local, slot=True)
     job.start(python("import time; time.sleep(300)"))
     os.kill(supervisor_of(Path(job.folder)), signal.SIGKILL)
     wait_for(lambda: processes_under(Path(job.folder)) == {}, "the command's death")
     assert job.status().state is JobState.LOST
     assert job.start(shell("exit 0")).state is JobState.LOST
-    after = job_in(yard, "after", slot=True)
+    after = job_in(local, "after", slot=True)
     after.start(shell("exit 0"))
     assert ended(after).exit_code == 0
 
 
 @pytest.mark.usefixtures("no_patience")
-def test_an_orphan_of_a_killed_supervisor_keeps_the_slot(yard: Yard) -> None:
+def test_an_orphan_of_a_killed_supervisor_keeps_the_slot(local: LocalFleet) -> None:
     """The command itself dies with its supervisor; a child it has forked may not, and may be using the GPU."""
-    job = job_in(yard, slot=True)
+    job = job_in(local, slot=True)
     job.start(shell("sleep 300 & touch up; wait"))
     wait_for(place(job, "up").exists, "the orphan to be")
     os.kill(supervisor_of(Path(job.folder)), signal.SIGKILL)
     wait_for(lambda: job.status().state is JobState.LOST, "the loss")
     with pytest.raises(HostBusy) as busy:
-        job_in(yard, "after", slot=True).start(shell("touch ran"))
+        job_in(local, "after", slot=True).start(shell("touch ran"))
     assert busy.value.holder == job.folder
-    assert not Path(yard.host().workdir, "after", "ran").exists()
+    assert not Path(local.host().workdir, "after", "ran").exists()
 
-    yard.sweep()
-    after = job_in(yard, "after", slot=True)
+    local.sweep()
+    after = job_in(local, "after", slot=True)
     after.start(shell("touch ran"))
     assert ended(after).exit_code == 0
 
@@ -389,8 +397,8 @@ def test_an_orphan_of_a_killed_supervisor_keeps_the_slot(yard: Yard) -> None:
 # --- a host that cannot -----------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_cannot_be_made_is_refused_with_the_reason(yard: Yard) -> None:
-    agent = yard.agent()
+def test_a_job_that_cannot_be_made_is_refused_with_the_reason(local: LocalFleet) -> None:
+    agent = local.agent()
     assert slot_holder(agent, f"{agent.host.workdir}/slot") is None
     Path(agent.host.workdir, "file").write_text("in the way")
     with pytest.raises(HostRefused, match="File exists"):
@@ -403,21 +411,21 @@ def test_a_job_that_cannot_be_made_is_refused_with_the_reason(yard: Yard) -> Non
     assert Job(agent, f"{agent.host.workdir}/job").status().state is JobState.ABSENT
 
 
-def test_a_program_cut_short_on_its_way_to_the_host_is_not_installed(yard: Yard) -> None:
-    class Short(Wire):
+def test_a_program_cut_short_on_its_way_to_the_host_is_not_installed(local: LocalFleet) -> None:
+    class Short(CuttableHost):
         def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
             return super().run(command, stdin=stdin[:1000] if isinstance(stdin, bytes) else stdin, **rest)
 
-    job = Job(Agent(Short(host=yard.host())), f"{yard.host().workdir}/job")
+    job = Job(Agent(Short(host=local.host())), f"{local.host().workdir}/job")
     with pytest.raises(HostUnreachable, match="cut short"):
         job.status()
-    assert job_in(yard).status().state is JobState.ABSENT
+    assert job_in(local).status().state is JobState.ABSENT
 
 
 def test_a_job_on_a_full_disk_is_refused_and_one_that_fills_it_ends_once_there_is_room(
-    yard: Yard, small_disk: Path
+    local: LocalFleet, small_disk: Path
 ) -> None:
-    host = yard.host(workdir=small_disk / "work")
+    host = local.host(workdir=small_disk / "work")
     agent = Agent(host)
     job = Job(agent, f"{host.workdir}/job", slot=f"{host.workdir}/slot")
     job.start(shell("cat /dev/zero > filler; echo filled > /dev/null"))

@@ -24,18 +24,18 @@ from remote.hosts.command import Command
 from remote.hosts.host import HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_of
-from tests.support.hosts.hostyard import kill_kubectls
+from tests.support.hosts.local_fleet import kill_kubectls
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.kubernetes.given import GivenCluster
-from tests.support.pods import EVICTION, LIMITS, PodYard, hasty, started
+from tests.support.pods import EVICTION, LIMITS, PodFleet, hasty, started
 
 PODS = 3
 
 
 @pytest.fixture
-def yard(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[PodYard]:
-    with started(tmp_path, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION) as yard:
-        yield yard
+def pod_fleet(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
+    with started(tmp_path, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION) as pods:
+        yield pods
 
 
 def by_hand() -> list[tuple[int, int]]:
@@ -47,10 +47,10 @@ def by_hand() -> list[tuple[int, int]]:
 class Dice:
     """Throws `count` faults, one after the other, or until it is told to stop, then mends all that can be mended."""
 
-    def __init__(self, yard: PodYard, seed: int, count: int) -> None:
+    def __init__(self, pods: PodFleet, seed: int, count: int) -> None:
         self._left = count  # on a slow machine a run could be disturbed for ever
-        self.yard, self.faults, self.chooser = yard, yard.cluster.faults, random.Random(seed)
-        self.nodes = sorted({str(pod["node"]) for pod in yard.live()})
+        self.pods, self.faults, self.chooser = pods, pods.cluster.faults, random.Random(seed)
+        self.nodes = sorted({str(pod["node"]) for pod in pods.live()})
         self.thrown: Counter[str] = Counter()
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._throw_on, daemon=True)
@@ -73,8 +73,8 @@ class Dice:
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
         throws: list[Callable[[], None]] = [*anywhere, *by_program, *by_switch]
-        if isinstance(self.yard.cluster, GivenCluster):
-            throws = [*anywhere, *(by_program if self.yard.cluster.gift.faults else [])]
+        if isinstance(self.pods.cluster, GivenCluster):
+            throws = [*anywhere, *(by_program if self.pods.cluster.gift.faults else [])]
         try:
             while self._left and not self._enough.wait(self.chooser.uniform(0.1, 0.7)):
                 self._left -= 1
@@ -86,11 +86,11 @@ class Dice:
             self.failure = error
 
     def _mend(self) -> None:
-        self.yard.free_volume()
-        self.yard.mend()
+        self.pods.free_volume()
+        self.pods.mend()
 
     def _pod(self) -> dict[str, object] | None:
-        live = sorted(self.yard.live(), key=lambda pod: str(pod["name"]))
+        live = sorted(self.pods.live(), key=lambda pod: str(pod["name"]))
         return self.chooser.choice(live) if live else None
 
     def _stream(self) -> None:
@@ -107,7 +107,7 @@ class Dice:
         if pod is None:
             return
         with contextlib.suppress(RuntimeError):  # the pod went away in between
-            running = self.yard.cluster.processes(str(pod["name"]))
+            running = self.pods.cluster.processes(str(pod["name"]))
             ours = sorted(pid for pid, argv in running.items() if "fake_bench" in str(argv) or " start " in str(argv))
             if ours:
                 self.faults.kill(str(pod["name"]), self.chooser.choice(ours))
@@ -176,10 +176,10 @@ class Dice:
         quota = {
             "apiVersion": "v1",
             "kind": "ResourceQuota",
-            "metadata": {"name": "few", "namespace": self.yard.namespace},
+            "metadata": {"name": "few", "namespace": self.pods.namespace},
             "spec": {"hard": {"requests.nvidia.com/gpu": "1", "pods": "1"}},
         }
-        kubectl, where = self.yard.cluster.kubectl, f"--namespace={self.yard.namespace}"
+        kubectl, where = self.pods.cluster.kubectl, f"--namespace={self.pods.namespace}"
         kubectl("apply", "-f", "-", stdin=json.dumps(quota).encode())  # the server may be away
         self._delete()
         self._for_a_while()
@@ -195,13 +195,13 @@ class Dice:
             self.faults.set_gpus(str(pod["node"]), 1)
 
     def _full_volume(self) -> None:
-        self.yard.fill_volume()
+        self.pods.fill_volume()
         self._enough.wait(self.chooser.uniform(0.3, 2.0))
-        self.yard.free_volume()
+        self.pods.free_volume()
 
     def _other_operator(self) -> None:
         """Somebody else's trial of one second, in whichever pod has its slot free or gets it free."""
-        host = self.chooser.choice(hasty(self.yard.pod_hosts(), 2.0))
+        host = self.chooser.choice(hasty(self.pods.pod_hosts(), 2.0))
         name = f"{self.chooser.randrange(10**9)}.1"
         job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_of(host))
         with contextlib.suppress(HostError):  # it has no better luck with this cluster than we have
@@ -213,17 +213,17 @@ class Dice:
     ("seed", "rounds"),
     [(21, 2), *[pytest.param(seed, rounds, marks=pytest.mark.slow) for seed, rounds in ((22, 2), (23, 4))], *by_hand()],
 )
-def test_whatever_befalls_the_pods_every_trial_has_one_true_end(yard: PodYard, seed: int, rounds: int) -> None:
+def test_whatever_befalls_the_pods_every_trial_has_one_true_end(pods: PodFleet, seed: int, rounds: int) -> None:
     names = [f"{kind} {number}" for number in range(rounds) for kind in ("steps", "fine", "killed-once", "oom-result")]
-    yard.plan(*names, workers=PODS)
+    pods.plan(*names, workers=PODS)
     # A full volume fails an attempt in a moment, and may last for some of them.
     limits = replace(LIMITS, give_up_after_sec=400.0, max_attempts=100)
-    fleet = yard.pod_fleet(hosts=hasty(yard.pod_hosts(), 2.0), limits=limits)
-    with Dice(yard, seed, count=12 * rounds) as dice:
+    fleet = pods.pod_fleet(hosts=hasty(pods.pod_hosts(), 2.0), limits=limits)
+    with Dice(pods, seed, count=12 * rounds) as dice:
         fleet.run()
     # Which faults fall depends on how long the run takes, not on the seed alone: one of seconds has met two kinds.
     assert dice.thrown, "the dice were too kind to show anything"
-    for trial_id, end in yard.ends().items():
+    for trial_id, end in pods.ends().items():
         wanted = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
-        assert end == wanted, (trial_id, yard.reasons()[trial_id], dice.thrown)
-    assert yard.started_after_success() == []
+        assert end == wanted, (trial_id, pods.reasons()[trial_id], dice.thrown)
+    assert pods.started_after_success() == []

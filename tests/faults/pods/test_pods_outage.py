@@ -18,13 +18,13 @@ from remote.fleet.patience import Limits
 from remote.hosts.host import HostError
 from tasks.fleet.execute import ONE_TRY_SEC
 from tasks.settings.sections import FleetSection
-from tests.support.hosts.hostyard import wait_for
+from tests.support.hosts.local_fleet import wait_for
 from tests.support.kubernetes.given import GivenCluster
-from tests.support.pods import PodYard, fixtures
+from tests.support.pods import PodFleet, fixtures
 
 PODS = 3
 OUTAGE_SEC = 30.0
-shared_yard, yard = fixtures(PODS)
+shared_fleet, pods = fixtures(PODS)
 
 
 def shipped() -> Limits:
@@ -38,30 +38,30 @@ def shipped() -> Limits:
 
 
 def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_twice(
-    yard: PodYard, tmp_path: Path
+    pods: PodFleet, tmp_path: Path
 ) -> None:
-    yard.plan("slow middle", "success-then-lingers last", workers=2)
+    pods.plan("slow middle", "success-then-lingers last", workers=2)
     (tmp_path / "late").mkdir()
-    late = PodYard(tmp_path / "late", yard.cluster, PODS)
+    late = PodFleet(tmp_path / "late", pods.cluster, PODS)
     late.plan("fine start", workers=1)
-    hosts = yard.pod_hosts()
+    hosts = pods.pod_hosts()
     limits = shipped()
-    fleet = yard.pod_fleet(hosts=hosts[:2], limits=limits, on_event=yard.heard.append)
-    with yard.running(fleet):
-        wait_for(lambda: yard.noted("started", "slow-middle") and yard.noted("succeeded"), "one runs, one is done")
+    fleet = pods.pod_fleet(hosts=hosts[:2], limits=limits, on_event=pods.heard.append)
+    with pods.running(fleet):
+        wait_for(lambda: pods.noted("started", "slow-middle") and pods.noted("succeeded"), "one runs, one is done")
         went = time.monotonic()
-        yard.cluster.faults.server_gone()
+        pods.cluster.faults.server_gone()
         # The third worker's job is to begin while nobody can be reached, the other two's to end.
         with late.running(late.pod_fleet(hosts=late.pod_hosts()[2:], limits=limits, on_event=late.heard.append)):
             wait_for(lambda: late.ledger_lines("started"), "an attempt is written down")
             assert not late.noted("started")
-            yard.say_go()
+            pods.say_go()
             # The one that lingers notes its success a second time when it is told to go.
-            wait_for(lambda: len({line.split()[1] for line in yard.noted("succeeded")}) == 2, "the trials go on")
+            wait_for(lambda: len({line.split()[1] for line in pods.noted("succeeded")}) == 2, "the trials go on")
             wait_for(lambda: time.monotonic() >= went + OUTAGE_SEC, "the outage's end")
-            assert yard.ledger_lines("ended") == []
-            yard.cluster.faults.server_back()
-    for run, count in ((yard, 2), (late, 1)):
+            assert pods.ledger_lines("ended") == []
+            pods.cluster.faults.server_back()
+    for run, count in ((pods, 2), (late, 1)):
         assert len(run.ends()) == count
         assert set(run.ends().values()) == {"SUCCEEDED"}
         assert run.ledger_lines("retried") == []
@@ -69,42 +69,42 @@ def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_tw
         assert run.heard_of(Happening.WORKER_LOST) == []
 
 
-def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_on(yard: PodYard) -> None:
+def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_on(pods: PodFleet) -> None:
     """Its pods say Running all the time; Kubernetes gives them up after 30 s (their tolerations), which do not pass."""
-    if isinstance(yard.cluster, GivenCluster):
+    if isinstance(pods.cluster, GivenCluster):
         pytest.skip("a real node is NotReady after 50 s of silence, which three trials of this test do not outlive")
-    faults = yard.cluster.faults
+    faults = pods.cluster.faults
 
     def strike(pod: dict[str, object]) -> None:
         faults.lose_node(str(pod["node"]), processes_die=False)
-        shown = yard.cluster.pod(str(pod["name"])) or {}
+        shown = pods.cluster.pod(str(pod["name"])) or {}
         assert shown["status"]["phase"] == "Running"
 
         def seen() -> bool:
-            yard.pods.doubt()
+            pods.pods.doubt()
             with contextlib.suppress(HostError):
-                return any(one.name == pod["name"] and not one.is_ready for one in yard.pods.all())
+                return any(one.name == pod["name"] and not one.is_ready for one in pods.pods.all())
             return False
 
-        yard.cluster.wait_until(seen, "its pod is not Ready")
+        pods.cluster.wait_until(seen, "its pod is not Ready")
         faults.find_node(str(pod["node"]))
 
-    assert yard.struck(strike, limits=shipped()) == {"start": 1, "middle": 1, "last": 1}
-    assert yard.heard_of(Happening.WORKER_LOST) == []
+    assert pods.struck(strike, limits=shipped()) == {"start": 1, "middle": 1, "last": 1}
+    assert pods.heard_of(Happening.WORKER_LOST) == []
 
 
-def test_a_black_hole_of_20_s_is_borne_by_a_stream_that_is_given_up_after_15(yard: PodYard) -> None:
-    yard.plan("slow", workers=1)
-    heard_of_it = yard.pod_hosts()[:1]
-    with yard.running(yard.pod_fleet(hosts=heard_of_it, limits=shipped(), on_event=yard.heard.append)):
-        wait_for(lambda: yard.heard_of(Happening.PROGRESS), "it is followed")
-        yard.cluster.faults.silence()
-        yard.say_go()
-        wait_for(lambda: yard.noted("succeeded"), "it ends unseen")
-        known, until = len(yard.heard), time.monotonic() + 20.0
+def test_a_black_hole_of_20_s_is_borne_by_a_stream_that_is_given_up_after_15(pods: PodFleet) -> None:
+    pods.plan("slow", workers=1)
+    heard_of_it = pods.pod_hosts()[:1]
+    with pods.running(pods.pod_fleet(hosts=heard_of_it, limits=shipped(), on_event=pods.heard.append)):
+        wait_for(lambda: pods.heard_of(Happening.PROGRESS), "it is followed")
+        pods.cluster.faults.silence()
+        pods.say_go()
+        wait_for(lambda: pods.noted("succeeded"), "it ends unseen")
+        known, until = len(pods.heard), time.monotonic() + 20.0
         wait_for(lambda: time.monotonic() > until, "20 s have passed")
-        assert yard.heard[known:] == []
-        yard.cluster.faults.speak()
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert yard.ledger_lines("retried") == []
-    assert yard.heard_of(Happening.WORKER_LOST) == []
+        assert pods.heard[known:] == []
+        pods.cluster.faults.speak()
+    assert pods.ends() == {"slow": "SUCCEEDED"}
+    assert pods.ledger_lines("retried") == []
+    assert pods.heard_of(Happening.WORKER_LOST) == []

@@ -17,20 +17,20 @@ from typing import Any
 
 import pytest
 
+import tests.support.pods
 from bench.records.layout import LEDGER_FILE
 from remote.fleet.events import Happening
 from remote.fleet.ledger import Ledger
-from tests.support import pods as podyard
-from tests.support.hosts.hostyard import kill_kubectls, wait_for
-from tests.support.pods import EVICTION, LIMITS, PodYard, fixtures, hasty, started, worker_of
+from tests.support.hosts.local_fleet import kill_kubectls, wait_for
+from tests.support.pods import EVICTION, LIMITS, PodFleet, fixtures, hasty, started, worker_of
 
 PODS = 3
-shared_yard, yard = fixtures(PODS, toleration_scale=EVICTION)
+shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION)
 
 
 @pytest.mark.parametrize("fault", ["deleted", "evicted", "out of memory", "node lost"])
-def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(yard: PodYard, fault: str) -> None:
-    faults = yard.cluster.faults
+def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet, fault: str) -> None:
+    faults = pods.cluster.faults
 
     def strike(pod: dict[str, Any]) -> None:
         if fault == "deleted":
@@ -42,10 +42,10 @@ def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(yard: PodYard, faul
         else:
             faults.lose_node(pod["node"])
             # Its replacement finds no place until a node is back: there is one for each pod.
-            yard.cluster.wait_until(lambda: pod["name"] not in str(yard.live()), "the pod is given up")
+            pods.cluster.wait_until(lambda: pod["name"] not in str(pods.live()), "the pod is given up")
             faults.find_node(pod["node"])
 
-    starts = yard.struck(strike)
+    starts = pods.struck(strike)
     assert starts["middle"] in (2, 3), "3: it was handed to the worker that was struck last"
     assert starts["last"] == 1, "it was done, and what it wrote lay on the shared volume"
     assert starts["start"] <= 2
@@ -54,8 +54,8 @@ def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(yard: PodYard, faul
 @pytest.mark.parametrize(
     "fault", ["streams cut", "streams frozen", "server gone", "black hole", "kubelet restarted", "kubectl killed"]
 )
-def test_losing_the_view_costs_nothing(yard: PodYard, fault: str) -> None:
-    faults = yard.cluster.faults
+def test_losing_the_view_costs_nothing(pods: PodFleet, fault: str) -> None:
+    faults = pods.cluster.faults
 
     def strike(pod: dict[str, Any]) -> None:
         if fault == "streams cut":
@@ -72,20 +72,20 @@ def test_losing_the_view_costs_nothing(yard: PodYard, fault: str) -> None:
         else:
             kill_kubectls()
 
-    assert yard.struck(strike) == {"start": 1, "middle": 1, "last": 1}
+    assert pods.struck(strike) == {"start": 1, "middle": 1, "last": 1}
 
 
 @pytest.mark.parametrize("fault", ["credentials expired", "exec forbidden", "pods forbidden"])
-def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(yard: PodYard, fault: str) -> None:
+def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: PodFleet, fault: str) -> None:
     """Nothing in the pods changes when a token runs out: no trial is handed on, none is begun again."""
-    faults = yard.cluster.faults
+    faults = pods.cluster.faults
 
     def all_are_back() -> bool:
-        return len(yard.heard_of(Happening.WORKER_LOST)) == len(yard.heard_of(Happening.WORKER_BACK))
+        return len(pods.heard_of(Happening.WORKER_LOST)) == len(pods.heard_of(Happening.WORKER_BACK))
 
     def strike(pod: dict[str, Any]) -> None:
         wait_for(all_are_back, "the last strike is over")  # who is lost already does not say so again
-        known = len(yard.heard_of(Happening.WORKER_LOST))
+        known = len(pods.heard_of(Happening.WORKER_LOST))
         if fault == "credentials expired":
             faults.expire_credentials()
         elif fault == "exec forbidden":
@@ -99,67 +99,67 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(yard: Po
             # before may come after, and a list of pods of less than 2 s ago is not asked for again.
             faults.end_streams(pod["node"], "close-1000-without-status")
             time.sleep(0.3)
-            return len(yard.heard_of(Happening.WORKER_LOST)) > known
+            return len(pods.heard_of(Happening.WORKER_LOST)) > known
 
         wait_for(is_said, "it is said")
         faults.clear()
 
-    assert yard.struck(strike) == {"start": 1, "middle": 1, "last": 1}
+    assert pods.struck(strike) == {"start": 1, "middle": 1, "last": 1}
     remedy = "renew the kubeconfig" if fault == "credentials expired" else "the account has no right to"
-    assert all(remedy in str(event.reason) for event in yard.heard_of(Happening.WORKER_LOST))
+    assert all(remedy in str(event.reason) for event in pods.heard_of(Happening.WORKER_LOST))
 
 
 @pytest.mark.parametrize("fault", ["image cannot be pulled", "quota used up", "no GPU left"])
-def test_a_replacement_that_cannot_come_up_holds_nothing_up(yard: PodYard, fault: str) -> None:
-    faults = yard.cluster.faults
+def test_a_replacement_that_cannot_come_up_holds_nothing_up(pods: PodFleet, fault: str) -> None:
+    faults = pods.cluster.faults
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
-        "metadata": {"name": "few", "namespace": yard.namespace},
+        "metadata": {"name": "few", "namespace": pods.namespace},
         "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
     }
-    yard.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
-    with yard.running(yard.pod_fleet(hosts=hasty(yard.pod_hosts()), on_event=yard.heard.append)):
-        wait_for(lambda: len(yard.noted("started")) == PODS and yard.noted("succeeded"), "all of them run")
+    pods.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
+    with pods.running(pods.pod_fleet(hosts=hasty(pods.pod_hosts()), on_event=pods.heard.append)):
+        wait_for(lambda: len(pods.noted("started")) == PODS and pods.noted("succeeded"), "all of them run")
         if fault == "image cannot be pulled":
             faults.fail_pulls("*", "timeout")
         elif fault == "quota used up":
-            yard.cluster.apply(quota)
-        begun = (*yard.noted("started", "slow-middle"), *yard.noted("succeeded"))
-        doomed = [yard.pod_of(line.split()[3]) for line in begun]
+            pods.cluster.apply(quota)
+        begun = (*pods.noted("started", "slow-middle"), *pods.noted("succeeded"))
+        doomed = [pods.pod_of(line.split()[3]) for line in begun]
         for pod in doomed:
             if fault == "no GPU left":
                 faults.set_gpus(pod["node"], 0)
             faults.delete_pod(pod["name"], grace=0)
         for worker in map(worker_of, doomed):
-            wait_for(lambda w=worker: yard.heard_of(Happening.WORKER_LOST, w), "its worker counts as lost")
+            wait_for(lambda w=worker: pods.heard_of(Happening.WORKER_LOST, w), "its worker counts as lost")
         # The worker that is left runs what the others cannot, and takes in what was done.
-        yard.say_go()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    assert yard.started_after_success() == []
-    left = yard.noted("started", "slow-start")[0].split()[3]
-    assert [line.split()[3] for line in yard.noted("started", "slow-middle")][1:] == [left]
-    assert len(yard.noted("started", "success-then-lingers-last")) == 1
-    reasons = {str(event.reason) for event in yard.heard_of(Happening.WORKER_LOST)}
+        pods.say_go()
+    assert set(pods.ends().values()) == {"SUCCEEDED"}
+    assert pods.started_after_success() == []
+    left = pods.noted("started", "slow-start")[0].split()[3]
+    assert [line.split()[3] for line in pods.noted("started", "slow-middle")][1:] == [left]
+    assert len(pods.noted("started", "success-then-lingers-last")) == 1
+    reasons = {str(event.reason) for event in pods.heard_of(Happening.WORKER_LOST)}
     # A real Job keeps the pod that was deleted until its replacement has been made.
     signs = ("Pending", "no pod has index", "being deleted")
     assert any(sign in reason for sign in signs for reason in reasons), reasons
 
 
-def test_a_trial_goes_back_into_the_queue_once_and_a_resumed_run_tries_again(yard: PodYard) -> None:
-    yard.plan("slow", workers=1)
-    hosts, limits = hasty(yard.pod_hosts())[:1], replace(LIMITS, max_attempts=2)
-    with yard.running(yard.pod_fleet(hosts=hosts, limits=limits)):
+def test_a_trial_goes_back_into_the_queue_once_and_a_resumed_run_tries_again(pods: PodFleet) -> None:
+    pods.plan("slow", workers=1)
+    hosts, limits = hasty(pods.pod_hosts())[:1], replace(LIMITS, max_attempts=2)
+    with pods.running(pods.pod_fleet(hosts=hosts, limits=limits)):
         for attempt in (1, 2):
-            wait_for(lambda n=attempt: len(yard.noted("started")) == n, f"attempt {attempt}")
-            yard.cluster.faults.delete_pod(yard.pod_of("worker-1")["name"], grace=0)
-    assert yard.ends() == {"slow": "LOST"}
-    assert "its job died with its worker" in (yard.reasons()["slow"] or "")
-    with yard.running(yard.pod_fleet(hosts=hosts, limits=limits)):
-        wait_for(lambda: len(yard.noted("started")) == 3, "the resumed run's attempt")
-        yard.say_go()
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert yard.winner("slow") == (3, "worker-1")
+            wait_for(lambda n=attempt: len(pods.noted("started")) == n, f"attempt {attempt}")
+            pods.cluster.faults.delete_pod(pods.pod_of("worker-1")["name"], grace=0)
+    assert pods.ends() == {"slow": "LOST"}
+    assert "its job died with its worker" in (pods.reasons()["slow"] or "")
+    with pods.running(pods.pod_fleet(hosts=hosts, limits=limits)):
+        wait_for(lambda: len(pods.noted("started")) == 3, "the resumed run's attempt")
+        pods.say_go()
+    assert pods.ends() == {"slow": "SUCCEEDED"}
+    assert pods.winner("slow") == (3, "worker-1")
 
 
 def test_a_full_volume_ends_trials_with_the_reason_and_room_lets_them_go_on(
@@ -168,51 +168,51 @@ def test_a_full_volume_ends_trials_with_the_reason_and_room_lets_them_go_on(
     """Full before a trial has a place there, when it writes its result, and after that: only the last succeeds."""
     if pytestconfig.getoption("kubeconfig"):
         pytest.skip("a volume of 4 MiB needs the tests' own cluster, and --kubeconfig names another")
-    with started(tmp_path, PODS, pytestconfig, volume_size="4m") as yard:
-        yard.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
-        hosts = hasty(yard.pod_hosts())[:2]
-        with yard.running(yard.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):
-            wait_for(lambda: yard.noted("started", "slow-middle") and yard.noted("succeeded"), "one runs, one is done")
-            yard.fill_volume()
-            yard.say_go()
-        assert yard.ends() == {"slow-middle": "LOST", "success-then-lingers-last": "SUCCEEDED", "fine-start": "LOST"}
+    with started(tmp_path, PODS, pytestconfig, volume_size="4m") as pods:
+        pods.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
+        hosts = hasty(pods.pod_hosts())[:2]
+        with pods.running(pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):
+            wait_for(lambda: pods.noted("started", "slow-middle") and pods.noted("succeeded"), "one runs, one is done")
+            pods.fill_volume()
+            pods.say_go()
+        assert pods.ends() == {"slow-middle": "LOST", "success-then-lingers-last": "SUCCEEDED", "fine-start": "LOST"}
         for trial_id in ("slow-middle", "fine-start"):
-            assert "No space left on device" in (yard.reasons()[trial_id] or "")
-        yard.free_volume()
-        yard.pod_fleet(hosts=hosts).run()
-        assert set(yard.ends().values()) == {"SUCCEEDED"}
-        assert yard.started_after_success() == []
+            assert "No space left on device" in (pods.reasons()[trial_id] or "")
+        pods.free_volume()
+        pods.pod_fleet(hosts=hosts).run()
+        assert set(pods.ends().values()) == {"SUCCEEDED"}
+        assert pods.started_after_success() == []
 
 
-def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_counts(yard: PodYard) -> None:
+def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_counts(pods: PodFleet) -> None:
     """Nobody has noticed yet that the node is gone: its pod says Running and Ready, and nothing answers."""
-    yard.plan("slow", workers=2)
-    hosts = hasty(yard.pod_hosts())[:2]
-    with yard.running(yard.pod_fleet(hosts=hosts, limits=replace(LIMITS, lost_after_sec=3.0))):
-        wait_for(lambda: yard.noted("started"), "the trial runs")
-        worker = yard.noted("started")[0].split()[3]
-        node = yard.pod_of(worker)["node"]
-        yard.cluster.faults.silence_node(node)
-        wait_for(lambda: len(yard.noted("started")) == 2, "another pod has begun it")
-        yard.say_go(attempt=2)
-        wait_for(lambda: yard.noted("succeeded"), "the second attempt is done")
-        yard.cluster.faults.find_node(node)
-    assert yard.ends() == {"slow": "SUCCEEDED"}
-    assert yard.winner("slow")[0] == 2
-    assert [line.split()[2] for line in yard.noted("succeeded")] == ["2"]
+    pods.plan("slow", workers=2)
+    hosts = hasty(pods.pod_hosts())[:2]
+    with pods.running(pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, lost_after_sec=3.0))):
+        wait_for(lambda: pods.noted("started"), "the trial runs")
+        worker = pods.noted("started")[0].split()[3]
+        node = pods.pod_of(worker)["node"]
+        pods.cluster.faults.silence_node(node)
+        wait_for(lambda: len(pods.noted("started")) == 2, "another pod has begun it")
+        pods.say_go(attempt=2)
+        wait_for(lambda: pods.noted("succeeded"), "the second attempt is done")
+        pods.cluster.faults.find_node(node)
+    assert pods.ends() == {"slow": "SUCCEEDED"}
+    assert pods.winner("slow")[0] == 2
+    assert [line.split()[2] for line in pods.noted("succeeded")] == ["2"]
 
 
-def test_a_new_operator_finds_what_runs_and_what_has_ended(yard: PodYard) -> None:
-    yard.plan("slow a", "success-then-lingers b", workers=2)
-    argv = [sys.executable, "-B", podyard.__file__, str(yard.folder), str(yard.cluster.kubeconfig)]
-    argv += [yard.namespace, yard.label]
+def test_a_new_operator_finds_what_runs_and_what_has_ended(pods: PodFleet) -> None:
+    pods.plan("slow a", "success-then-lingers b", workers=2)
+    argv = [sys.executable, "-B", tests.support.pods.__file__, str(pods.folder), str(pods.cluster.kubeconfig)]
+    argv += [pods.namespace, pods.label]
     with subprocess.Popen(argv, start_new_session=True) as operator:
         try:
-            wait_for(lambda: yard.noted("started", "slow-a") and yard.noted("succeeded"), "one runs and one is done")
+            wait_for(lambda: pods.noted("started", "slow-a") and pods.noted("succeeded"), "one runs and one is done")
         finally:
             os.killpg(operator.pid, signal.SIGKILL)
-    assert [entry.end for entry in Ledger(yard.run_folder / LEDGER_FILE).entries.values()] == [None, None]
-    yard.say_go()
-    yard.pod_fleet(hosts=hasty(yard.pod_hosts())[:2]).run()
-    assert set(yard.ends().values()) == {"SUCCEEDED"}
-    assert len(yard.noted("started")) == 2
+    assert [entry.end for entry in Ledger(pods.run_folder / LEDGER_FILE).entries.values()] == [None, None]
+    pods.say_go()
+    pods.pod_fleet(hosts=hasty(pods.pod_hosts())[:2]).run()
+    assert set(pods.ends().values()) == {"SUCCEEDED"}
+    assert len(pods.noted("started")) == 2

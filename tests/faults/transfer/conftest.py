@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from remote.jobs import transfer
-from tests.support.hosts.hostyard import Yard
-from tests.support.machines.ssh_client import make_yard
+from tests.support.hosts.local_fleet import LocalFleet
+from tests.support.machines.ssh_client import local_or_ssh
 
 
 @pytest.fixture(params=["local", "ssh"])
-def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
-    with make_yard(request, tmp_path) as yard:
-        yield yard
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
+    with local_or_ssh(request, tmp_path) as local:
+        yield local
 
 
 @pytest.fixture(autouse=True)

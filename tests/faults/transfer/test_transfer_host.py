@@ -13,11 +13,11 @@ from remote.hosts.host import Completed, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.onhost.basics import line_of
 from remote.jobs.transfer import ChecksumMismatch, pull
-from tests.support.hosts.hostyard import Wire, Yard
+from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 from tests.support.hosts.moving import fill, tree
 
 
-class Lying(Wire):
+class Lying(CuttableHost):
     """Answers `send` with lines, or plain bytes, of its own making."""
 
     def lying(self, *said: object) -> Lying:
@@ -35,28 +35,28 @@ EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "..", "", ".", "a/..", "nul\0", "/"])
-def test_a_name_that_leaves_the_folder_is_refused_and_nothing_is_written(yard: Yard, path: str) -> None:
-    target = yard.folder / "in" / "target"
+def test_a_name_that_leaves_the_folder_is_refused_and_nothing_is_written(local: LocalFleet, path: str) -> None:
+    target = local.folder / "in" / "target"
     target.mkdir(parents=True)
-    host = Lying(host=yard.host()).lying({"files": ["good", path]}, {"size": 0, "from": 0}, {"sha256": EMPTY})
+    host = Lying(host=local.host()).lying({"files": ["good", path]}, {"size": 0, "from": 0}, {"sha256": EMPTY})
     with pytest.raises(HostError, match="is not a path inside the folder; nothing was brought"):
         pull(Agent(host), "/any", target)
-    assert list((yard.folder / "in").rglob("*")) == [target]
+    assert list((local.folder / "in").rglob("*")) == [target]
 
 
 @pytest.mark.parametrize("files", [None, 7, "a", [7], [None], {"a": 1}])
-def test_a_list_that_is_none_of_names_is_refused(yard: Yard, files: object) -> None:
+def test_a_list_that_is_none_of_names_is_refused(local: LocalFleet, files: object) -> None:
     with pytest.raises(HostError, match="is not what was to come before its list of files"):
-        pull(Agent(Lying(host=yard.host()).lying({"files": files})), "/any", yard.folder / "target")
-    assert not (yard.folder / "target").exists()
+        pull(Agent(Lying(host=local.host()).lying({"files": files})), "/any", local.folder / "target")
+    assert not (local.folder / "target").exists()
 
 
 @pytest.mark.parametrize("files", [["a", "a"], ["a", "b"], ["unwanted"]])
-def test_files_that_nobody_asked_for_are_refused(yard: Yard, files: list[str]) -> None:
-    host = Lying(host=yard.host()).lying({"files": files}, {"size": 0, "from": 0}, {"sha256": EMPTY})
+def test_files_that_nobody_asked_for_are_refused(local: LocalFleet, files: list[str]) -> None:
+    host = Lying(host=local.host()).lying({"files": files}, {"size": 0, "from": 0}, {"sha256": EMPTY})
     with pytest.raises(HostError, match="other files than it was asked for; nothing was brought"):
-        pull(Agent(host), "/any", yard.folder / "target", only=("a", "unwanted"), without=("unwanted",))
-    assert not (yard.folder / "target").exists()
+        pull(Agent(host), "/any", local.folder / "target", only=("a", "unwanted"), without=("unwanted",))
+    assert not (local.folder / "target").exists()
 
 
 @pytest.mark.parametrize(
@@ -75,31 +75,31 @@ def test_files_that_nobody_asked_for_are_refused(yard: Yard, files: list[str]) -
         {"size": 1, "from": False},
     ],
 )
-def test_a_head_that_describes_no_file_is_refused(yard: Yard, line: dict[str, object]) -> None:
-    host = Lying(host=yard.host()).lying({"files": ["a"]}, line)
+def test_a_head_that_describes_no_file_is_refused(local: LocalFleet, line: dict[str, object]) -> None:
+    host = Lying(host=local.host()).lying({"files": ["a"]}, line)
     with pytest.raises(HostError, match="is not what was to come inside a"):
-        pull(Agent(host), "/any", yard.folder / "target")
-    assert not (yard.folder / "target").exists()
+        pull(Agent(host), "/any", local.folder / "target")
+    assert not (local.folder / "target").exists()
 
 
 @pytest.mark.parametrize("line", [{}, {"sha256": None}, {"sha256": "0"}, {"changed": None}])
-def test_a_file_without_a_digest_behind_it_gets_no_place(yard: Yard, line: dict[str, object]) -> None:
-    host = Lying(host=yard.host()).lying({"files": ["a"]}, {"size": 1, "from": 0}, b"x", line)
+def test_a_file_without_a_digest_behind_it_gets_no_place(local: LocalFleet, line: dict[str, object]) -> None:
+    host = Lying(host=local.host()).lying({"files": ["a"]}, {"size": 1, "from": 0}, b"x", line)
     with pytest.raises(HostError, match="is not what was to come inside a"):
-        pull(Agent(host), "/any", yard.folder / "target")
-    assert not (yard.folder / "target" / "a").exists()
+        pull(Agent(host), "/any", local.folder / "target")
+    assert not (local.folder / "target" / "a").exists()
 
 
 @pytest.mark.parametrize("more", [b"more", line_of({"size": 0, "from": 0})])
 @pytest.mark.parametrize("files", [[], ["a"]])
-def test_more_than_announced_is_refused(yard: Yard, more: bytes, files: list[str]) -> None:
+def test_more_than_announced_is_refused(local: LocalFleet, more: bytes, files: list[str]) -> None:
     heads = [{"size": 0, "from": 0}, {"sha256": EMPTY}] * len(files)
-    host = Lying(host=yard.host()).lying({"files": files}, *heads, more)
+    host = Lying(host=local.host()).lying({"files": files}, *heads, more)
     with pytest.raises(HostError, match="more bytes than it announced"):
-        pull(Agent(host), "/any", yard.folder / "target")
+        pull(Agent(host), "/any", local.folder / "target")
 
 
-class Meanwhile(Wire):
+class Meanwhile(CuttableHost):
     """Something happens on the host when the first bytes of the n-th stream have come."""
 
     def acts(self, act: Callable[[], object], times: int = 1) -> Meanwhile:
@@ -121,15 +121,15 @@ class Meanwhile(Wire):
 SEVERAL_PIPES = 12 << 20  # more than the pipes between host and reader hold, so that reading goes on while we act
 
 
-def test_a_file_that_grows_while_it_is_read_comes_as_it_was_at_its_opening(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_file_that_grows_while_it_is_read_comes_as_it_was_at_its_opening(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"log": SEVERAL_PIPES})["log"]
 
     def grow() -> None:
         with (source / "log").open("ab") as file:
             file.write(b"one line more\n")
 
-    moved = pull(Agent(Meanwhile(host=yard.host()).acts(grow)), str(source), target)
+    moved = pull(Agent(Meanwhile(host=local.host()).acts(grow)), str(source), target)
     assert ((target / "log").read_bytes() == content, moved.byte_count) == (True, SEVERAL_PIPES)
 
 
@@ -141,15 +141,15 @@ def rewrite(path: Path) -> None:
         file.write(b"and a new end")
 
 
-def test_a_file_rewritten_while_it_is_read_is_asked_for_again(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_file_rewritten_while_it_is_read_is_asked_for_again(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     fill(source, {"a": SEVERAL_PIPES})
-    pull(Agent(Meanwhile(host=yard.host()).acts(lambda: rewrite(source / "a"))), str(source), target)
+    pull(Agent(Meanwhile(host=local.host()).acts(lambda: rewrite(source / "a"))), str(source), target)
     assert tree(target) == tree(source)
 
 
-def test_a_file_rewritten_every_time_it_is_read_gets_no_place(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_file_rewritten_every_time_it_is_read_gets_no_place(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     fill(source, {"a": SEVERAL_PIPES})
     chooser = random.Random(1)
 
@@ -159,5 +159,5 @@ def test_a_file_rewritten_every_time_it_is_read_gets_no_place(yard: Yard) -> Non
             file.write(chooser.randbytes(8))
 
     with pytest.raises(ChecksumMismatch, match="a: it changed while it was read, twice; nothing was kept"):
-        pull(Agent(Meanwhile(host=yard.host()).acts(again, times=2)), str(source), target)
+        pull(Agent(Meanwhile(host=local.host()).acts(again, times=2)), str(source), target)
     assert tree(target) == {}

@@ -10,7 +10,7 @@ from remote.hosts.host import HostError
 from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.incoming import Part
 from remote.jobs.transfer import pull, push
-from tests.support.hosts.hostyard import Yard, mounted
+from tests.support.hosts.local_fleet import LocalFleet, mounted
 from tests.support.hosts.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
 
 ODD_NAMES = [
@@ -30,12 +30,12 @@ ODD_NAMES = [
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
-def test_a_tree_arrives_whole_and_a_second_time_moves_nothing(yard: Yard, direction: str) -> None:
-    source, target = yard.folder / "so urce", yard.folder / "tar'get"
+def test_a_tree_arrives_whole_and_a_second_time_moves_nothing(local: LocalFleet, direction: str) -> None:
+    source, target = local.folder / "so urce", local.folder / "tar'get"
     content = fill(source, {name: number * 1000 for number, name in enumerate(ODD_NAMES)} | {"empty": 0})
     content |= fill(source, {"large": 3 << 20})
     (source / "link").symlink_to("plain.txt")
-    agent = yard.agent()
+    agent = local.agent()
 
     moved = move(direction, agent, source, target)
     assert tree(target) == content
@@ -49,88 +49,92 @@ def test_a_tree_arrives_whole_and_a_second_time_moves_nothing(yard: Yard, direct
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
-def test_a_changed_file_replaces_its_old_version_and_the_rest_stays(yard: Yard, direction: str) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_changed_file_replaces_its_old_version_and_the_rest_stays(local: LocalFleet, direction: str) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     fill(source, {"a": 100, "b": 100})
-    move(direction, yard.agent(), source, target)
+    move(direction, local.agent(), source, target)
     (source / "b").write_bytes(b"new")
-    moved = move(direction, yard.agent(), source, target)
+    moved = move(direction, local.agent(), source, target)
     assert (moved.came, moved.already, moved.byte_count) == (("b",), ("a",), 3)
     assert (target / "b").read_bytes() == b"new"
 
 
-def test_only_what_is_asked_for_comes(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_only_what_is_asked_for_comes(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 10, "deep/b": 10})
-    assert pull(yard.agent(), str(source), target, only=("deep/b", "absent")).came == ("deep/b",)
+    assert pull(local.agent(), str(source), target, only=("deep/b", "absent")).came == ("deep/b",)
     assert tree(target) == {"deep/b": content["deep/b"]}
-    assert pull(yard.agent(), str(yard.folder / "nowhere"), target).came == ()
+    assert pull(local.agent(), str(local.folder / "nowhere"), target).came == ()
 
 
-def test_a_file_of_equal_size_and_time_with_other_bytes_is_replaced(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_file_of_equal_size_and_time_with_other_bytes_is_replaced(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
     fill(target, {"a": 1000}, seed=2)
     os.utime(target / "a", ns=((source / "a").stat().st_atime_ns, (source / "a").stat().st_mtime_ns))
-    assert pull(yard.agent(), str(source), target).came == ("a",)
+    assert pull(local.agent(), str(source), target).came == ("a",)
     assert tree(target) == content
 
 
-def test_a_file_that_another_pull_is_bringing_is_left_to_it(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_file_that_another_pull_is_bringing_is_left_to_it(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
     other = Part.of(target / "a")
     with pytest.raises(HostError, match="another process is bringing this file"):
-        pull(yard.agent(), str(source), target)
+        pull(local.agent(), str(source), target)
     other.file.close()
-    pull(yard.agent(), str(source), target)
+    pull(local.agent(), str(source), target)
     assert tree(target) == content
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
-def test_a_name_as_long_as_file_systems_take_moves_and_goes_on_where_it_broke(yard: Yard, direction: str) -> None:
-    leave_to_system_tests(yard, direction)
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_name_as_long_as_file_systems_take_moves_and_goes_on_where_it_broke(
+    local: LocalFleet, direction: str
+) -> None:
+    leave_to_system_tests(local, direction)
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"n" * 255: 900_000, "deep/" + "日" * 85: 5})
-    put_program(yard)
-    moved = move(direction, Agent(Narrow(host=yard.host()).breaks([400_000])), source, target)
+    put_program(local)
+    moved = move(direction, Agent(Narrow(host=local.host()).breaks([400_000])), source, target)
     assert tree(target) == content
     assert moved.byte_count <= 900_005 + 2 * 65_536
 
 
-def test_unwanted_files_stay_where_they_are(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_unwanted_files_stay_where_they_are(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 10, "deep/b": 10, "progress.json": 10})
-    moved = pull(yard.agent(), str(source), target, without={"progress.json", "absent"})
+    moved = pull(local.agent(), str(source), target, without={"progress.json", "absent"})
     assert moved.came == ("a", "deep/b")
     assert tree(target) == {name: content[name] for name in ("a", "deep/b")}
 
 
-def test_a_full_disk_here_is_said_as_such_and_the_pull_goes_on_once_there_is_room(yard: Yard) -> None:
-    source = yard.folder / "source"
+def test_a_full_disk_here_is_said_as_such_and_the_pull_goes_on_once_there_is_room(local: LocalFleet) -> None:
+    source = local.folder / "source"
     content = fill(source, {"a": 600_000, "b": 600_000})
-    with mounted(yard.folder / "small") as disk:
+    with mounted(local.folder / "small") as disk:
         with pytest.raises(OSError, match="No space left on device"):
-            pull(yard.agent(), str(source), disk / "target")
+            pull(local.agent(), str(source), disk / "target")
         assert (disk / "target" / "a").read_bytes() == content["a"]
         assert not (disk / "target" / "b").exists()
         (disk / "target" / "a").unlink()
-        assert pull(yard.agent(), str(source), disk / "target", only=("b",)).byte_count < 600_000
+        assert pull(local.agent(), str(source), disk / "target", only=("b",)).byte_count < 600_000
         assert (disk / "target" / "b").read_bytes() == content["b"]
 
 
-def test_a_full_disk_there_is_refused_with_the_reason(yard: Yard) -> None:
-    source = yard.folder / "source"
+def test_a_full_disk_there_is_refused_with_the_reason(local: LocalFleet) -> None:
+    source = local.folder / "source"
     fill(source, {"a": 2_000_000})
-    with mounted(yard.folder / "small") as disk:
+    with mounted(local.folder / "small") as disk:
         with pytest.raises(HostRefused, match="No space left on device"):
-            push(yard.agent(), source, str(disk / "target"))
+            push(local.agent(), source, str(disk / "target"))
         assert not (disk / "target" / "a").exists()
 
 
 @pytest.mark.parametrize("in_the_way", ["file", "folder"])
-def test_what_stands_in_the_way_here_is_an_error_of_this_machine_not_of_the_host(yard: Yard, in_the_way: str) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_what_stands_in_the_way_here_is_an_error_of_this_machine_not_of_the_host(
+    local: LocalFleet, in_the_way: str
+) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     fill(source, {"a/b": 10})
     target.mkdir()
     if in_the_way == "file":
@@ -138,4 +142,4 @@ def test_what_stands_in_the_way_here_is_an_error_of_this_machine_not_of_the_host
     else:
         (target / "a" / "b").mkdir(parents=True)
     with pytest.raises(OSError, match=r"exists|directory"):
-        pull(yard.agent(), str(source), target)
+        pull(local.agent(), str(source), target)

@@ -17,21 +17,21 @@ from remote.hosts.host import HostUnreachable, Readable
 from remote.jobs.agent import Agent
 from remote.jobs.onhost.files import part_of
 from remote.jobs.transfer import ChecksumMismatch, pull, push
-from tests.support.hosts.hostyard import Wire, Yard, wait_for
+from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
 from tests.support.hosts.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(yard: Yard, direction: str, seed: int) -> None:
-    leave_to_system_tests(yard, direction)
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(local: LocalFleet, direction: str, seed: int) -> None:
+    leave_to_system_tests(local, direction)
+    source, target = local.folder / "source", local.folder / "target"
     chooser = random.Random(seed)
     content = fill(source, {"a": 5, "b": 700_000, "empty": 0, "c": 900_000, "d": 1})
     total = sum(map(len, content.values()))
-    put_program(yard)
+    put_program(local)
     breaks = [chooser.randrange(total // 4) for _ in range(6)]
-    wire = Narrow(host=yard.host()).breaks(list(breaks))
+    wire = Narrow(host=local.host()).breaks(list(breaks))
 
     moved = move(direction, Agent(wire), source, target)
     assert wire.after == []
@@ -44,25 +44,25 @@ def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(yard: Yard, direc
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
-def test_a_transfer_that_broke_for_good_is_taken_up_where_it_was(yard: Yard, direction: str) -> None:
-    leave_to_system_tests(yard, direction)
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_transfer_that_broke_for_good_is_taken_up_where_it_was(local: LocalFleet, direction: str) -> None:
+    leave_to_system_tests(local, direction)
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 200_000, "b": 2_000_000})
-    put_program(yard)
-    wire = Narrow(host=yard.host()).breaks([700_000, *[0] * 9])
+    put_program(local)
+    wire = Narrow(host=local.host()).breaks([700_000, *[0] * 9])
     with pytest.raises(HostUnreachable):
         move(direction, Agent(wire), source, target)
     assert not (target / "b").exists()
-    moved = move(direction, yard.agent(), source, target)
+    moved = move(direction, local.agent(), source, target)
     assert tree(target) == content
     assert moved.byte_count <= 2_200_000 - 700_000 + 2 * 65_536
 
 
-def test_a_stream_lost_with_success_reported_is_asked_for_again_and_not_for_ever(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_stream_lost_with_success_reported_is_asked_for_again_and_not_for_ever(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
 
-    put_program(yard)
+    put_program(local)
     left = [2]
 
     def swallow(_: Command, piece: bytes) -> bytes:
@@ -70,18 +70,22 @@ def test_a_stream_lost_with_success_reported_is_asked_for_again_and_not_for_ever
         return piece[:-1] if left[0] >= 0 else piece
 
     with pytest.raises(HostUnreachable, match="the stream ended before its list of files"):
-        pull(Agent(Wire(host=yard.host(), garble=lambda c, p: b"" if "send" in c.argv else p)), str(source), target)
-    moved = pull(Agent(Wire(host=yard.host(), garble=swallow)), str(source), target, timeout_sec=20.0)
+        pull(
+            Agent(CuttableHost(host=local.host(), garble=lambda c, p: b"" if "send" in c.argv else p)),
+            str(source),
+            target,
+        )
+    moved = pull(Agent(CuttableHost(host=local.host(), garble=swallow)), str(source), target, timeout_sec=20.0)
     assert tree(target) == content
     assert moved.byte_count == 1000
 
 
-def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_one(yard: Yard) -> None:
+def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_one(local: LocalFleet) -> None:
     """A server learns late that its client is gone; until then the old receiver still has bytes to write."""
-    source, target = yard.folder / "source", yard.folder / "target"
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 900_000})["a"]
-    put_program(yard)
-    (program,) = Path(yard.host().workdir).glob(".onhost-*/remote/jobs/onhost/__main__.py")
+    put_program(local)
+    (program,) = Path(local.host().workdir).glob(".onhost-*/remote/jobs/onhost/__main__.py")
     digest = hashlib.sha256(content).hexdigest()
     part = part_of(target / "a", digest[:16])
     head = json.dumps([{"path": "a", "size": len(content), "sha256": digest, "offset": 0}]).encode()
@@ -92,32 +96,32 @@ def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_o
     old.stdin.write(head + content[:300_000])
     wait_for(lambda: part.exists() and part.stat().st_size >= 200_000, "the first bytes")
 
-    class Late(Wire):
+    class Late(CuttableHost):
         def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
             if "receive" in command.argv:
                 stdin = Between(stdin, lambda: old.stdin.write(content[300_000:600_000]))
             return super().run(command, stdin=stdin, **rest)
 
-    moved = push(Agent(Late(host=yard.host())), source, str(target))
+    moved = push(Agent(Late(host=local.host())), source, str(target))
     old.stdin.close()
     old.wait()
     assert tree(target) == {"a": content}
     assert moved.byte_count < len(content)
 
 
-def test_two_pushes_of_the_same_files_at_once_both_end_well(yard: Yard) -> None:
+def test_two_pushes_of_the_same_files_at_once_both_end_well(local: LocalFleet) -> None:
     """As two `inv build` typed at once: who comes second to a file's place finds these very bytes there."""
-    source, target = yard.folder / "source", yard.folder / "target"
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 900_000})
-    put_program(yard)
+    put_program(local)
 
-    class Overtaken(Wire):
+    class Overtaken(CuttableHost):
         def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
             if "receive" in command.argv:
-                stdin = Between(stdin, lambda: push(yard.agent(), source, str(target)))
+                stdin = Between(stdin, lambda: push(local.agent(), source, str(target)))
             return super().run(command, stdin=stdin, **rest)
 
-    push(Agent(Overtaken(host=yard.host())), source, str(target))
+    push(Agent(Overtaken(host=local.host())), source, str(target))
     assert tree(target) == content
 
 
@@ -148,22 +152,22 @@ def flipping(verb: str, times: int) -> Callable[[Command, bytes], bytes]:
     return garble
 
 
-def test_a_byte_flipped_on_its_way_is_asked_for_again(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_byte_flipped_on_its_way_is_asked_for_again(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000, "b": 1000})
-    pull(Agent(Wire(host=yard.host(), garble=flipping("send", 1))), str(source), target)
+    pull(Agent(CuttableHost(host=local.host(), garble=flipping("send", 1))), str(source), target)
     assert tree(target) == content
 
 
-def test_a_file_that_arrives_wrong_twice_is_refused_and_nothing_is_kept(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_file_that_arrives_wrong_twice_is_refused_and_nothing_is_kept(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     fill(source, {"a": 1000})
     with pytest.raises(ChecksumMismatch, match="a: its bytes do not match its sha256, twice"):
-        pull(Agent(Wire(host=yard.host(), garble=flipping("send", 2))), str(source), target)
+        pull(Agent(CuttableHost(host=local.host(), garble=flipping("send", 2))), str(source), target)
     assert tree(target) == {}
 
 
-class FlippingIn(Wire):
+class FlippingIn(CuttableHost):
     """Flips a bit of the bulk in the first `times` streams towards the host."""
 
     times = 1
@@ -184,26 +188,26 @@ class Spoilt:
         return bytes([piece[0] ^ 1]) + piece[1:] if self._pieces == 2 else piece
 
 
-def test_a_byte_flipped_towards_the_host_is_sent_again_and_refused_the_second_time(yard: Yard) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_byte_flipped_towards_the_host_is_sent_again_and_refused_the_second_time(local: LocalFleet) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
-    push(Agent(FlippingIn(host=yard.host())), source, str(target))
+    push(Agent(FlippingIn(host=local.host())), source, str(target))
     assert tree(target) == content
 
-    twice = FlippingIn(host=yard.host())
+    twice = FlippingIn(host=local.host())
     twice.times = 2
     with pytest.raises(ChecksumMismatch, match="arrived on worker-1 with a wrong sha256, twice"):
-        push(Agent(twice), source, str(yard.folder / "other"))
-    assert tree(yard.folder / "other") == {}
+        push(Agent(twice), source, str(local.folder / "other"))
+    assert tree(local.folder / "other") == {}
 
 
 @pytest.mark.parametrize("size", [10, 1000, 2000], ids=["shorter", "as-long", "longer"])
 @pytest.mark.parametrize("direction", ["pull", "push"])
-def test_a_partial_file_with_other_bytes_in_it_is_not_trusted(yard: Yard, direction: str, size: int) -> None:
-    source, target = yard.folder / "source", yard.folder / "target"
+def test_a_partial_file_with_other_bytes_in_it_is_not_trusted(local: LocalFleet, direction: str, size: int) -> None:
+    source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
     target.mkdir()
     tag = "" if direction == "pull" else hashlib.sha256(content["a"]).hexdigest()[:16]
     part_of(target / "a", tag).write_bytes(b"?" * size)
-    move(direction, yard.agent(), source, target)
+    move(direction, local.agent(), source, target)
     assert tree(target) == content

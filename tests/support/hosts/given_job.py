@@ -1,4 +1,4 @@
-"""The yard's workers and volume as a given cluster gets them: its image, its volume, its patience.
+"""The workers and the volume of pods.py as a given cluster gets them: its image, its volume, its patience.
 
 Not shortened there: how long a node may be silent before Kubernetes gives it up, and the pause before an index gets its
 next pod (10 s after its first failure, then twice as long each time). So a Job whose pods have failed is made anew.
@@ -39,7 +39,7 @@ def given_volume(cluster: GivenCluster) -> list[dict[str, Any]]:
 
 
 def given_job(cluster: GivenCluster, job: dict[str, Any]) -> dict[str, Any]:
-    """The yard's Job with the given image, on the given kind of node."""
+    """The workers' Job with the given image, on the given kind of node."""
     made = copy.deepcopy(job)
     spec = made["spec"]["template"]["spec"]
     spec["containers"][0] |= {"image": cluster.gift.image, "imagePullPolicy": "IfNotPresent"}

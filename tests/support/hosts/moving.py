@@ -13,8 +13,8 @@ from remote.hosts.host import Completed, HostUnreachable, Readable
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
-from tests.support.hosts.hostyard import Wire, Yard
-from tests.support.machines.ssh_client import SshYard
+from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
+from tests.support.machines.ssh_client import SshFleet
 
 
 def fill(folder: Path, sizes: dict[str, int], seed: int = 1) -> dict[str, bytes]:
@@ -39,17 +39,17 @@ def move(direction: str, agent: Agent, source: Path, target: Path) -> transfer.M
     return push(agent, source, str(target))
 
 
-def leave_to_system_tests(yard: Yard, direction: str) -> None:
-    if isinstance(yard, SshYard) and direction == "push":
+def leave_to_system_tests(local: LocalFleet, direction: str) -> None:
+    if isinstance(local, SshFleet) and direction == "push":
         pytest.skip("SSH has 2 MiB in flight, more than these files; test_ssh_faults.py cuts a cable under larger ones")
 
 
-def put_program(yard: Yard) -> None:
+def put_program(local: LocalFleet) -> None:
     """From now on the host has our program, and the first call with `send` is the one that moves bytes."""
-    yard.agent().line("holder", {"slot": "/no/slot"})
+    local.agent().line("holder", {"slot": "/no/slot"})
 
 
-class Narrow(Wire):
+class Narrow(CuttableHost):
     """A wire whose n-th stream of files breaks after so many bytes: of the whole answer, or of the bulk sent."""
 
     def breaks(self, after: list[int]) -> Narrow:

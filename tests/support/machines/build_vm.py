@@ -1,8 +1,8 @@
 """The build VM with what the image needs: a real Docker engine, a registry that plays `fra.ocir.io`, and a project.
 
-    with yard() as it:
-        it.inv("build", "--tmpdir", it.tmpdir)           # typed on the laptop, over SSH to the VM
-        it.blobs()                                       # what the registry holds, from its own disk
+    with running_build_vm() as build_vm:
+        build_vm.inv("build", "--tmpdir", build_vm.tmpdir)  # typed on the laptop, over SSH to the VM
+        build_vm.blobs()                                  # what the registry holds, from its own disk
 
 The engine is Debian's dockerd with BuildKit, the registry Debian's docker-registry behind TLS with a password file, and
 the base image is made of this machine's packages (tests/support/machines/base_image.py). The project's own Dockerfile
@@ -29,9 +29,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.machines import base_image as standin
+from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
-from tests.support.machines.network import USER, VM, Ground, made
+from tests.support.machines.network import USER, VM, Network, running_network
 from tests.support.paths import ROOT
 
 DOCKER = "/usr/bin/docker"  # Debian's, which has BuildKit inside; another client may stand before it on PATH
@@ -46,11 +46,11 @@ INV_SEC = 280.0
 GROUP = 4712
 
 
-class Yard:
+class BuildVm:
     """See the module. `folder` is below a folder that the VM's user can reach; `tmpdir` plays the share."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground, self.vm, self.folder = ground, ground.vm, ground.folder
+    def __init__(self, network: Network) -> None:
+        self.network, self.vm, self.folder = network, network.vm, network.folder
         self.project = self.folder / "a 'project' of mine"
         self.tmpdir = f"{self.folder}/fss"
         self.sockets = "/run/docker.sock"
@@ -61,14 +61,14 @@ class Yard:
         self._typed: list[subprocess.Popen[str]] = []
 
     def begin_anew(self) -> None:
-        """What a test that failed in its middle may have left as no other finds it. In a whole yard: milliseconds."""
+        """Undo what a test that failed in its middle may have left. Takes milliseconds where nothing is wrong."""
         for process in self._typed:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 self.open_gate()  # a job that waits there holds the turn of the next one
             process.communicate(timeout=WAIT_SEC)
         self._typed.clear()
-        self.ground.cable.mend()
+        self.network.cable.mend()
         self.set_password(PASSWORD)
         self.write_password_file(PASSWORD)
         self.set_docker_group(USER)
@@ -79,7 +79,7 @@ class Yard:
 
     def inv(self, *words: str, check: bool = False, **settings: str) -> subprocess.CompletedProcess[str]:
         """Type `inv ...` on the laptop. `settings` are INVOKE_... variables without their prefix."""
-        done: subprocess.CompletedProcess[str] = self.ground.laptop.run(
+        done: subprocess.CompletedProcess[str] = self.network.laptop.run(
             *self._argv(*words), env=self._environment(settings), timeout=INV_SEC, check=False
         )
         if check:
@@ -106,7 +106,7 @@ class Yard:
 
     def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
         """Type `inv ...` on the laptop and do not wait."""
-        process: subprocess.Popen[str] = self.ground.laptop.start(
+        process: subprocess.Popen[str] = self.network.laptop.start(
             *self._argv(*words),
             env=self._environment(settings),
             stdin=subprocess.DEVNULL,
@@ -197,7 +197,7 @@ class Yard:
 
     def jobs(self) -> list[Path]:
         """The folders of all jobs on the VM, the newest last."""
-        found = (self.ground.home / ".qlora-fleet" / "jobs").glob("[!.]*")
+        found = (self.network.home / ".qlora-fleet" / "jobs").glob("[!.]*")
         return sorted(found, key=lambda folder: folder.name.split("-")[-2:])
 
     def gate(self, verb: str, before: str = "", after: str = "") -> str:
@@ -306,43 +306,43 @@ class Yard:
 
 
 @contextlib.contextmanager
-def yard() -> Iterator[Yard]:
+def running_build_vm() -> Iterator[BuildVm]:
     """Everything up, for as long as the block lasts. Skips the test where it cannot be made."""
     import pytest
 
     require("dockerd", "docker-registry", "openssl", "curl", "pidof")
-    reason = standin.why_not()
+    reason = base_image.why_not()
     if reason is not None:
         pytest.skip(reason)
-    with made() as ground:
-        it = Yard(ground)
-        Path(it.tmpdir).mkdir()
-        it.own(Path(it.tmpdir))
-        (it.folder / "laptop-home").mkdir()
-        _make_project(it)
-        _make_certificate(it)
-        it.vm.knows(fra_ocir_io=VM)
-        it.begin_anew()
-        standin.make(it.folder / "base.tar")
-        it.import_base()
-        yield it
-        it.stop_engine()  # its mounts go with it, so that the folder can be removed
+    with running_network() as network:
+        build_vm = BuildVm(network)
+        Path(build_vm.tmpdir).mkdir()
+        build_vm.own(Path(build_vm.tmpdir))
+        (build_vm.folder / "laptop-home").mkdir()
+        _make_project(build_vm)
+        _make_certificate(build_vm)
+        build_vm.vm.knows(fra_ocir_io=VM)
+        build_vm.begin_anew()
+        base_image.make(build_vm.folder / "base.tar")
+        build_vm.import_base()
+        yield build_vm
+        build_vm.stop_engine()  # its mounts go with it, so that the folder can be removed
 
 
-def _make_project(it: Yard) -> None:
-    it.project.mkdir()
+def _make_project(build_vm: BuildVm) -> None:
+    build_vm.project.mkdir()
     for name in ("bench", "remote", "reports", "tasks", "image"):
-        shutil.copytree(ROOT / name, it.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, build_vm.project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("tasks.py", "invoke.yaml"):
-        shutil.copy(ROOT / name, it.project / name)
-    digest = make_wheel(it.project / "wheels")
-    locks = it.project / "image" / "locks"
+        shutil.copy(ROOT / name, build_vm.project / name)
+    digest = make_wheel(build_vm.project / "wheels")
+    locks = build_vm.project / "image" / "locks"
     (locks / "tiny.in").write_text("tinystack==1.0\n")
     (locks / "tiny.txt").write_text(f"tinystack==1.0 \\\n    --hash=sha256:{digest}\n")
-    with (it.project / "image" / "profiles.yaml").open("a") as file:
+    with (build_vm.project / "image" / "profiles.yaml").open("a") as file:
         lines = (
             "base: standin:base",
-            f'python: "{standin.python_version()}"',
+            f'python: "{base_image.python_version()}"',
             "stack_bytes: 30000000",
             "runs_on_cpu: true",
         )
@@ -369,13 +369,13 @@ def make_wheel(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _make_certificate(it: Yard) -> None:
+def _make_certificate(build_vm: BuildVm) -> None:
     words = (
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
-        *("-keyout", str(it.folder / "registry.key"), "-out", str(it.folder / "registry.crt")),
+        *("-keyout", str(build_vm.folder / "registry.key"), "-out", str(build_vm.folder / "registry.crt")),
         *("-subj", f"/CN={REGISTRY}", "-addext", f"subjectAltName=DNS:{REGISTRY}"),
     )
     subprocess.run(words, check=True, capture_output=True, timeout=60)
-    trusted = it.vm.folder / "etc" / "docker" / "certs.d" / REGISTRY
+    trusted = build_vm.vm.folder / "etc" / "docker" / "certs.d" / REGISTRY
     trusted.mkdir(parents=True, exist_ok=True)
-    shutil.copy(it.folder / "registry.crt", trusted / "ca.crt")
+    shutil.copy(build_vm.folder / "registry.crt", trusted / "ca.crt")

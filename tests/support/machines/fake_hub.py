@@ -1,6 +1,6 @@
 """A small hub for tests: the HTTP that huggingface_hub speaks to fetch a model, with faults as switches.
 
-    python -m tests.support.machines.fake_hub FOLDER PORT      (started on a machine of the ground, where the model's
+    python -m tests.support.machines.fake_hub FOLDER PORT      (started on a machine of the network, where the model's
     client is)
 
 FOLDER/files holds the one model org/tiny's files; FOLDER/faults, a JSON object, is read at every request:

@@ -1,11 +1,11 @@
-"""The ground of system tests: a laptop, a build VM and a bastion, three machines whose cables can be cut.
+"""The network of system tests: a laptop, a build VM and a bastion, three machines whose cables can be cut.
 
-    laptop 10.79.0.1 ───────────────────────── 10.79.0.2 vm        `ground.cable`
-    laptop 10.79.1.1 ── 10.79.1.2 bastion 10.79.2.1 ── 10.79.2.2 vm  `ground.to_bastion`, `ground.behind_bastion`
+    laptop 10.79.0.1 ───────────────────────── 10.79.0.2 vm        `network.cable`
+    laptop 10.79.1.1 ── 10.79.1.2 bastion 10.79.2.1 ── 10.79.2.2 vm  `network.to_bastion`, `network.behind_bastion`
 
 On vm and bastion a real sshd serves the user `ubuntu` (uid 4711, no password) on port 22; on the bastion a second one
-on port 2222 makes a second jump host. `ground.key` opens all of them. The laptop's ssh config is
-`ground.ssh_config`, its known_hosts `ground.known_hosts`, and they know these names:
+on port 2222 makes a second jump host. `network.key` opens all of them. The laptop's ssh config is
+`network.ssh_config`, its known_hosts `network.known_hosts`, and they know these names:
 
     vm         the direct cable
     far-vm     through the bastion
@@ -13,17 +13,17 @@ on port 2222 makes a second jump host. `ground.key` opens all of them. The lapto
 
 Use it so:
 
-    def test_something(ground: Ground) -> None:
-        with ground.laptop.network_of_this_thread():       # this thread's sockets and programs are the laptop's
-            ...                                            # or ground.laptop.run("inv", ...), .start(...)
-        ground.vm.run("docker", "info", user="ubuntu")     # on the VM
-        dockerd = ground.vm.start("dockerd", "--data-root", ..., log="dockerd.log")   # ends with the VM
-        ground.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
-        ground.cable.cut("drop"); ground.cable.mend()      # or "down"
-        ground.vm_sshd.kill_sessions(); ground.vm_sshd.logins()
+    def test_something(network: Network) -> None:
+        with network.laptop.network_of_this_thread():       # this thread's sockets and programs are the laptop's
+            ...                                            # or network.laptop.run("inv", ...), .start(...)
+        network.vm.run("docker", "info", user="ubuntu")     # on the VM
+        dockerd = network.vm.start("dockerd", "--data-root", ..., log="dockerd.log")   # ends with the VM
+        network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+        network.cable.cut("drop"); network.cable.mend()      # or "down"
+        network.vm_sshd.kill_sessions(); network.vm_sshd.logins()
 
 /run, /mnt and /etc are each machine's own (so /var/run/docker.sock and /etc/docker/certs.d may be made freely, and
-`ground.vm.knows(fra_ocir_io="10.79.0.2")` adds names). A machine's folder, `ground.vm.folder`, is reachable for its
+`network.vm.knows(fra_ocir_io="10.79.0.2")` adds names). A machine's folder, `network.vm.folder`, is reachable for its
 users under the same path as for the test. Everything ends with the fixture, or with the test process if that is killed.
 """
 
@@ -45,7 +45,7 @@ VM, FAR_VM, BASTION = "10.79.0.2", "10.79.2.2", "10.79.1.2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class Network:
     """The machines, servers and cables; see this module's docstring."""
 
     folder: Path
@@ -95,10 +95,10 @@ class Ground:
 
 
 @contextlib.contextmanager
-def made() -> Iterator[Ground]:
-    """The whole ground, for as long as the block lasts. Skips the test where it cannot be made."""
+def running_network() -> Iterator[Network]:
+    """All machines and cables, for as long as the block lasts. Skips the test where it cannot be made."""
     require("ssh", "ssh-keygen")
-    folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ground-"))
+    folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-network-"))
     folder.chmod(0o755)  # the VM's user has to reach the home below
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -120,7 +120,7 @@ def made() -> Iterator[Ground]:
             started.authorize(key)
             return started
 
-        ground = Ground(
+        network = Network(
             folder=folder,
             laptop=laptop,
             vm=vm,
@@ -137,7 +137,7 @@ def made() -> Iterator[Ground]:
         )
         # The laptop's own programs (ssh reads the home from passwd, not from HOME) find the same config.
         (laptop.folder / "home" / ".ssh").mkdir(mode=0o700)
-        (laptop.folder / "home" / ".ssh" / "config").symlink_to(ground.ssh_config)
+        (laptop.folder / "home" / ".ssh" / "config").symlink_to(network.ssh_config)
         passwd = laptop.folder / "etc" / "passwd"
         root, _, rest = passwd.read_text().partition("\n")
         fields = root.split(":")
@@ -145,6 +145,6 @@ def made() -> Iterator[Ground]:
         fields[5] = str(laptop.folder / "home")
         passwd.write_text(":".join(fields) + "\n" + rest)
         laptop.knows(vm=VM, bastion=BASTION)
-        ground.write_config()
-        ground.know_all()
-        yield ground
+        network.write_config()
+        network.know_all()
+        yield network

@@ -1,6 +1,6 @@
-"""A yard whose hosts are reached over SSH: the same folders and processes of this machine, through a real sshd.
+"""Local hosts that are reached over SSH: the same folders and processes of this machine, through a real sshd.
 
-What this does not cover, the ground does (see ground.py): another machine, another user, a cable.
+What this does not cover, network.py does: another machine, another user, a cable.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pytest
 
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
-from tests.support.hosts.hostyard import Yard
+from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.machines.sshd import Sshd, keygen
 
 
-class Doorway:
+class SshClient:
     """A running sshd on loopback and the configuration of a client that may enter as whoever runs the tests."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
@@ -34,12 +34,12 @@ class Doorway:
         return Destination(host="vm", config_file=str(self.config))
 
 
-class SshYard(Yard):
-    """A yard with one SSH connection per host, as `inv` has one per task."""
+class SshFleet(LocalFleet):
+    """Hosts with one SSH connection each, as `inv` has one per task."""
 
-    def __init__(self, folder: Path, doorway: Doorway) -> None:
+    def __init__(self, folder: Path, ssh_client: SshClient) -> None:
         super().__init__(folder)
-        self._doorway, self._hosts = doorway, list[SshHost]()
+        self._doorway, self._hosts = ssh_client, list[SshHost]()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
@@ -60,6 +60,6 @@ class SshYard(Yard):
         return host
 
 
-def make_yard(request: pytest.FixtureRequest, folder: Path) -> Yard:
-    """The yard that a fixture with the parameters local and ssh asks for."""
-    return SshYard(folder, request.getfixturevalue("doorway")) if request.param == "ssh" else Yard(folder)
+def local_or_ssh(request: pytest.FixtureRequest, folder: Path) -> LocalFleet:
+    """The hosts for a fixture with the parameters local and ssh."""
+    return SshFleet(folder, request.getfixturevalue("ssh_client")) if request.param == "ssh" else LocalFleet(folder)

@@ -1,4 +1,4 @@
-"""What the SSH tests share: a host seen from the ground's laptop, and patience cut to a test's size."""
+"""What the SSH tests share: a host seen from the network's laptop, and patience cut to a test's size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from remote.hosts.command import Command
 from remote.hosts.host import Completed
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
-from tests.support.machines.network import Ground
+from tests.support.machines.network import Network
 
 PATIENCE_SEC = 60.0
 
 
 @contextlib.contextmanager
-def from_laptop(ground: Ground, name: str = "vm", **choices: Any) -> Iterator[SshHost]:
+def from_laptop(network: Network, name: str = "vm", **choices: Any) -> Iterator[SshHost]:
     """The host as the laptop reaches it, for this thread."""
-    destination = Destination(host=name, config_file=str(ground.ssh_config), **choices)
-    with ground.laptop.network_of_this_thread(), SshHost(name="vm", destination=destination) as host:
+    destination = Destination(host=name, config_file=str(network.ssh_config), **choices)
+    with network.laptop.network_of_this_thread(), SshHost(name="vm", destination=destination) as host:
         yield host
 
 
@@ -71,6 +71,6 @@ def meanwhile(act: Callable[[], object]) -> Iterator[None]:
         raise failures[0]
 
 
-def vm_runs(ground: Ground, pattern: str) -> bool:
+def vm_runs(network: Network, pattern: str) -> bool:
     """Does a process of the VM have this in its command line?"""
-    return ground.vm.run("pgrep", "-f", "--", pattern, check=False).returncode == 0
+    return network.vm.run("pgrep", "-f", "--", pattern, check=False).returncode == 0

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.machines.build_vm import Yard
+from tests.support.machines.build_vm import BuildVm
 from tests.support.machines.network import USER
 
 IMAGE = "qlora-fleet:tiny"
 
 
-def image_id(it: Yard) -> str:
-    return it.docker("image", "inspect", IMAGE, "--format", "{{.Id}}").stdout.strip()
+def image_id(build_vm: BuildVm) -> str:
+    return build_vm.docker("image", "inspect", IMAGE, "--format", "{{.Id}}").stdout.strip()
 
 
-def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built: Yard) -> None:
+def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built: BuildVm) -> None:
     words = ("run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", IMAGE)
     said = built.docker(*words, "sh", "-c", "id -u; python -m bench list --suite quick | head -1; env").stdout.split(
         "\n"
@@ -29,7 +29,7 @@ def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built:
     assert built.docker(*words, "python", "/opt/qlora-fleet/selfcheck.py", "--health").returncode == 0
 
 
-def test_no_layer_holds_a_cache_or_our_compiled_files(built: Yard) -> None:
+def test_no_layer_holds_a_cache_or_our_compiled_files(built: BuildVm) -> None:
     # What the base brings is the base's; everything else in these places would be a cache.
     find = (
         "find /var/cache/apt /var/lib/apt/lists /var/cache/pip /root /opt/qlora-fleet /wheels /locks -type f "
@@ -40,7 +40,7 @@ def test_no_layer_holds_a_cache_or_our_compiled_files(built: Yard) -> None:
     assert set(built.docker(*words, IMAGE, "-c", find).stdout.split()) - set(in_base) == set()
 
 
-def test_verify_says_what_is_inside_and_what_does_not_work(built: Yard) -> None:
+def test_verify_says_what_is_inside_and_what_does_not_work(built: BuildVm) -> None:
     done = built.inv("image.verify")
     # The small lock has no torch, so the last proof, a trial, fails; that it is tried is what this shows.
     assert done.returncode == 1
@@ -57,7 +57,7 @@ def test_verify_says_what_is_inside_and_what_does_not_work(built: Yard) -> None:
     profiles.write_text(text)
 
 
-def test_sizes_are_told_by_layer_and_for_push_pull_and_node(built: Yard) -> None:
+def test_sizes_are_told_by_layer_and_for_push_pull_and_node(built: BuildVm) -> None:
     done = built.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1", check=True)
     assert "COPY bench /opt/qlora-fleet/bench" in done.stdout
     assert "an edit of bench pushes 0." in done.stdout
@@ -65,7 +65,7 @@ def test_sizes_are_told_by_layer_and_for_push_pull_and_node(built: Yard) -> None
     assert "of 0.1 GB allocatable that does not fit" in done.stdout
 
 
-def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built: Yard) -> None:
+def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built: BuildVm) -> None:
     folder, wanted = f"{built.tmpdir}/archives", image_id(built)
     done = built.inv("image.archive", folder, check=True)
     (path,) = Path(folder).glob("*.tar.*[!6]")
@@ -84,7 +84,7 @@ def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built:
     assert "not found" in built.inv("image.load", str(path)).stderr
 
 
-def test_docker_save_that_fails_behind_the_pipe_leaves_no_archive(built: Yard) -> None:
+def test_docker_save_that_fails_behind_the_pipe_leaves_no_archive(built: BuildVm) -> None:
     client = built.gate("save", before="echo 'Error response from daemon: something broke' >&2; exit 1")
     built.open_gate()
     folder = f"{built.tmpdir}/broken"
@@ -94,7 +94,7 @@ def test_docker_save_that_fails_behind_the_pipe_leaves_no_archive(built: Yard) -
     assert list(Path(folder).iterdir()) == []
 
 
-def test_an_archive_that_does_not_fit_leaves_nothing_behind(built: Yard) -> None:
+def test_an_archive_that_does_not_fit_leaves_nothing_behind(built: BuildVm) -> None:
     built.vm.small_disk("/mnt/archives", megabytes=160, owner=USER)
     room = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"
     client = built.gate("save", before=f"fallocate -l {room} /mnt/archives/somebody-elses")

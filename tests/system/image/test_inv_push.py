@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines.build_vm import DOCKER, MARK, NAMESPACE, PASSWORD, REGISTRY, REGISTRY_USER, Yard
+from tests.support.machines.build_vm import DOCKER, MARK, NAMESPACE, PASSWORD, REGISTRY, REGISTRY_USER, BuildVm
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
@@ -24,29 +24,31 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _image_to_push(it_of_session: Yard) -> None:
-    it_of_session.begin_anew()
-    it_of_session.inv("build", check=True)
+def _image_to_push(build_vm_of_session: BuildVm) -> None:
+    build_vm_of_session.begin_anew()
+    build_vm_of_session.inv("build", check=True)
 
 
-def record(it: Yard) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((it.project / "results" / "image.json").read_text())
+def record(build_vm: BuildVm) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((build_vm.project / "results" / "image.json").read_text())
     return found
 
 
-def rebuild(it: Yard, text: str) -> None:
-    it.edit_bench(text)
-    it.inv("build", check=True)
+def rebuild(build_vm: BuildVm, text: str) -> None:
+    build_vm.edit_bench(text)
+    build_vm.inv("build", check=True)
 
 
-def change(it: Yard, text: str) -> None:
+def change(build_vm: BuildVm, text: str) -> None:
     """Another image under the same name in no time: one label more, the same layers."""
     text = f"FROM {IMAGE}\nLABEL qlora-fleet.test={json.dumps(text)}\n"
-    it.docker("build", "--quiet", "--tag", IMAGE, "-", input=text, env={**os.environ, "DOCKER_BUILDKIT": "1"})
+    build_vm.docker("build", "--quiet", "--tag", IMAGE, "-", input=text, env={**os.environ, "DOCKER_BUILDKIT": "1"})
 
 
-def logins_left(it: Yard) -> list[str]:
-    found: list[str] = it.vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true").stdout.split()
+def logins_left(build_vm: BuildVm) -> list[str]:
+    found: list[str] = build_vm.vm.run(
+        "sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true"
+    ).stdout.split()
     return found
 
 
@@ -65,174 +67,174 @@ BAD_NAMES = {
 
 
 @pytest.mark.parametrize("mistake", BAD_NAMES)
-def test_a_name_that_cannot_be_is_refused_before_anything_is_asked(it: Yard, mistake: str) -> None:
+def test_a_name_that_cannot_be_is_refused_before_anything_is_asked(build_vm: BuildVm, mistake: str) -> None:
     settings, line = BAD_NAMES[mistake]
-    before = it.registry_log()
-    done = it.inv("push", **settings)
+    before = build_vm.registry_log()
+    done = build_vm.inv("push", **settings)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert line in done.stderr
-    assert it.registry_log() == before
+    assert build_vm.registry_log() == before
 
 
-def test_a_wrong_password_is_said_with_the_forms_of_a_user_name(it: Yard) -> None:
-    it.write_password_file("not it")
-    done = it.inv("push")
-    it.write_password_file(PASSWORD)
+def test_a_wrong_password_is_said_with_the_forms_of_a_user_name(build_vm: BuildVm) -> None:
+    build_vm.write_password_file("not it")
+    done = build_vm.inv("push")
+    build_vm.write_password_file(PASSWORD)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{REGISTRY} refuses user {REGISTRY_USER}" in done.stderr
     assert f"{NAMESPACE.upper()}" not in done.stderr
     assert "NAMESPACE/oracleidentitycloudservice/USER" in done.stderr
     assert "not it" not in done.stderr
-    assert logins_left(it) == []
+    assert logins_left(build_vm) == []
 
 
-def test_a_push_is_confirmed_by_the_registry_and_its_digest_written_down(it: Yard) -> None:
-    done = it.inv("push", check=True)
-    found = record(it)
+def test_a_push_is_confirmed_by_the_registry_and_its_digest_written_down(build_vm: BuildVm) -> None:
+    done = build_vm.inv("push", check=True)
+    found = record(build_vm)
     assert found["schema_version"] == 1
     assert found["repository"] == REPOSITORY
     assert found["reference"] == f"{REPOSITORY}:test"
     assert f"{REPOSITORY}@{found['digest']} pushed in" in done.stdout
     # The registry's own disk has that manifest, and all it names.
-    blobs = it.blobs()
-    folder = it.folder / "registry/docker/registry/v2/blobs/sha256"
+    blobs = build_vm.blobs()
+    folder = build_vm.folder / "registry/docker/registry/v2/blobs/sha256"
     manifest = json.loads((folder / found["digest"][7:9] / found["digest"][7:] / "data").read_text())
     sizes = {part["digest"][7:]: part["size"] for part in (manifest["config"], *manifest["layers"])}
     assert {digest: blobs[digest] for digest in sizes} == sizes
     assert found["compressed_bytes"] == manifest["config"]["size"] + sum(part["size"] for part in manifest["layers"])
     assert found["labels"]["qlora-fleet.profile"] == "tiny"
-    assert logins_left(it) == []
+    assert logins_left(build_vm) == []
 
 
-def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(it: Yard) -> None:
-    it.inv("push", check=True)
-    before, first = it.blobs(), record(it)["digest"]
-    assert "nothing was sent" in it.inv("push", check=True).stdout
-    assert it.blobs() == before
-    rebuild(it, "one line")
-    it.inv("push", check=True)
-    new = {digest: size for digest, size in it.blobs().items() if digest not in before}
-    assert record(it)["digest"] != first
+def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(build_vm: BuildVm) -> None:
+    build_vm.inv("push", check=True)
+    before, first = build_vm.blobs(), record(build_vm)["digest"]
+    assert "nothing was sent" in build_vm.inv("push", check=True).stdout
+    assert build_vm.blobs() == before
+    rebuild(build_vm, "one line")
+    build_vm.inv("push", check=True)
+    new = {digest: size for digest, size in build_vm.blobs().items() if digest not in before}
+    assert record(build_vm)["digest"] != first
     assert 0 < sum(new.values()) < 1_000_000, new
 
 
-def test_a_tag_that_somebody_moved_is_pushed_anew_and_the_digest_stays(it: Yard) -> None:
-    it.inv("push", check=True)
-    digest = record(it)["digest"]
-    login = it.folder / "other-login"
-    it.docker("--config", str(login), "login", "-u", REGISTRY_USER, "--password-stdin", REGISTRY, input=PASSWORD)
-    it.docker("tag", "standin:base", f"{REPOSITORY}:test")
-    it.docker("--config", str(login), "push", "--quiet", f"{REPOSITORY}:test")
-    assert "pushed in" in it.inv("push", check=True).stdout
-    assert record(it)["digest"] == digest
+def test_a_tag_that_somebody_moved_is_pushed_anew_and_the_digest_stays(build_vm: BuildVm) -> None:
+    build_vm.inv("push", check=True)
+    digest = record(build_vm)["digest"]
+    login = build_vm.folder / "other-login"
+    build_vm.docker("--config", str(login), "login", "-u", REGISTRY_USER, "--password-stdin", REGISTRY, input=PASSWORD)
+    build_vm.docker("tag", "standin:base", f"{REPOSITORY}:test")
+    build_vm.docker("--config", str(login), "push", "--quiet", f"{REPOSITORY}:test")
+    assert "pushed in" in build_vm.inv("push", check=True).stdout
+    assert record(build_vm)["digest"] == digest
 
 
-def test_a_tag_that_is_moved_during_the_push_is_refused(it: Yard) -> None:
-    change(it, "a tag moved during the push")
-    login = it.folder / "third-login"
-    it.docker("--config", str(login), "login", "-u", REGISTRY_USER, "--password-stdin", REGISTRY, input=PASSWORD)
-    it.vm.run("chmod", "-R", "a+rX", str(login))
+def test_a_tag_that_is_moved_during_the_push_is_refused(build_vm: BuildVm) -> None:
+    change(build_vm, "a tag moved during the push")
+    login = build_vm.folder / "third-login"
+    build_vm.docker("--config", str(login), "login", "-u", REGISTRY_USER, "--password-stdin", REGISTRY, input=PASSWORD)
+    build_vm.vm.run("chmod", "-R", "a+rX", str(login))
     push = f"{DOCKER} --config {shlex.quote(str(login))} push {REPOSITORY}:test"
     other = f"{DOCKER} tag standin:base {REPOSITORY}:test; {push}"
-    client = it.gate("push", after=other)
-    it.open_gate()
-    done = it.inv("push", IMAGE_CLIENT=client)
+    client = build_vm.gate("push", after=other)
+    build_vm.open_gate()
+    done = build_vm.inv("push", IMAGE_CLIENT=client)
     assert done.returncode == 4
     assert "somebody moved the tag while this was pushed" in done.stderr
 
 
-def test_a_reply_that_is_lost_after_the_registry_took_everything_costs_no_second_push(it: Yard) -> None:
-    change(it, "a lost reply")
-    client = it.gate("push", after="echo 'received unexpected HTTP status: unexpected EOF' >&2; code=1")
-    it.open_gate()
-    done = it.inv("push", check=True, IMAGE_CLIENT=client)
+def test_a_reply_that_is_lost_after_the_registry_took_everything_costs_no_second_push(build_vm: BuildVm) -> None:
+    change(build_vm, "a lost reply")
+    client = build_vm.gate("push", after="echo 'received unexpected HTTP status: unexpected EOF' >&2; code=1")
+    build_vm.open_gate()
+    done = build_vm.inv("push", check=True, IMAGE_CLIENT=client)
     assert "but the registry has all of it" in done.stdout
     assert done.stdout.count("The push refers to repository") == 1
 
 
-def test_a_registry_that_dies_under_a_layer_is_waited_for_and_the_push_completes(it: Yard) -> None:
-    rebuild(it, "a killed registry")
+def test_a_registry_that_dies_under_a_layer_is_waited_for_and_the_push_completes(build_vm: BuildVm) -> None:
+    rebuild(build_vm, "a killed registry")
     # It is killed when an upload has begun.
-    client = it.gate("push")
-    process = it.start("push", IMAGE_CLIENT=client)
-    it.at_gate()
+    client = build_vm.gate("push")
+    process = build_vm.start("push", IMAGE_CLIENT=client)
+    build_vm.at_gate()
     killed = threading.Event()
 
     def kill() -> None:
-        uploads = it.folder / "registry/docker/registry/v2/repositories"
-        it.wait_for(
+        uploads = build_vm.folder / "registry/docker/registry/v2/repositories"
+        build_vm.wait_for(
             lambda: list(uploads.glob(f"{NAMESPACE}/qlora-fleet/_uploads/*")) or process.poll() is not None, "an upload"
         )
         killed.set()
-        it.kill("docker-registry")
+        build_vm.kill("docker-registry")
 
     thread = threading.Thread(target=kill)
     thread.start()
-    it.open_gate()
+    build_vm.open_gate()
     thread.join(120)
     assert killed.is_set()
-    it.start_registry()
+    build_vm.start_registry()
     out, err = process.communicate(timeout=250)
     assert process.returncode == 0, (out, err)
     assert "confirmed by the registry" in out
-    assert record(it)["digest"][7:] in it.blobs()
+    assert record(build_vm)["digest"][7:] in build_vm.blobs()
 
 
-def test_a_login_that_ends_during_the_push_is_renewed_once(it: Yard) -> None:
-    change(it, "a login that ends")
+def test_a_login_that_ends_during_the_push_is_renewed_once(build_vm: BuildVm) -> None:
+    change(build_vm, "a login that ends")
     # The first push finds its login gone, as with a token that ran out; the second one finds its own.
-    marker = f"{it.tmpdir}/login-ended"
+    marker = f"{build_vm.tmpdir}/login-ended"
     ended = f"[ -e '{marker}' ] || {{ touch '{marker}'; rm -f /dev/shm/qlora-fleet-login-*/config.json; }}"
-    client = it.gate("push", before=ended)
-    it.open_gate()
-    done = it.inv("push", check=True, IMAGE_CLIENT=client)
+    client = build_vm.gate("push", before=ended)
+    build_vm.open_gate()
+    done = build_vm.inv("push", check=True, IMAGE_CLIENT=client)
     assert "logging in once more" in done.stdout
-    assert logins_left(it) == []
+    assert logins_left(build_vm) == []
     # And with a password that no longer counts, the second login says so.
-    change(it, "a password that ends")
+    change(build_vm, "a password that ends")
     Path(marker).unlink()
-    client = it.gate("push", before=ended)
-    process = it.start("push", IMAGE_CLIENT=client)
-    it.at_gate()
-    it.set_password("another one")
-    it.open_gate()
+    client = build_vm.gate("push", before=ended)
+    process = build_vm.start("push", IMAGE_CLIENT=client)
+    build_vm.at_gate()
+    build_vm.set_password("another one")
+    build_vm.open_gate()
     _, err = process.communicate(timeout=200)
-    it.set_password(PASSWORD)
+    build_vm.set_password(PASSWORD)
     assert process.returncode == 2
     assert "refuses user" in err
-    assert logins_left(it) == []
-    it.inv("push", check=True)
+    assert logins_left(build_vm) == []
+    build_vm.inv("push", check=True)
 
 
 @pytest.mark.parametrize("how", ["down", "laptop"])
-def test_a_push_goes_on_without_link_and_laptop(it: Yard, how: str) -> None:
-    change(it, f"push without {how}")
-    client, jobs = it.gate("push"), len(it.jobs())
-    process = it.start("push", IMAGE_CLIENT=client)
-    it.at_gate()
+def test_a_push_goes_on_without_link_and_laptop(build_vm: BuildVm, how: str) -> None:
+    change(build_vm, f"push without {how}")
+    client, jobs = build_vm.gate("push"), len(build_vm.jobs())
+    process = build_vm.start("push", IMAGE_CLIENT=client)
+    build_vm.at_gate()
     if how == "laptop":
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=30)
-        process = it.start("push", IMAGE_CLIENT=client)
+        process = build_vm.start("push", IMAGE_CLIENT=client)
         assert process.stdout is not None
         assert "a push is running already" in process.stdout.readline()
     else:
-        it.ground.cable.cut("down")
+        build_vm.network.cable.cut("down")
         assert process.stdout is not None
         while "connecting again" not in (line := process.stdout.readline()):
             assert line, process.communicate()
-        it.ground.cable.mend()
-    it.open_gate()
+        build_vm.network.cable.mend()
+    build_vm.open_gate()
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, (out, err)
-    assert len(it.jobs()) == jobs + 1
-    assert record(it)["digest"][7:] in it.blobs()
+    assert len(build_vm.jobs()) == jobs + 1
+    assert record(build_vm)["digest"][7:] in build_vm.blobs()
 
 
-def test_the_password_is_found_nowhere(it: Yard) -> None:
-    change(it, "a secret")
-    client = it.gate("push")
-    process = it.start("push", IMAGE_CLIENT=client)
+def test_the_password_is_found_nowhere(build_vm: BuildVm) -> None:
+    change(build_vm, "a secret")
+    client = build_vm.gate("push")
+    process = build_vm.start("push", IMAGE_CLIENT=client)
     encoded = base64.b64encode(f"{REGISTRY_USER}:{PASSWORD}".encode())
     needles = [MARK.encode(), encoded, PASSWORD.encode(), json.dumps(PASSWORD).encode()[1:-1]]
     found: list[bytes] = []
@@ -254,22 +256,27 @@ def test_the_password_is_found_nowhere(it: Yard) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        it.at_gate()
-        it.open_gate()
+        build_vm.at_gate()
+        build_vm.open_gate()
         out, err = process.communicate(timeout=200)
     finally:
         over.set()
         watcher.join(60)
     assert process.returncode == 0, (out, err)
-    history = it.docker("history", "--no-trunc", IMAGE).stdout + it.docker("image", "inspect", IMAGE).stdout
+    history = build_vm.docker("history", "--no-trunc", IMAGE).stdout + build_vm.docker("image", "inspect", IMAGE).stdout
     places = [
         path.read_bytes()
-        for root in (it.ground.home, Path(it.tmpdir), it.project / "results", it.folder / "registry")
+        for root in (
+            build_vm.network.home,
+            Path(build_vm.tmpdir),
+            build_vm.project / "results",
+            build_vm.folder / "registry",
+        )
         for path in root.rglob("*")
         if path.is_file() and not path.is_symlink()
     ]
-    logs = [(it.vm.folder / name).read_bytes() for name in ("dockerd.log", "registry.log")]
+    logs = [(build_vm.vm.folder / name).read_bytes() for name in ("dockerd.log", "registry.log")]
     everything = [*found, out.encode(), err.encode(), history.encode(), *places, *logs]
     assert [content[:200] for content in everything for needle in needles if needle in content] == []
     assert push_seen.is_set()
-    assert logins_left(it) == []
+    assert logins_left(build_vm) == []

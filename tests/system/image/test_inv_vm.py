@@ -9,35 +9,35 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.machines.network import Ground
+from tests.support.machines.network import Network
 from tests.support.paths import ROOT
 
 
-def check(ground: Ground, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def check(network: Network, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
-    mine = {"HOME": str(ground.folder), "INVOKE_BUILD_HOST": "vm", **environment}
-    done: subprocess.CompletedProcess[str] = ground.laptop.run(
+    mine = {"HOME": str(network.folder), "INVOKE_BUILD_HOST": "vm", **environment}
+    done: subprocess.CompletedProcess[str] = network.laptop.run(
         *(sys.executable, "-m", "invoke", "vm.check", *words), check=False, cwd=ROOT, env={**kept, **mine}
     )
     assert "Traceback" not in done.stderr
     return done
 
 
-def test_the_vm_is_described(ground_of_module: Ground) -> None:
-    before = ground_of_module.vm_sshd.logins()
-    done = check(ground_of_module, "--tmpdir", "/mnt")
+def test_the_vm_is_described(network_of_module: Network) -> None:
+    before = network_of_module.vm_sshd.logins()
+    done = check(network_of_module, "--tmpdir", "/mnt")
     assert done.returncode == 0, done.stderr
     assert "user ubuntu in ubuntu; home" in done.stdout
     assert "free on tmpfs" in done.stdout
-    assert ground_of_module.vm_sshd.logins() == before + 1
+    assert network_of_module.vm_sshd.logins() == before + 1
 
 
-def forget(ground: Ground) -> None:
-    ground.known_hosts.write_text("")
+def forget(network: Network) -> None:
+    network.known_hosts.write_text("")
 
 
-def reinstall(ground: Ground) -> None:
-    ground.vm_sshd.new_host_key()
+def reinstall(network: Network) -> None:
+    network.vm_sshd.new_host_key()
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def reinstall(ground: Ground) -> None:
     ids=["unknown key", "changed key", "wrong user", "an option for a host", "unknown host", "wrong port"],
 )
 def test_each_way_of_not_getting_in_is_one_line_and_an_exit_code(
-    ground_of_module: Ground,
-    befalls: Callable[[Ground], None],
+    network_of_module: Network,
+    befalls: Callable[[Network], None],
     environment: dict[str, str],
     exit_code: int,
     said: str,
 ) -> None:
-    ground_of_module.know_all()
-    befalls(ground_of_module)
-    done = check(ground_of_module, **environment)
+    network_of_module.know_all()
+    befalls(network_of_module)
+    done = check(network_of_module, **environment)
     assert (done.returncode, done.stdout) == (exit_code, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1

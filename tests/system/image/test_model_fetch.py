@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.support.machines.fake_hub import COMMIT, MODEL
-from tests.support.machines.network import Ground
+from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import wait_for
 from tests.support.paths import ROOT
 
@@ -33,10 +33,10 @@ def shard(name: str, floats: int) -> bytes:
 
 
 class Town:
-    """The ground with a hub on the VM and a project on the laptop."""
+    """The network with a hub on the VM and a project on the laptop."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground, self.hub = ground, ground.folder / "hub"
+    def __init__(self, network: Network) -> None:
+        self.network, self.hub = network, network.folder / "hub"
         files = self.hub / "files"
         files.mkdir(parents=True)
         content = {
@@ -55,15 +55,15 @@ class Town:
         self.content = dict(self.wanted)
         self.faults()
         argv = (sys.executable, "-m", "tests.support.machines.fake_hub", str(self.hub), "8080")
-        ground.vm.start(*argv, log="hub.log", cwd=ROOT)
+        network.vm.start(*argv, log="hub.log", cwd=ROOT)
         # The VM's own Python finds the hub's client as it would after `pip install --user huggingface_hub`.
-        site = ground.vm.run("python3", "-m", "site", "--user-site", user="ubuntu", check=False).stdout.strip()
+        site = network.vm.run("python3", "-m", "site", "--user-site", user="ubuntu", check=False).stdout.strip()
         Path(site).mkdir(parents=True)
         Path(site, "client.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        ground.vm.run("chown", "-R", "ubuntu", str(ground.home))
+        network.vm.run("chown", "-R", "ubuntu", str(network.home))
         listening = ("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080")
-        wait_for(lambda: ground.vm.run(*listening, check=False).returncode == 0, "the hub")
-        self.project = ground.folder / "project"
+        wait_for(lambda: network.vm.run(*listening, check=False).returncode == 0, "the hub")
+        self.project = network.folder / "project"
         self.project.mkdir()
         for name in ("bench", "remote", "reports", "tasks", "image"):
             shutil.copytree(ROOT / name, self.project / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -81,14 +81,14 @@ class Town:
         for name, data in self.wanted.items():
             (self.hub / "files" / name).write_bytes(data)
         (self.hub / "requests.jsonl").unlink(missing_ok=True)
-        shutil.rmtree(self.ground.home / ".qlora-fleet", ignore_errors=True)
+        shutil.rmtree(self.network.home / ".qlora-fleet", ignore_errors=True)
         self.settings["hub"]["token_file"] = None
         self.write_settings()
 
     @property
     def folder(self) -> Path:
         """The model on the VM."""
-        return self.ground.home / ".qlora-fleet" / "qlora-fleet" / "models" / MODEL.replace("/", "--")
+        return self.network.home / ".qlora-fleet" / "qlora-fleet" / "models" / MODEL.replace("/", "--")
 
     def write_settings(self) -> None:
         (self.project / "invoke.yaml").write_text(yaml.safe_dump(self.settings))
@@ -120,7 +120,7 @@ class Town:
         return {"cwd": self.project, "env": {**kept, "HOME": str(self.project), "PYTHONPATH": str(self.project)}}
 
     def fetch(self, *words: str) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = self.ground.laptop.run(
+        done: subprocess.CompletedProcess[str] = self.network.laptop.run(
             *self.argv(*words), check=False, timeout=120, **self.options
         )
         print(done.stdout, done.stderr)
@@ -142,9 +142,9 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def town_of_module(ground_of_module: Ground) -> Town:
+def town_of_module(network_of_module: Network) -> Town:
     pytest.importorskip("huggingface_hub")
-    return Town(ground_of_module)
+    return Town(network_of_module)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
 
     town.with_token(TOKEN)
     town.faults(gated=True, token=TOKEN, slow=0.02)
-    process = town.ground.laptop.start(*town.argv(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **town.options)
+    process = town.network.laptop.start(*town.argv(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **town.options)
     seen = set[str]()
     while process.poll() is None:
         for entry in Path("/proc").glob("[0-9]*"):
@@ -233,7 +233,7 @@ def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
     assert seen == set()
     assert town.whole()
     assert any(line["as"] == "Bearer" for line in town.requests())
-    for path in town.ground.home.rglob("*"):
+    for path in town.network.home.rglob("*"):
         assert path.is_fifo() is False
         if path.is_file():
             assert MARK.encode() not in path.read_bytes(), path
@@ -253,8 +253,8 @@ def test_what_the_hub_does_not_have_is_said(town: Town) -> None:
 
 def test_a_vm_that_cannot_have_the_hubs_client_is_told_what_it_lacks(town: Town) -> None:
     """The other way, an installation from a package index, needs an index: no test covers it."""
-    (pth,) = town.ground.home.rglob("client.pth")
-    aside = pth.rename(town.ground.folder / "client.pth")
+    (pth,) = town.network.home.rglob("client.pth")
+    aside = pth.rename(town.network.folder / "client.pth")
     town.settings["image"]["index_url"] = "file:///no/such/index"
     town.write_settings()
     try:
@@ -269,42 +269,44 @@ def test_a_vm_that_cannot_have_the_hubs_client_is_told_what_it_lacks(town: Town)
 
 
 def test_a_disk_too_small_is_said_before_and_one_filled_meanwhile_when_it_happens(town: Town) -> None:
-    town.ground.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+    town.network.vm.small_disk("/mnt/small", megabytes=64, owner="ubuntu")
     done = town.fetch("--tmpdir", "/mnt/small")
     assert done.returncode == 3
     assert "GB free, the rest of the model needs" in done.stderr
     assert "inv model.fetch --tmpdir /mnt/small" in done.stderr
 
-    town.ground.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
+    town.network.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
     town.faults(slow=0.1)
-    process = town.ground.laptop.start(
+    process = town.network.laptop.start(
         *town.argv("--tmpdir", "/mnt/next"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **town.options
     )
     wait_for(
         lambda: town.requests() and any(line["path"].endswith("tokenizer.json") for line in town.requests()), "a start"
     )
-    town.ground.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user="ubuntu", check=False)
+    town.network.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user="ubuntu", check=False)
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 3, said
     assert "no space left" in said
-    town.ground.vm.run("rm", "/mnt/next/filler")
+    town.network.vm.run("rm", "/mnt/next/filler")
     town.faults()
     assert town.fetch("--tmpdir", "/mnt/next").returncode == 0
 
 
 def test_a_laptop_that_is_cut_off_finds_the_same_job_again(town: Town) -> None:
     town.faults(slow=0.15)
-    first = town.ground.laptop.start(*town.argv(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **town.options)
+    first = town.network.laptop.start(
+        *town.argv(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **town.options
+    )
     wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in town.requests()), "a start")
-    town.ground.cable.cut("drop")
+    town.network.cable.cut("drop")
     first.kill()  # the lid is closed
     first.wait()
-    town.ground.cable.mend()
+    town.network.cable.mend()
     done = town.fetch()
     assert done.returncode == 0
     assert "is being fetched already" in done.stdout
     assert town.whole()
-    assert len(list((town.ground.home / ".qlora-fleet" / "jobs").iterdir())) == 1
+    assert len(list((town.network.home / ".qlora-fleet" / "jobs").iterdir())) == 1
     assert sum(map(town.sent, SHARDS)) == sum(len(town.content[name]) for name in SHARDS)
 
 
@@ -330,7 +332,7 @@ def _git(data: bytes) -> str:
 
 @pytest.mark.parametrize("where", ["cache", "cache-here"])
 def test_a_cache_is_as_good_as_the_hub_and_is_verified_as_well(town: Town, where: str) -> None:
-    at = town.ground.folder / f"a {where}"
+    at = town.network.folder / f"a {where}"
     home = make_cache(town, at)
     blob = (home / "snapshots" / COMMIT / SHARDS[0]).resolve()
     data = blob.read_bytes()

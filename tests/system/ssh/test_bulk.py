@@ -10,28 +10,28 @@ import pytest
 
 from remote.hosts.host import CommandFailed, HostKeyRefused, HostUnreachable
 from remote.ssh import bulk
-from tests.support.machines.network import Ground
+from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import from_laptop, meanwhile, run, wait_for
 
 ODD_NAMES = ["plain", "with space", "it's", '"', "$HOME", "-rf", "deep/er/file", "new\nline", "ü日本", "empty", "*"]
 
 
 @pytest.fixture(params=["rsync", "tar"])
-def way(request: pytest.FixtureRequest, ground_of_module: Ground) -> Iterator[str]:
+def way(request: pytest.FixtureRequest, network_of_module: Network) -> Iterator[str]:
     """Both ways to move: as things are, and with no rsync on the VM."""
     if request.param == "rsync":
         yield "rsync"
         return
-    ground_of_module.vm.run("mount", "--bind", "/dev/null", "/usr/bin/rsync")
+    network_of_module.vm.run("mount", "--bind", "/dev/null", "/usr/bin/rsync")
     yield "tar"
-    ground_of_module.vm.run("umount", "/usr/bin/rsync")
+    network_of_module.vm.run("umount", "/usr/bin/rsync")
 
 
 @pytest.fixture
-def ground(ground_of_module: Ground) -> Ground:
-    ground_of_module.cable.mend()
-    ground_of_module.know_all()
-    return ground_of_module
+def network(network_of_module: Network) -> Network:
+    network_of_module.cable.mend()
+    network_of_module.know_all()
+    return network_of_module
 
 
 def fill(folder: Path, size: int = 1000) -> dict[str, bytes]:
@@ -50,11 +50,11 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["vm", "farther-vm"])
 def test_a_folder_goes_there_and_back_and_a_second_time_sends_nothing(
-    ground: Ground, tmp_path: Path, way: str, name: str
+    network: Network, tmp_path: Path, way: str, name: str
 ) -> None:
-    content, target = fill(tmp_path / "so urce"), f"{ground.home}/it's a {way} {name}"
+    content, target = fill(tmp_path / "so urce"), f"{network.home}/it's a {way} {name}"
     heard: list[bulk.Progress] = []
-    with from_laptop(ground, name) as host:
+    with from_laptop(network, name) as host:
         moved = bulk.push_folder(host, tmp_path / "so urce", target, timeout_sec=60.0, on_progress=heard.append)
         assert moved.way == way
         assert tree(Path(target)) == content
@@ -67,11 +67,11 @@ def test_a_folder_goes_there_and_back_and_a_second_time_sends_nothing(
 
 
 def test_a_cable_cut_under_a_move_is_told_and_the_same_call_finishes_it(
-    ground: Ground, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    network: Network, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The card goes down and sshd's side is killed, so that nobody has to wait for ServerAliveInterval's 30 s."""
     monkeypatch.setattr(bulk, "_STALL_SEC", 5)
-    source, target = tmp_path / "source", ground.home / f"cut-{way}"
+    source, target = tmp_path / "source", network.home / f"cut-{way}"
     source.mkdir()
     content = {str(n): random.Random(n).randbytes(20 << 20) for n in range(2)}
     for name, data in content.items():
@@ -82,64 +82,64 @@ def test_a_cable_cut_under_a_move_is_told_and_the_same_call_finishes_it(
 
     def cut() -> None:
         wait_for(lambda: arrived() > 24 << 20, "half of it")
-        ground.vm_sshd.kill_sessions()
+        network.vm_sshd.kill_sessions()
 
-    with from_laptop(ground) as host:
-        ground.laptop.run("tc", "qdisc", "add", "dev", ground.cable.card, "root", "tbf", "rate", "200mbit",
+    with from_laptop(network) as host:
+        network.laptop.run("tc", "qdisc", "add", "dev", network.cable.card, "root", "tbf", "rate", "200mbit",
                           "burst", "256k", "latency", "50ms")  # fmt: skip
         try:
             with meanwhile(cut), pytest.raises(HostUnreachable, match="broke while files were moving"):
                 bulk.push_folder(host, source, str(target), timeout_sec=120.0)
         finally:
-            ground.laptop.run("tc", "qdisc", "del", "dev", ground.cable.card, "root")
-        before = ground.cable.sent_bytes()
+            network.laptop.run("tc", "qdisc", "del", "dev", network.cable.card, "root")
+        before = network.cable.sent_bytes()
         bulk.push_folder(host, source, str(target), timeout_sec=120.0)
     assert tree(target) == content
-    again = ground.cable.sent_bytes() - before
+    again = network.cable.sent_bytes() - before
     assert again < (22 << 20 if way == "tar" else 20 << 20)  # 40 MiB in all, 24 were there
 
 
 def test_a_full_disk_is_named_and_after_freeing_some_the_same_call_finishes(
-    ground: Ground, tmp_path: Path, way: str
+    network: Network, tmp_path: Path, way: str
 ) -> None:
     disk = f"/mnt/small-{way}"
-    ground.vm.small_disk(disk, megabytes=8, owner="ubuntu")
+    network.vm.small_disk(disk, megabytes=8, owner="ubuntu")
     source = tmp_path / "source"
     source.mkdir()
     for n in range(3):
         (source / str(n)).write_bytes(random.Random(n).randbytes(2 << 20))
-    ground.vm.run("dd", "if=/dev/zero", f"of={disk}/in the way", "bs=1M", "count=3", user="ubuntu")
-    with from_laptop(ground) as host:
+    network.vm.run("dd", "if=/dev/zero", f"of={disk}/in the way", "bs=1M", "count=3", user="ubuntu")
+    with from_laptop(network) as host:
         with pytest.raises(bulk.NoSpace, match=f"vm: {disk}/model: no space left"):
             bulk.push_folder(host, source, f"{disk}/model", timeout_sec=60.0)
         run(host, "rm", f"{disk}/in the way")
         bulk.push_folder(host, source, f"{disk}/model", timeout_sec=60.0)
         said = run(host, "sh", "-c", f"cat {disk}/model/* | sha256sum").stdout
-    here = ground.laptop.run("sh", "-c", f"cat {source}/* | sha256sum").stdout
+    here = network.laptop.run("sh", "-c", f"cat {source}/* | sha256sum").stdout
     assert said.decode() == here
 
 
-def test_what_is_not_there_and_what_may_not_be_written_are_said(ground: Ground, tmp_path: Path, way: str) -> None:
-    with from_laptop(ground) as host:
+def test_what_is_not_there_and_what_may_not_be_written_are_said(network: Network, tmp_path: Path, way: str) -> None:
+    with from_laptop(network) as host:
         with pytest.raises(FileNotFoundError):
-            bulk.push_folder(host, tmp_path / "none", f"{ground.home}/x", timeout_sec=60.0)
+            bulk.push_folder(host, tmp_path / "none", f"{network.home}/x", timeout_sec=60.0)
         with pytest.raises(CommandFailed, match="Permission denied"):
             bulk.push_folder(host, tmp_path, "/usr/not-ours", timeout_sec=60.0)
         if way == "rsync":
             with pytest.raises(CommandFailed, match="No such file or directory"):
-                bulk.pull_folder(host, f"{ground.home}/none", tmp_path / "none", timeout_sec=60.0)
+                bulk.pull_folder(host, f"{network.home}/none", tmp_path / "none", timeout_sec=60.0)
 
 
-def test_bulk_checks_host_keys_as_strictly_as_commands_do(ground: Ground, tmp_path: Path) -> None:
+def test_bulk_checks_host_keys_as_strictly_as_commands_do(network: Network, tmp_path: Path) -> None:
     fill(tmp_path / "source")
-    ground.known_hosts.write_text("")
-    with from_laptop(ground) as host:
+    network.known_hosts.write_text("")
+    with from_laptop(network) as host:
         with pytest.raises(HostKeyRefused):
-            bulk.push_folder(host, tmp_path / "source", f"{ground.home}/never", timeout_sec=60.0)
-        ground.know_all()
+            bulk.push_folder(host, tmp_path / "source", f"{network.home}/never", timeout_sec=60.0)
+        network.know_all()
         run(host, "true")
         # The client alone, with the connection already trusted: the file it reads says yes to nobody either.
-        ground.known_hosts.write_text("")
+        network.known_hosts.write_text("")
         with pytest.raises(HostKeyRefused, match="Host key verification failed"):
-            bulk.push_folder(host, tmp_path / "source", f"{ground.home}/never", timeout_sec=60.0)
-    assert not (ground.home / "never" / "plain").exists()
+            bulk.push_folder(host, tmp_path / "source", f"{network.home}/never", timeout_sec=60.0)
+    assert not (network.home / "never" / "plain").exists()

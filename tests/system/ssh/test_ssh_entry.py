@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from remote.hosts.host import AddressWrong, HostKeyRefused, HostUnreachable, LoginRefused
-from tests.support.machines.network import BASTION, FAR_VM, VM, Ground
+from tests.support.machines.network import BASTION, FAR_VM, VM, Network
 from tests.support.machines.ssh_tools import from_laptop, run, wait_for
 from tests.support.machines.sshd import keygen
 
 
 @pytest.fixture
-def ground(ground_of_module: Ground) -> Ground:
+def network(network_of_module: Network) -> Network:
     """Shared by this file; every test finds its keys and configuration as they are after a first careful contact."""
-    ground_of_module.write_config()
-    ground_of_module.know_all()
-    return ground_of_module
+    network_of_module.write_config()
+    network_of_module.know_all()
+    return network_of_module
 
 
 def listens(address: str, port: int) -> bool:
@@ -40,49 +40,49 @@ def accept_as_told(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("name", ["vm", "far-vm", "farther-vm"])
-def test_a_host_is_reached_as_the_ssh_configuration_says(ground: Ground, name: str) -> None:
-    with from_laptop(ground, name) as host:
+def test_a_host_is_reached_as_the_ssh_configuration_says(network: Network, name: str) -> None:
+    with from_laptop(network, name) as host:
         assert run(host, "sh", "-c", "hostname; whoami").stdout.split() == [b"vm", b"ubuntu"]
         came_from = run(host, "sh", "-c", "echo $SSH_CONNECTION").stdout.split()[0]
         assert came_from == (b"10.79.0.1" if name == "vm" else b"10.79.2.1")
 
 
-def test_a_proxy_command_is_the_way_when_the_configuration_says_so(ground: Ground) -> None:
-    ground.write_config(f"Host odd\n HostName {VM}\n ProxyCommand nsenter -t {ground.laptop.pid} -n bash -c "
+def test_a_proxy_command_is_the_way_when_the_configuration_says_so(network: Network) -> None:
+    network.write_config(f"Host odd\n HostName {VM}\n ProxyCommand nsenter -t {network.laptop.pid} -n bash -c "
                         "'exec 3<>/dev/tcp/%h/%p; cat <&3 & cat >&3'")  # fmt: skip
-    with from_laptop(ground, "odd") as host:
+    with from_laptop(network, "odd") as host:
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-def test_what_is_given_wins_over_the_configuration(ground: Ground) -> None:
-    ground.write_config(f"Host vm\n User nobody\n Port 9\n IdentityFile /none\nHost {VM}\n User nobody")
-    with from_laptop(ground, "vm", user="ubuntu", port=22, identity=str(ground.key)) as host:
+def test_what_is_given_wins_over_the_configuration(network: Network) -> None:
+    network.write_config(f"Host vm\n User nobody\n Port 9\n IdentityFile /none\nHost {VM}\n User nobody")
+    with from_laptop(network, "vm", user="ubuntu", port=22, identity=str(network.key)) as host:
         assert run(host, "whoami").stdout == b"ubuntu\n"
 
 
-def test_include_and_match_are_understood_as_openssh_does(ground: Ground) -> None:
-    more = ground.folder / "more config"
+def test_include_and_match_are_understood_as_openssh_does(network: Network) -> None:
+    more = network.folder / "more config"
     more.write_text(f"Match host somewhere\n HostName {VM}\n")
-    ground.write_config(f'Include "{more}"')
-    with from_laptop(ground, "somewhere") as host:
+    network.write_config(f'Include "{more}"')
+    with from_laptop(network, "somewhere") as host:
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-def test_all_commands_of_all_threads_share_one_login(ground: Ground) -> None:
-    before = ground.vm_sshd.logins()
-    with from_laptop(ground) as host:
+def test_all_commands_of_all_threads_share_one_login(network: Network) -> None:
+    before = network.vm_sshd.logins()
+    with from_laptop(network) as host:
         threads = [threading.Thread(target=lambda: [run(host, "true") for _ in range(5)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert host.workdir == f"{ground.home}/.qlora-fleet"
-    assert ground.vm_sshd.logins() == before + 1
+        assert host.workdir == f"{network.home}/.qlora-fleet"
+    assert network.vm_sshd.logins() == before + 1
 
 
-def test_more_commands_at_once_than_the_server_has_sessions_wait_for_one(ground: Ground) -> None:
+def test_more_commands_at_once_than_the_server_has_sessions_wait_for_one(network: Network) -> None:
     done: list[int] = []
-    with from_laptop(ground) as host:
+    with from_laptop(network) as host:
         run(host, "true")
         work = lambda: done.append(run(host, "sleep", "0.3").exit_code)  # noqa: E731
         threads = [threading.Thread(target=work) for _ in range(24)]
@@ -93,51 +93,51 @@ def test_more_commands_at_once_than_the_server_has_sessions_wait_for_one(ground:
     assert done == [0] * 24
 
 
-def test_a_configuration_that_cannot_be_read_is_said_with_its_line(ground: Ground) -> None:
-    ground.write_config("Nonsense yes")
-    with from_laptop(ground) as host, pytest.raises(AddressWrong, match=r"ssh_config.*nonsense"):
+def test_a_configuration_that_cannot_be_read_is_said_with_its_line(network: Network) -> None:
+    network.write_config("Nonsense yes")
+    with from_laptop(network) as host, pytest.raises(AddressWrong, match=r"ssh_config.*nonsense"):
         run(host, "true")
 
 
-def test_a_missing_configuration_file_is_said(ground: Ground, tmp_path: Path) -> None:
-    ground.ssh_config.rename(tmp_path / "kept")
-    with from_laptop(ground) as host, pytest.raises(AddressWrong, match="no such ssh configuration file"):
+def test_a_missing_configuration_file_is_said(network: Network, tmp_path: Path) -> None:
+    network.ssh_config.rename(tmp_path / "kept")
+    with from_laptop(network) as host, pytest.raises(AddressWrong, match="no such ssh configuration file"):
         run(host, "true")
 
 
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_host_key_is_refused_before_anything_is_sent(ground: Ground) -> None:
-    ground.known_hosts.write_text("")
-    tried = ground.vm_sshd.attempts()
-    with from_laptop(ground) as host:
+def test_an_unknown_host_key_is_refused_before_anything_is_sent(network: Network) -> None:
+    network.known_hosts.write_text("")
+    tried = network.vm_sshd.attempts()
+    with from_laptop(network) as host:
         with pytest.raises(HostKeyRefused, match="its host key is unknown") as refused:
             run(host, "true")
-        assert ground.vm_sshd.fingerprint() in str(refused.value)
-        assert ground.vm_sshd.attempts() == tried
+        assert network.vm_sshd.fingerprint() in str(refused.value)
+        assert network.vm_sshd.attempts() == tried
         accept_as_told(refused.value)
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-def test_a_changed_host_key_is_refused_with_both_fingerprints(ground: Ground) -> None:
-    with from_laptop(ground) as host:
+def test_a_changed_host_key_is_refused_with_both_fingerprints(network: Network) -> None:
+    with from_laptop(network) as host:
         assert run(host, "true").exit_code == 0
-    old, tried = ground.vm_sshd.fingerprint(), ground.vm_sshd.attempts()
-    ground.vm_sshd.new_host_key()
-    with from_laptop(ground) as host:
+    old, tried = network.vm_sshd.fingerprint(), network.vm_sshd.attempts()
+    network.vm_sshd.new_host_key()
+    with from_laptop(network) as host:
         with pytest.raises(HostKeyRefused, match="its host key has changed") as refused:
             run(host, "true")
-        for part in (old, ground.vm_sshd.fingerprint(), f"{ground.known_hosts}:1"):
+        for part in (old, network.vm_sshd.fingerprint(), f"{network.known_hosts}:1"):
             assert part in str(refused.value)
-        assert ground.vm_sshd.attempts() == tried
+        assert network.vm_sshd.attempts() == tried
         accept_as_told(refused.value)
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-def test_a_server_on_another_port_is_known_by_that_port(ground: Ground) -> None:
-    ground.known_hosts.write_text(ground.vm_sshd.known_as(FAR_VM) + ground.bastion_sshd.known_as(BASTION))
-    with from_laptop(ground, "farther-vm") as host:
+def test_a_server_on_another_port_is_known_by_that_port(network: Network) -> None:
+    network.known_hosts.write_text(network.vm_sshd.known_as(FAR_VM) + network.bastion_sshd.known_as(BASTION))
+    with from_laptop(network, "farther-vm") as host:
         with pytest.raises(HostKeyRefused, match=rf"second-bastion .*\[{BASTION}\]:2222 ssh-ed25519") as refused:
             run(host, "true")
         accept_as_told(refused.value)
@@ -145,71 +145,71 @@ def test_a_server_on_another_port_is_known_by_that_port(ground: Ground) -> None:
 
 
 @pytest.mark.parametrize("loose", ["StrictHostKeyChecking no", "StrictHostKeyChecking accept-new"])
-def test_a_jump_host_is_checked_as_strictly_whatever_the_configuration_says(ground: Ground, loose: str) -> None:
-    ground.write_config("Host *", f" {loose}")
-    ground.known_hosts.write_text(ground.vm_sshd.known_as(FAR_VM))
-    tried = ground.bastion_sshd.attempts()
-    with from_laptop(ground, "far-vm") as host, pytest.raises(HostKeyRefused, match=r"^bastion "):
+def test_a_jump_host_is_checked_as_strictly_whatever_the_configuration_says(network: Network, loose: str) -> None:
+    network.write_config("Host *", f" {loose}")
+    network.known_hosts.write_text(network.vm_sshd.known_as(FAR_VM))
+    tried = network.bastion_sshd.attempts()
+    with from_laptop(network, "far-vm") as host, pytest.raises(HostKeyRefused, match=r"^bastion "):
         run(host, "true")
-    assert ground.bastion_sshd.attempts() == tried
-    assert BASTION not in ground.known_hosts.read_text()
+    assert network.bastion_sshd.attempts() == tried
+    assert BASTION not in network.known_hosts.read_text()
 
 
-def test_hashed_names_and_patterns_are_understood_and_a_revoked_key_is_refused(ground: Ground) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(ground.known_hosts)], check=True, capture_output=True)
-    assert VM not in ground.known_hosts.read_text()
-    with from_laptop(ground) as host:
+def test_hashed_names_and_patterns_are_understood_and_a_revoked_key_is_refused(network: Network) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(network.known_hosts)], check=True, capture_output=True)
+    assert VM not in network.known_hosts.read_text()
+    with from_laptop(network) as host:
         assert run(host, "true").exit_code == 0
-    _, kind, key = ground.vm_sshd.known_as(VM).split()
-    ground.known_hosts.write_text(f"10.79.0.*,!10.79.0.9 {kind} {key}\n")
-    with from_laptop(ground) as host:
+    _, kind, key = network.vm_sshd.known_as(VM).split()
+    network.known_hosts.write_text(f"10.79.0.*,!10.79.0.9 {kind} {key}\n")
+    with from_laptop(network) as host:
         assert run(host, "true").exit_code == 0
-    ground.known_hosts.write_text(f"{VM} {kind} {key}\n@revoked * {kind} {key}\n")
-    with from_laptop(ground) as host, pytest.raises(HostKeyRefused, match=r"marked as revoked in .*known_hosts:2"):
+    network.known_hosts.write_text(f"{VM} {kind} {key}\n@revoked * {kind} {key}\n")
+    with from_laptop(network) as host, pytest.raises(HostKeyRefused, match=r"marked as revoked in .*known_hosts:2"):
         run(host, "true")
 
 
 # --- who we are -------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_user_is_told_which_user_and_keys_were_refused(ground: Ground) -> None:
-    with from_laptop(ground, user="nosuchuser") as host, pytest.raises(LoginRefused) as refused:
+def test_a_wrong_user_is_told_which_user_and_keys_were_refused(network: Network) -> None:
+    with from_laptop(network, user="nosuchuser") as host, pytest.raises(LoginRefused) as refused:
         run(host, "true")
     assert f"vm (nosuchuser@{VM} port 22): does not let user 'nosuchuser' in; it refused ssh-ed25519 SHA256:" in str(
         refused.value
     )
-    assert str(ground.key) in str(refused.value)
+    assert str(network.key) in str(refused.value)
 
 
-def test_a_key_that_is_not_authorized_is_named(ground: Ground, tmp_path: Path) -> None:
+def test_a_key_that_is_not_authorized_is_named(network: Network, tmp_path: Path) -> None:
     other = keygen(tmp_path / "other")
-    ground.write_config("Host vm", f" IdentityFile {other}")
-    ground.key.rename(tmp_path / "aside")
+    network.write_config("Host vm", f" IdentityFile {other}")
+    network.key.rename(tmp_path / "aside")
     try:
-        with from_laptop(ground) as host, pytest.raises(LoginRefused, match=str(other)):
+        with from_laptop(network) as host, pytest.raises(LoginRefused, match=str(other)):
             run(host, "true")
     finally:
-        (tmp_path / "aside").rename(ground.key)
+        (tmp_path / "aside").rename(network.key)
 
 
-def test_a_key_with_a_passphrase_is_not_asked_for_and_the_agent_is_named(ground: Ground, tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_not_asked_for_and_the_agent_is_named(network: Network, tmp_path: Path) -> None:
     locked = keygen(tmp_path / "locked", passphrase="four words")
-    ground.vm_sshd.authorize(locked)
-    ground.write_config("Host vm", f" IdentityFile {locked}")
-    text = ground.ssh_config.read_text().replace(f" IdentityFile {ground.key}\n", "")
-    ground.ssh_config.write_text(text)
+    network.vm_sshd.authorize(locked)
+    network.write_config("Host vm", f" IdentityFile {locked}")
+    text = network.ssh_config.read_text().replace(f" IdentityFile {network.key}\n", "")
+    network.ssh_config.write_text(text)
     with (
-        from_laptop(ground) as host,
+        from_laptop(network) as host,
         pytest.raises(LoginRefused, match=f"{locked} has a passphrase: `ssh-add {locked}`"),
     ):
         run(host, "true")
 
 
 def test_the_agent_opens_what_a_locked_key_file_names(
-    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = keygen(tmp_path / "held")
-    ground.vm_sshd.authorize(key)
+    network.vm_sshd.authorize(key)
     plug = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(plug)], stdout=subprocess.DEVNULL)
     try:
@@ -217,9 +217,9 @@ def test_the_agent_opens_what_a_locked_key_file_names(
         monkeypatch.setenv("SSH_AUTH_SOCK", str(plug))
         subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
         key.unlink()  # only its public half stays, as with a key on a token
-        text = ground.ssh_config.read_text().replace(f" IdentityFile {ground.key}\n", f" IdentityFile {key}\n")
-        ground.ssh_config.write_text(text)
-        with from_laptop(ground) as host:
+        text = network.ssh_config.read_text().replace(f" IdentityFile {network.key}\n", f" IdentityFile {key}\n")
+        network.ssh_config.write_text(text)
+        with from_laptop(network) as host:
             assert run(host, "whoami").stdout == b"ubuntu\n"
     finally:
         agent.terminate()
@@ -229,34 +229,34 @@ def test_the_agent_opens_what_a_locked_key_file_names(
 # --- where it is ------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_where_nothing_listens_is_said(ground: Ground) -> None:
-    with from_laptop(ground, port=9) as host, pytest.raises(HostUnreachable, match="nothing listens on port 9"):
+def test_a_port_where_nothing_listens_is_said(network: Network) -> None:
+    with from_laptop(network, port=9) as host, pytest.raises(HostUnreachable, match="nothing listens on port 9"):
         run(host, "true")
 
 
-def test_a_port_where_something_else_listens_is_said(ground: Ground) -> None:
+def test_a_port_where_something_else_listens_is_said(network: Network) -> None:
     script = (
         "import http.server; http.server.HTTPServer(('', 8080), http.server.SimpleHTTPRequestHandler).serve_forever()"
     )
-    server = ground.vm.start("python3", "-c", script, log="http.log")
-    with ground.laptop.network_of_this_thread():
+    server = network.vm.start("python3", "-c", script, log="http.log")
+    with network.laptop.network_of_this_thread():
         wait_for(lambda: listens(VM, 8080), "a web server")
-    with from_laptop(ground, port=8080) as host, pytest.raises(HostUnreachable, match="no SSH greeting"):
+    with from_laptop(network, port=8080) as host, pytest.raises(HostUnreachable, match="no SSH greeting"):
         run(host, "true")
     server.kill()
 
 
-def test_a_name_nobody_has_is_said(ground: Ground) -> None:
+def test_a_name_nobody_has_is_said(network: Network) -> None:
     """Without a name server, as here, nobody can know that nobody has it; the exact words are a unit test's."""
     said = pytest.raises((AddressWrong, HostUnreachable), match=r"no-such-host\.invalid .*name")
-    with from_laptop(ground, "no-such-host.invalid") as host, said:
+    with from_laptop(network, "no-such-host.invalid") as host, said:
         run(host, "true")
 
 
-def test_a_machine_behind_a_jump_host_that_is_off_is_said_to_be_behind_it(ground: Ground) -> None:
-    ground.write_config(f"Host gone\n HostName {FAR_VM}\n Port 9\n ProxyJump bastion")
+def test_a_machine_behind_a_jump_host_that_is_off_is_said_to_be_behind_it(network: Network) -> None:
+    network.write_config(f"Host gone\n HostName {FAR_VM}\n Port 9\n ProxyJump bastion")
     with (
-        from_laptop(ground, "gone") as host,
+        from_laptop(network, "gone") as host,
         pytest.raises(HostUnreachable, match="jump host before it cannot connect"),
     ):
         run(host, "true")

@@ -22,18 +22,18 @@ from remote.hosts.host import CommandFailed, CommandTimedOut, HostUnreachable, c
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
-from tests.support.machines.network import Ground
+from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import PATIENCE_SEC, from_laptop, impatient, meanwhile, run, vm_runs, wait_for
 
 WINDOW = 2 << 20  # what OpenSSH's sshd lets a client send ahead
 
 
 @pytest.fixture
-def ground(ground_of_module: Ground) -> Ground:
+def network(network_of_module: Network) -> Network:
     """Shared by this file, with its cables whole."""
-    for cable in (ground_of_module.cable, ground_of_module.to_bastion, ground_of_module.behind_bastion):
+    for cable in (network_of_module.cable, network_of_module.to_bastion, network_of_module.behind_bastion):
         cable.mend()
-    return ground_of_module
+    return network_of_module
 
 
 def sleeper(number: int) -> str:
@@ -54,12 +54,12 @@ def test_a_dead_link_is_known_within_a_minute() -> None:
 @pytest.mark.parametrize("how", ["down", "drop"])
 @pytest.mark.parametrize("way", ["vm", "far-vm"])
 def test_a_link_cut_under_a_command_is_told_and_the_next_command_connects_anew(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, way: str, how: str
+    network: Network, monkeypatch: pytest.MonkeyPatch, way: str, how: str
 ) -> None:
     """For far-vm the cut is behind the bastion, where this machine's kernel cannot see it."""
     impatient(monkeypatch)
-    cable = ground.cable if way == "vm" else ground.behind_bastion
-    with from_laptop(ground, way) as host:
+    cable = network.cable if way == "vm" else network.behind_bastion
+    with from_laptop(network, way) as host:
 
         def cut(_: bytes) -> None:
             cable.cut(how)  # type: ignore[arg-type]
@@ -70,56 +70,56 @@ def test_a_link_cut_under_a_command_is_told_and_the_next_command_connects_anew(
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-def test_a_link_cut_before_a_command_is_told_too(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_cut_before_a_command_is_told_too(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     impatient(monkeypatch)
-    with from_laptop(ground) as host:
+    with from_laptop(network) as host:
         run(host, "true")
-        ground.cable.cut("drop")
+        network.cable.cut("drop")
         with pytest.raises(HostUnreachable):
             run(host, "true", timeout_sec=300.0)
-        ground.cable.mend()
+        network.cable.mend()
         assert run(host, "true").exit_code == 0
 
 
 def test_a_command_whose_link_is_gone_ends_at_its_deadline_on_the_host(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient(monkeypatch)
     monkeypatch.setattr(remote.ssh.host, "MARGIN_SEC", 1.0)
-    with from_laptop(ground) as host:
+    with from_laptop(network) as host:
         with pytest.raises((HostUnreachable, CommandTimedOut)):
             run(
                 host,
                 "sh",
                 "-c",
                 f"echo up; {sleeper(1)}; true",
-                on_stdout=lambda _: ground.cable.cut("drop"),
+                on_stdout=lambda _: network.cable.cut("drop"),
                 timeout_sec=5.0,
             )
-        wait_for(lambda: not vm_runs(ground, sleeper(1)), "its end on the host")
+        wait_for(lambda: not vm_runs(network, sleeper(1)), "its end on the host")
 
 
-def test_a_command_past_its_deadline_is_gone_from_the_host_when_the_call_returns(ground: Ground) -> None:
-    with from_laptop(ground) as host:
+def test_a_command_past_its_deadline_is_gone_from_the_host_when_the_call_returns(network: Network) -> None:
+    with from_laptop(network) as host:
         with pytest.raises(CommandTimedOut, match=r"not done after 0\.5 s"):
             run(host, "sh", "-c", f"{sleeper(2)} & {sleeper(2)}", timeout_sec=0.5)
-        assert not vm_runs(ground, sleeper(2))
+        assert not vm_runs(network, sleeper(2))
 
 
 @pytest.mark.parametrize("how", ["down", "drop"])
 def test_a_job_followed_over_a_link_that_is_cut_is_followed_to_its_one_end(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, how: str
+    network: Network, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     impatient(monkeypatch)
-    with from_laptop(ground) as host:
+    with from_laptop(network) as host:
         job = Job(Agent(host), f"{host.workdir}/cut-{how}")
         script = "echo once >> runs; until [ -e go ]; do sleep 0.05; done; exit 7"
         job.start(JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=PATIENCE_SEC))
-        ground.cable.cut(how)  # type: ignore[arg-type]
+        network.cable.cut(how)  # type: ignore[arg-type]
         with pytest.raises((HostUnreachable, CommandTimedOut)):
             job.watch(lambda _: None, every_sec=0.1)
         Path(job.folder, "go").touch()
-        ground.cable.mend()
+        network.cable.mend()
         # Started again, as `inv build` would be after its laptop was closed: it is the same job.
         job.start(JobSpec(command=Command(argv=("false",)), deadline_sec=1.0))
         status = job.watch(lambda _: None, every_sec=0.1)
@@ -128,25 +128,25 @@ def test_a_job_followed_over_a_link_that_is_cut_is_followed_to_its_one_end(
 
 
 def test_a_push_whose_cable_is_cut_goes_on_inside_the_file(
-    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient(monkeypatch)
     source = tmp_path / "source"
     source.mkdir()
     content = random.Random(1).randbytes(40 << 20)
     (source / "large").write_bytes(content)
-    target = ground.home / "pushed"
+    target = network.home / "pushed"
 
     def cut_and_mend() -> None:
         def arrived() -> int:
             return sum(path.stat().st_size for path in target.glob("*.part"))
 
         wait_for(lambda: any(path.stat().st_size > 4 << 20 for path in target.glob(".*.part")), "the first bytes")
-        ground.cable.cut("drop")
+        network.cable.cut("drop")
         time.sleep(3.0)
-        ground.cable.mend()
+        network.cable.mend()
 
-    with from_laptop(ground) as host, meanwhile(cut_and_mend):
+    with from_laptop(network) as host, meanwhile(cut_and_mend):
         moved = transfer.push(Agent(host), source, str(target))
     assert hashlib.sha256((target / "large").read_bytes()).digest() == hashlib.sha256(content).digest()
     assert len(content) < moved.byte_count <= len(content) + 4 * WINDOW
@@ -156,23 +156,23 @@ def test_a_push_whose_cable_is_cut_goes_on_inside_the_file(
 # --- killed -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_sshd_killed_under_a_job_harms_the_watching_and_not_the_job(ground: Ground) -> None:
-    with from_laptop(ground) as host:
+def test_an_sshd_killed_under_a_job_harms_the_watching_and_not_the_job(network: Network) -> None:
+    with from_laptop(network) as host:
         job = Job(Agent(host), f"{host.workdir}/sshd-killed")
         job.start(JobSpec(command=Command(argv=("sh", "-c", "sleep 1; exit 5")), deadline_sec=PATIENCE_SEC))
         with pytest.raises(HostUnreachable):
-            job.watch(lambda _: ground.vm_sshd.kill_sessions(), every_sec=0.1)
-        ground.vm_sshd.stop()
+            job.watch(lambda _: network.vm_sshd.kill_sessions(), every_sec=0.1)
+        network.vm_sshd.stop()
         try:
             with pytest.raises(HostUnreachable, match="nothing listens on port 22"):
                 job.status()
         finally:
-            ground.vm_sshd.start()
+            network.vm_sshd.start()
         assert job.watch(lambda _: None, every_sec=0.1).exit_code == 5
 
 
-def test_the_shell_around_a_command_killed_is_no_end_of_the_command(ground: Ground) -> None:
-    with from_laptop(ground) as host, pytest.raises(HostUnreachable):
+def test_the_shell_around_a_command_killed_is_no_end_of_the_command(network: Network) -> None:
+    with from_laptop(network) as host, pytest.raises(HostUnreachable):
         run(host, "sh", "-c", "kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $(ps -o ppid= -p $$)))")
 
 
@@ -180,13 +180,13 @@ def test_the_shell_around_a_command_killed_is_no_end_of_the_command(ground: Grou
 
 
 @pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
-def test_neither_the_login_shell_nor_what_its_start_files_say_gets_into_a_command(ground: Ground, shell: str) -> None:
-    passwd = ground.vm.folder / "etc" / "passwd"
+def test_neither_the_login_shell_nor_what_its_start_files_say_gets_into_a_command(network: Network, shell: str) -> None:
+    passwd = network.vm.folder / "etc" / "passwd"
     before = passwd.read_text()
-    passwd.write_text(before.replace(f"{ground.home}:/bin/bash", f"{ground.home}:{shell}"))
-    (ground.home / ".bashrc").write_text("echo 'Welcome to this machine'; echo 'mind the step' >&2\n")
+    passwd.write_text(before.replace(f"{network.home}:/bin/bash", f"{network.home}:{shell}"))
+    (network.home / ".bashrc").write_text("echo 'Welcome to this machine'; echo 'mind the step' >&2\n")
     try:
-        with from_laptop(ground) as host:
+        with from_laptop(network) as host:
             word = 'it\'s "$HOME" `id` \\n !x\n*'
             done = run(host, "printf", "%s|", word, stdin=b"ignored")
             assert done.stdout == word.encode() + b"|"
@@ -194,7 +194,7 @@ def test_neither_the_login_shell_nor_what_its_start_files_say_gets_into_a_comman
             assert Job(Agent(host), f"{host.workdir}/none").status().state is JobState.ABSENT
     finally:
         passwd.write_text(before)
-        (ground.home / ".bashrc").unlink()
+        (network.home / ".bashrc").unlink()
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ MARK = secrets.token_hex(8)  # no other process of this machine, of another run 
 SECRET = f'a {MARK}\'s "word" with $HOME\nand `{MARK}`'
 
 
-def test_a_secret_on_standard_input_is_found_nowhere_else(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_on_standard_input_is_found_nowhere_else(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret, found = Secret(SECRET), list[str]()
 
@@ -217,7 +217,7 @@ def test_a_secret_on_standard_input_is_found_nowhere_else(ground: Ground, caplog
                 if MARK.encode() in content:
                     found.append(f"{process}/{name}")
 
-    with from_laptop(ground) as host:
+    with from_laptop(network) as host:
         # Says what it got, as a careless program would, and fails.
         script = 'got=$(cat); echo up; sleep 1; echo "cannot log in with $got" >&2; exit 1'
         command = Command(argv=("sh", "-c", script), environment={"A": "b"}, folder="/", secrets=(secret,))
@@ -228,6 +228,6 @@ def test_a_secret_on_standard_input_is_found_nowhere_else(ground: Ground, caplog
     assert found == []
     for text in (str(failed.value), repr(failed.value), caplog.text, repr(command)):
         assert MARK not in text
-    for path in (*ground.home.rglob("*"), *ground.vm.folder.rglob("*.log"), *ground.folder.glob("*/sshd.log")):
+    for path in (*network.home.rglob("*"), *network.vm.folder.rglob("*.log"), *network.folder.glob("*/sshd.log")):
         if path.is_file():
             assert MARK.encode() not in path.read_bytes(), path

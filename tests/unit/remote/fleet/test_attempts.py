@@ -11,16 +11,16 @@ from remote.fleet.events import FleetEvent, Happening
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_of
-from tests.support.hosts.hostyard import PATIENCE_SEC, QUICK, Wire, Yard
+from tests.support.hosts.local_fleet import PATIENCE_SEC, QUICK, CuttableHost, LocalFleet
 
 
 @pytest.mark.parametrize(("name", "end"), [("killed-once", "SUCCEEDED"), ("killed", "LOST")])
 def test_a_trial_passed_on_by_a_busy_worker_has_all_its_attempts_still_and_no_more(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, name: str, end: str
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch, name: str, end: str
 ) -> None:
     monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
-    yard.plan(f"{name} 1", f"{name} 2")
-    busy, idle = yard.hosts(2)
+    local.plan(f"{name} 1", f"{name} 2")
+    busy, idle = local.hosts(2)
     theirs = Job(Agent(busy), f"{busy.workdir}/runs/theirs/other.1", slot=slot_of(busy))
     theirs.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
     given_up = threading.Event()
@@ -32,8 +32,8 @@ def test_a_trial_passed_on_by_a_busy_worker_has_all_its_attempts_still_and_no_mo
     def wait_for_it(_: Command) -> None:  # so that each of the two has taken a trial by then
         assert given_up.wait(PATIENCE_SEC)
 
-    later = Wire(host=idle, before=wait_for_it)
-    yard.fleet([busy, later], limits=replace(QUICK, lost_after_sec=0.2, max_attempts=2), on_event=hear).run()
+    later = CuttableHost(host=idle, before=wait_for_it)
+    local.fleet([busy, later], limits=replace(QUICK, lost_after_sec=0.2, max_attempts=2), on_event=hear).run()
     theirs.cancel(grace_sec=1.0)
-    assert yard.ends() == {f"{name}-1": end, f"{name}-2": end}
-    assert sorted(line.split()[1] for line in yard.noted("started")) == [f"{name}-1"] * 2 + [f"{name}-2"] * 2
+    assert local.ends() == {f"{name}-1": end, f"{name}-2": end}
+    assert sorted(line.split()[1] for line in local.noted("started")) == [f"{name}-1"] * 2 + [f"{name}-2"] * 2

@@ -15,13 +15,13 @@ from remote.hosts.command import Command
 from remote.hosts.host import HostError, HostUnreachable
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState, slot_holder
-from tests.support.hosts.hostyard import Wire, Yard
+from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with Yard(tmp_path) as yard:
-        yield yard
+def local(tmp_path: Path) -> Iterator[LocalFleet]:
+    with LocalFleet(tmp_path) as local:
+        yield local
 
 
 def spec(count: int, script: str = "sleep 60") -> JobSpec:
@@ -29,8 +29,8 @@ def spec(count: int, script: str = "sleep 60") -> JobSpec:
     return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0, heartbeat_sec=0.05)
 
 
-def gang(yard: Yard, size: int = 3) -> tuple[GangAgent, list[Wire]]:
-    wires = [Wire(host=host) for host in yard.hosts(size)]
+def gang(local: LocalFleet, size: int = 3) -> tuple[GangAgent, list[CuttableHost]]:
+    wires = [CuttableHost(host=host) for host in local.hosts(size)]
     return GangAgent(wires, lambda: "10.0.0.7"), wires
 
 
@@ -39,11 +39,11 @@ def environment_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def folder_of(wire: Wire) -> Path:
+def folder_of(wire: CuttableHost) -> Path:
     return Path(wire.workdir, "runs", "job")
 
 
-def members(yard: Yard, size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[GangAgent, list[Wire]]:
+def members(local: LocalFleet, size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[GangAgent, list[CuttableHost]]:
     """A gang whose jobs lie in each member's own folder although they are asked for by one name."""
     real = Agent.line
 
@@ -55,11 +55,13 @@ def members(yard: Yard, size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Gan
         return real(self, verb, mine, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Agent, "line", line)
-    return gang(yard, size)
+    return gang(local, size)
 
 
-def test_every_member_is_told_its_place_and_all_meet_at_the_leader(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, wires = members(yard, 3, monkeypatch)
+def test_every_member_is_told_its_place_and_all_meet_at_the_leader(
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, wires = members(local, 3, monkeypatch)
     job = Job(agent, "/same/runs/job", slot="/same/slot")
     assert job.start(spec(3)).state is JobState.RUNNING
     told = [environment_of(folder_of(wire)) for wire in wires]
@@ -72,17 +74,21 @@ def test_every_member_is_told_its_place_and_all_meet_at_the_leader(yard: Yard, m
         assert json.loads((folder_of(wire) / "end.json").read_text())["why"] == "cancelled"
 
 
-def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, wires = members(yard, 3, monkeypatch)
+def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, wires = members(local, 3, monkeypatch)
     Job(agent, "/same/runs/job").start(spec(1, "true"))
     assert [folder_of(wire).exists() for wire in wires] == [True, False, False]
     with pytest.raises(HostError, match="4 hosts are needed, 3 are there"):
         Job(agent, "/same/runs/four").start(spec(4))
 
 
-def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
-    agent, wires = members(yard, 2, monkeypatch)
+    agent, wires = members(local, 2, monkeypatch)
     other = Job(Agent(wires[1]), "/same/runs/other", slot="/same/slot")
     other.start(spec(1))
     assert str(slot_holder(agent, "/same/slot")).endswith("runs/other")
@@ -92,10 +98,10 @@ def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(yard: Yard, m
     other.cancel()
 
 
-def test_no_member_is_started_while_another_is_busy(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_member_is_started_while_another_is_busy(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that had started would hold its slot, wait for the leader in vain, and end with the attempt."""
     monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
-    agent, wires = members(yard, 3, monkeypatch)
+    agent, wires = members(local, 3, monkeypatch)
     for busy in (2, 0):  # the last member, and the leader itself
         other = Job(Agent(wires[busy]), f"/same/runs/other-{busy}", slot="/same/slot")
         other.start(spec(1))
@@ -107,8 +113,8 @@ def test_no_member_is_started_while_another_is_busy(yard: Yard, monkeypatch: pyt
     agent.line("cancel", {"job": "/same/runs/job", "grace_sec": 1.0})
 
 
-def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, wires = members(yard, 2, monkeypatch)
+def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, wires = members(local, 2, monkeypatch)
     wires[1].plugged = False
     with pytest.raises(HostUnreachable, match="worker-2"):
         Job(agent, "/same/runs/job").start(spec(2))
@@ -117,8 +123,10 @@ def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(yard: Yard, monkeypa
     assert not folder_of(wires[0]).exists()
 
 
-def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, wires = members(yard, 2, monkeypatch)
+def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, wires = members(local, 2, monkeypatch)
     job = Job(agent, "/same/runs/job")
     job.start(spec(2))
     wires[1].plugged = False

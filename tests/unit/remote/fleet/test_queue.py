@@ -11,7 +11,7 @@ from bench.records.result import End
 from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import TrialQueue
-from tests.support.hosts.hostyard import PATIENCE_SEC, make_trial
+from tests.support.hosts.local_fleet import PATIENCE_SEC, make_trial
 
 
 class Bench:

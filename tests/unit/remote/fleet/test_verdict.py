@@ -11,7 +11,7 @@ from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial
 from remote.fleet.verdict import Verdict, judge
 from remote.jobs.job import JobState, JobStatus
-from tests.support.hosts.hostyard import make_trial
+from tests.support.hosts.local_fleet import make_trial
 
 TRIAL = make_trial("one")
 PLANNED = PlannedTrial(trial_id="one", trial=TRIAL)

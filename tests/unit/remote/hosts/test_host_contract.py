@@ -15,19 +15,19 @@ import pytest
 from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, Host
 from remote.hosts.local import LocalHost
-from tests.support.hosts.hostyard import PATIENCE_SEC, Yard, processes_under, wait_for
-from tests.support.machines.ssh_client import make_yard
+from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
+from tests.support.machines.ssh_client import local_or_ssh
 
 
 @pytest.fixture(params=["local", "ssh"])
-def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
-    with make_yard(request, tmp_path) as yard:
-        yield yard
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
+    with local_or_ssh(request, tmp_path) as local:
+        yield local
 
 
 @pytest.fixture
-def host(yard: Yard) -> Host:
-    return yard.host()
+def host(local: LocalFleet) -> Host:
+    return local.host()
 
 
 def run(host: Host, *argv: str, folder: Path | None = None, **options: object) -> Completed:

@@ -19,7 +19,7 @@ from remote.image.onvm.hub import failure
 from remote.image.onvm.job import Failed
 from remote.image.onvm.sources import files_of, snapshot_in
 from remote.jobs.agent import Agent
-from tests.support.hosts.hostyard import Yard
+from tests.support.hosts.local_fleet import LocalFleet
 
 COMMIT = "a" * 40
 
@@ -145,19 +145,19 @@ def test_the_hubs_failures_have_their_kinds() -> None:
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
-def test_a_model_comes_from_a_cache_under_another_python_without_any_package(yard: Yard, version: str) -> None:
+def test_a_model_comes_from_a_cache_under_another_python_without_any_package(local: LocalFleet, version: str) -> None:
     found = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
     python = next((one for one in reversed(found) if one is not None), None)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
-    home = cache(yard.folder / "cache", COMMIT)
+    home = cache(local.folder / "cache", COMMIT)
     weights = b"\x02\0\0\0\0\0\0\0{}"
     for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):
         (home / "blobs" / hashlib.sha256(content).hexdigest()).write_bytes(content)
         (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{hashlib.sha256(content).hexdigest()}")
-    agent = Agent(LocalHost(name="vm", workdir=str(yard.folder / "work"), python=(python,)))
-    folder = yard.folder / "models" / "org--name"
-    wanted = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(yard.folder / "cache"))
+    agent = Agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
+    folder = local.folder / "models" / "org--name"
+    wanted = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
     lines: list[vmjob.Line] = []
 
     def bring() -> Mapping[str, Any]:

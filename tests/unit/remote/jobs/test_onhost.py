@@ -19,7 +19,7 @@ from remote.jobs.job import Job, JobSpec, JobState
 from remote.jobs.onhost.basics import Refusal, inside
 from remote.jobs.onhost.files import LONGEST_NAME, part_of
 from remote.jobs.transfer import pull, push
-from tests.support.hosts.hostyard import PATIENCE_SEC, Yard
+from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
 
 MODULES = {module.name: module.read_text() for module in (resources.files("remote.jobs") / "onhost").glob("*.py")}  # type: ignore[attr-defined]
 
@@ -51,11 +51,11 @@ def other_python(version: str) -> str | None:
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
-def test_a_job_runs_under_another_python(yard: Yard, version: str) -> None:
+def test_a_job_runs_under_another_python(local: LocalFleet, version: str) -> None:
     python = other_python(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
-    host = LocalHost(name="old", workdir=yard.host().workdir, python=(python,))
+    host = LocalHost(name="old", workdir=local.host().workdir, python=(python,))
     job = Job(Agent(host), f"{host.workdir}/job", slot=f"{host.workdir}/slot")
     job.start(JobSpec(command=Command(argv=("sh", "-c", "echo hello; exit 7")), deadline_sec=60.0))
     status = job.watch(lambda _: None, every_sec=0.05, for_sec=PATIENCE_SEC)
@@ -75,12 +75,12 @@ def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) 
     assert (tmp_path / "back" / "large").read_bytes() == content
 
 
-def test_a_new_version_is_put_beside_an_old_one(yard: Yard) -> None:
-    agent = yard.agent()
+def test_a_new_version_is_put_beside_an_old_one(local: LocalFleet) -> None:
+    agent = local.agent()
     Job(agent, f"{agent.host.workdir}/job").status()
     agent._program = ".onhost-of-another-version"
     Job(agent, f"{agent.host.workdir}/job").status()
-    assert len(list((yard.folder / "hosts" / "worker-1").glob(".onhost-*"))) == 2
+    assert len(list((local.folder / "hosts" / "worker-1").glob(".onhost-*"))) == 2
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "./a", "a/./b", "a b", "..a", "a..", "...", "-"])

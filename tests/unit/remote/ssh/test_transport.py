@@ -18,13 +18,15 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from remote.hosts.command import Command
 from remote.ssh.host import SshHost
-from tests.support.machines.ssh_client import Doorway
+from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 
 
 @pytest.fixture
-def host(doorway: Doorway, tmp_path: Path) -> Iterator[SshHost]:
-    with SshHost(name="vm", destination=doorway.destination(), workdir=str(tmp_path), python=(sys.executable,)) as host:
+def host(ssh_client: SshClient, tmp_path: Path) -> Iterator[SshHost]:
+    with SshHost(
+        name="vm", destination=ssh_client.destination(), workdir=str(tmp_path), python=(sys.executable,)
+    ) as host:
         yield host
 
 
@@ -32,7 +34,7 @@ def host(doorway: Doorway, tmp_path: Path) -> Iterator[SshHost]:
     ("kind", "said"), [(MSG_CHANNEL_EOF, None), (MSG_CHANNEL_DATA, b"a line nobody reads\n" * 5000)]
 )
 def test_what_a_slow_thread_says_does_not_arrive_after_the_close(
-    host: SshHost, doorway: Doorway, monkeypatch: pytest.MonkeyPatch, kind: int, said: bytes | None
+    host: SshHost, ssh_client: SshClient, monkeypatch: pytest.MonkeyPatch, kind: int, said: bytes | None
 ) -> None:
     at_once = paramiko.Transport._send_user_message  # type: ignore[attr-defined]
 
@@ -42,13 +44,13 @@ def test_what_a_slow_thread_says_does_not_arrive_after_the_close(
         at_once(transport, message)
 
     monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
-    before = doorway.sshd.logins()
+    before = ssh_client.sshd.logins()
     with ThreadPoolExecutor() as threads:
         other = threads.submit(host.run, Command(argv=("sh", "-c", "sleep 2; echo still here")), timeout_sec=30.0)
         for _ in range(3):
             assert host.run(Command(argv=("true",)), stdin=said, timeout_sec=30.0).exit_code == 0
         assert other.result().stdout == b"still here\n"
-    assert doorway.sshd.logins() == before + 1
+    assert ssh_client.sshd.logins() == before + 1
 
 
 def test_an_input_larger_than_any_window_arrives_whole(host: SshHost) -> None:
@@ -81,7 +83,7 @@ def test_new_keys_are_left_to_the_server_to_begin(
 
 def test_commands_go_on_while_the_server_renews_the_keys(tmp_path: Path, exchanges: list[paramiko.Transport]) -> None:
     with Sshd(tmp_path / "sshd", options=("RekeyLimit 512K",)) as sshd:
-        destination = Doorway(tmp_path, sshd).destination()
+        destination = SshClient(tmp_path, sshd).destination()
         with (
             SshHost(name="vm", destination=destination, workdir=str(tmp_path)) as host,
             ThreadPoolExecutor() as threads,

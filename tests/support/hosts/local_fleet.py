@@ -1,7 +1,7 @@
-"""A yard of local hosts for tests: real processes in folders of their own, and a look at what is left of them.
+"""Local hosts for tests: real processes in folders of their own, and a look at what is left of them.
 
-Also an operator that can be killed: run as a program, this file drives a Fleet over the yard that its argument names,
-and kills itself with SIGKILL at the moment it is told.
+Also an operator that can be killed: run as a program, this file drives a Fleet over the hosts in a folder, and kills
+itself with SIGKILL at the moment it is told.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def supervisor_of(job: Path) -> int:
     return int(json.loads((job / "supervisor.json").read_text())["pid"])
 
 
-class Yard:
+class LocalFleet:
     """A folder with hosts in it. On leaving, what still runs there is killed, and is an error."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = folder / "bench.log"
 
-    def __enter__(self) -> Yard:
+    def __enter__(self) -> LocalFleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
@@ -118,7 +118,7 @@ class Yard:
         assert kind is not None or not left, f"processes were left behind: {left}"
 
     def sweep(self) -> None:
-        """Kill everything in the yard."""
+        """Kill everything that works in the folder."""
         while found := processes_under(self.folder):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
@@ -287,7 +287,7 @@ def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Wire:
+class CuttableHost:
     """A host behind a wire that tests can cut: everything else is the real host's.
 
     `plugged` False: nothing reaches it, and streams that are open break at their next piece. `cuts`: how many bytes of
@@ -387,9 +387,9 @@ def operate(folder: Path, workers: int, moments: int) -> None:
         fate.moment()
 
     os.write, os.fsync = write, fsync  # type: ignore[assignment]
-    yard = Yard(folder)
-    hosts = [Wire(host=host, garble=heard, before=sent) for host in yard.hosts(workers)]
-    yard.fleet(hosts).run()
+    local = LocalFleet(folder)
+    hosts = [CuttableHost(host=host, garble=heard, before=sent) for host in local.hosts(workers)]
+    local.fleet(hosts).run()
 
 
 if __name__ == "__main__":
