@@ -19,10 +19,10 @@ from itertools import islice
 from typing import Any
 
 from bench import stack
-from bench.data import batches as data
+from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import check_trial
 from bench.qlora import recipes
-from bench.qlora import step as qlora
+from bench.qlora.step import TrainingStep, load_base, place
 from bench.records import Trial
 
 # The first rule that finds its words in a kernel's name decides.
@@ -96,15 +96,15 @@ def profile(trial: Trial) -> Profile:
     """Load, warm up, measure and record. Raises InputError, and whatever the stack raises."""
     _, _, conversations = check_trial(trial)
     modules = stack.load()
-    torch, placement = modules.torch, qlora.place(modules)
-    tokenizer = data.load_tokenizer(modules, trial.model)
-    rows = data.make_rows(trial, conversations, tokenizer)
-    base = qlora.load_base(modules, trial, placement)
+    torch, placement = modules.torch, place(modules)
+    tokenizer = load_tokenizer(modules, trial.model)
+    rows = make_rows(trial, conversations, tokenizer)
+    base = load_base(modules, trial, placement)
     step = recipes.build(trial.recipe, modules, trial, placement, base)
-    batches = data.make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+    batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
     times = [_one(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)][trial.warmup_steps :]
     activity = torch.profiler.ProfilerActivity
-    again = data.make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+    again = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
     with torch.profiler.profile(activities=[activity.CUDA if placement.is_cuda else activity.CPU]) as recorded:
         for _ in range(RECORDED_STEPS):
             _one(step, again, trial)
@@ -133,7 +133,7 @@ def table(found: Profile, trial: Trial) -> str:
     return "\n".join([*lines, *(f"{milliseconds:9.2f}  {name}" for name, milliseconds in found.kernels)])
 
 
-def _one(step: qlora.TrainingStep, batches: Iterator[data.Batch], trial: Trial) -> float:
+def _one(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:
     """One step's seconds."""
     step.wait()
     start = time.perf_counter()

@@ -17,9 +17,8 @@ from bench.data.inputs import InputError, Inputs, check_trial
 from bench.harness import ends
 from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Clock, Record, Request
-from bench.kinds.distributed.machines import Nodes
-from bench.machine import fingerprint as environment
-from bench.machine import isolation, telemetry
+from bench.kinds.distributed.machines import Machines
+from bench.machine import fingerprint, isolation, telemetry
 from bench.records import Trial, TrialError
 from bench.records.layout import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import End, TrialResult
@@ -49,9 +48,9 @@ def run(request: Request) -> int:
     try:
         trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
-        nodes = Nodes.from_environment() if trial.kind == "distributed" else None
-        if nodes is not None and nodes.rank > 0:
-            return importlib.import_module(KINDS["distributed"]).follow(trial, nodes, stops)  # type: ignore[no-any-return]
+        machines = Machines.from_environment() if trial.kind == "distributed" else None
+        if machines is not None and machines.rank > 0:
+            return importlib.import_module(KINDS["distributed"]).follow(trial, machines, stops)  # type: ignore[no-any-return]
         refuse_finished(request.out)
         inputs = check_trial(trial)
         found = isolation.look_around(trial, strict=request.strict)
@@ -123,7 +122,7 @@ def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     trial = record.trial
     model_facts, data_facts, _ = inputs
     record.log(f"{trial.name} [{trial.profile}]: {trial.reason}")
-    record.fingerprint.update(environment.host_facts())
-    record.fingerprint.update(environment.input_facts(trial, model_facts, data_facts))
-    environment.write(record.request.out, record.fingerprint)
+    record.fingerprint.update(fingerprint.host_facts())
+    record.fingerprint.update(fingerprint.input_facts(trial, model_facts, data_facts))
+    fingerprint.write(record.request.out, record.fingerprint)
     importlib.import_module(KINDS[trial.kind]).measure(record, inputs, stops)

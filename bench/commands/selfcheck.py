@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import stack
 from bench.data import demo
-from bench.machine import fingerprint as environment
+from bench.machine import fingerprint
 from bench.records import Trial
 from bench.records.layout import RESULT_FILE
 from bench.records.result import TrialResult
@@ -27,8 +27,8 @@ def selfcheck() -> int:
     except ImportError as error:
         print(f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'")
         return 1
-    facts = environment.host_facts() | environment.device_facts(modules.torch)
-    for name in ("python", *environment.PACKAGES):
+    facts = fingerprint.host_facts() | fingerprint.device_facts(modules.torch)
+    for name in ("python", *fingerprint.PACKAGES):
         print(f"{name:>14} {facts[name] or 'not installed'}")
     if facts["gpu_name"] is None:
         print(f"{'device':>14} cpu: {facts['cpu_model']}; no CUDA device is visible, so trials run on the CPU")
@@ -63,7 +63,7 @@ def _two_steps(folder: Path) -> int:
     )
     (folder / "trial.json").write_text(json.dumps(trial.to_json()), encoding="utf-8")
     argv = (sys.executable, "-m", "bench", "run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
-    paths = [str(environment.CODE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(fingerprint.CODE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     try:
         subprocess.run(argv, env=variables, timeout=TRIAL_SEC, check=False)

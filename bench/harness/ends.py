@@ -14,7 +14,7 @@ import re
 import signal
 from types import FrameType
 
-from bench.harness import out_of_memory as memory
+from bench.harness import out_of_memory
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records.result import End
 
@@ -38,6 +38,10 @@ class Stopped(BaseException):
 
 class WorkerGone(RuntimeError):
     """Something took away a machine that the trial was running on: not the trial's doing, and worth another try."""
+
+
+class NotFinite(ArithmeticError):
+    """The loss is no longer a number, and every later step would be worthless."""
 
 
 class Stops:
@@ -98,8 +102,8 @@ def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str
 
 def _out_of_memory(said: str, record: Record) -> str:
     if record.peak_vram_bytes is None:
-        return memory.explain(record.trial, record.phase, said, record.peak_rss_bytes or peak_rss_bytes(), "RSS")
-    return memory.explain(record.trial, record.phase, said, record.peak_vram_bytes)
+        return out_of_memory.explain(record.trial, record.phase, said, record.peak_rss_bytes or peak_rss_bytes(), "RSS")
+    return out_of_memory.explain(record.trial, record.phase, said, record.peak_vram_bytes)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

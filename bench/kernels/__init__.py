@@ -6,5 +6,7 @@ public function takes the one that fits its tensors. Both round once, at their e
 
 Shapes throughout: T tokens of a micro-batch (its rows end to end), H the model's width, D a head's, R the LoRA rank.
 
-No kernel uses an atomic addition, so that equal inputs give equal bits.
+No kernel adds numbers atomically, so equal inputs give equal bits: partial sums of several programs are written apart
+and added in a fixed order. Only `nf4_linear` uses an atomic operation at all, on the counter of finished programs that
+tells the last one to add them.
 """

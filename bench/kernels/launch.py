@@ -22,7 +22,9 @@ else:
         return function if function is not None else jit
 
     class _Absent:
-        constexpr = int
+        @staticmethod
+        def constexpr(value: Any) -> Any:
+            return value
 
         def __getattr__(self, name: str) -> Any:
             raise ImportError(f"triton is not installed, and {name} was asked of it")

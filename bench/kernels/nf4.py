@@ -79,14 +79,11 @@ def from_bitsandbytes(weight: Any) -> Nf4:
     )
 
 
-def dequantize(weight: Nf4, out: Any) -> None:
-    """Fill `out`, contiguous and of `weight.shape`, rounding each number to its dtype once."""
-    dequantize_joined((weight,), out)
-
-
 def dequantize_joined(weights: tuple[Nf4, ...], out: Any) -> None:
-    """Fill `out`, contiguous, with up to MOST_WEIGHTS weights one below the other, by one launch: small ones take less
-    than a launch costs, and run beside the others."""
+    """Fill `out`, contiguous, with up to MOST_WEIGHTS weights one below the other, each number rounded once.
+
+    One launch for all: small weights take less time than a launch costs, and run beside the others.
+    """
     if not compiled(out):
         torch.cat([dequantize_reference(weight) for weight in weights], out=out)
         return

@@ -15,14 +15,14 @@ import gc
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from bench.data import batches as data
+from bench.data.batches import load_tokenizer, make_rows
 from bench.data.inputs import Conversation, InputError, Inputs
 from bench.harness import ends
 from bench.harness.ends import Stops
 from bench.harness.record import Record
 from bench.kinds.decoding import Answer, DefaultPath, FastPath, prepare
-from bench.qlora import step as qlora
 from bench.qlora.session import Session, open_session
+from bench.qlora.step import load_base
 from bench.records import Trial
 from bench.records.interval import summarize
 
@@ -60,7 +60,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     with record.timed("data"):
         prompts = make_prompts(session, trial, conversations, batches[-1])
     with record.timed("load"):
-        model = qlora.load_base(session.modules, trial, session.placement)
+        model = load_base(session.modules, trial, session.placement)
         prepare(session.modules, model)
         attend_to_all(trial, model.config, trial.max_seq_len + new_tokens)
     record.log(
@@ -105,7 +105,7 @@ def attend_to_all(trial: Trial, config: Any, tokens: int) -> None:
 
 def make_prompts(session: Session, trial: Trial, conversations: list[Conversation], count: int) -> Any:
     """`count` prompts of `max_seq_len` tokens of the data, without padding: int64 on the device. Raises InputError."""
-    tokenizer = data.load_tokenizer(session.modules, trial.model)
+    tokenizer = load_tokenizer(session.modules, trial.model)
     wanted = dataclasses.replace(
         trial,
         layout="pack",
@@ -114,7 +114,7 @@ def make_prompts(session: Session, trial: Trial, conversations: list[Conversatio
         warmup_steps=0,
         measured_steps=1,
     )
-    rows = data.make_rows(wanted, conversations, tokenizer)
+    rows = make_rows(wanted, conversations, tokenizer)
     ids = [rows[index % len(rows)].ids for index in range(count)]
     return session.modules.torch.tensor(ids, dtype=session.modules.torch.int64, device=session.placement.device)
 

@@ -24,8 +24,8 @@ from bench.data.inputs import INDEX, WEIGHTS, Inputs
 from bench.harness.ends import Stops
 from bench.harness.record import Record, peak_rss_bytes
 from bench.machine import pagecache
-from bench.qlora import step as qlora
 from bench.qlora.session import Session, open_session
+from bench.qlora.step import load_base
 from bench.records.interval import summarize
 
 WARM_REPEATS = 3
@@ -147,7 +147,7 @@ class Loading:
             cuda.reset_peak_memory_stats()
             cuda.synchronize()
         start = time.perf_counter()
-        model = qlora.load_base(self.session.modules, self.record.trial, self.session.placement)
+        model = load_base(self.session.modules, self.record.trial, self.session.placement)
         self._wait()
         seconds = time.perf_counter() - start
         host_peak = host_peak_bytes() if counted else None

@@ -12,24 +12,20 @@ from itertools import islice
 from pathlib import Path
 
 from bench import stack
-from bench.data import batches as data
+from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import Inputs
-from bench.harness.ends import Stops
+from bench.harness.ends import NotFinite, Stops
 from bench.harness.phases import PHASES
 from bench.harness.record import Record
 from bench.kinds import mfu
 from bench.predict import footprint
 from bench.qlora import recipes
-from bench.qlora import step as qlora
 from bench.qlora.session import open_session
+from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records.interval import summarize
 from bench.records.result import Steps
 
 LOG_EVERY_STEPS = 5
-
-
-class NotFinite(ArithmeticError):
-    """The loss is no longer a number, and every later step would be worthless."""
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
@@ -41,15 +37,15 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     phases: list[dict[str, float]] = []
     try:
         with record.timed("data"):
-            tokenizer = data.load_tokenizer(modules, trial.model)
+            tokenizer = load_tokenizer(modules, trial.model)
             if tokenizer.pad_token_id is None:
                 log("the tokenizer has no padding token: its end token pads, with no loss and no attention there")
-            rows = data.make_rows(trial, conversations, tokenizer)
+            rows = make_rows(trial, conversations, tokenizer)
         left_out = f", {data_facts.skipped} chats without a pair left out" if data_facts.skipped else ""
         log(f"data of {data_facts.samples:,} samples{left_out}; {len(rows):,} rows tokenized, layout {trial.layout}")
         with record.timed("load"):
             step = _load(record, modules, placement, stops)
-        batches = data.make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+        batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
         with contextlib.closing(batches):
             with record.timed("warmup"):
                 for _ in range(trial.warmup_steps):
@@ -79,9 +75,9 @@ def _add_prediction(record: Record) -> None:
     record.add("predicted_peak_vram_bytes", footprint.peak_bytes(config, trial), recipe=built)
 
 
-def _load(record: Record, modules: stack.Stack, placement: qlora.Placement, stops: Stops) -> qlora.TrainingStep:
+def _load(record: Record, modules: stack.Stack, placement: Placement, stops: Stops) -> TrainingStep:
     trial, start = record.trial, time.monotonic()
-    base = qlora.load_base(modules, trial, placement)
+    base = load_base(modules, trial, placement)
     if placement.is_cuda:
         modules.torch.cuda.synchronize()
     record.load_time_sec = time.monotonic() - start
@@ -107,13 +103,11 @@ def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
         record.add(f"step_{phase}_sec", interval.median, interval=interval, clock=clock)
 
 
-def _one_step(
-    record: Record, step: qlora.TrainingStep, batches: Iterator[data.Batch], steps: Steps, stops: Stops
-) -> None:
+def _one_step(record: Record, step: TrainingStep, batches: Iterator[Batch], steps: Steps, stops: Stops) -> None:
     accumulation = record.trial.gradient_accumulation_steps
-    used: list[data.Batch] = []
+    used: list[Batch] = []
 
-    def drawn() -> Iterator[data.Batch]:
+    def drawn() -> Iterator[Batch]:
         for batch in islice(batches, accumulation):
             used.append(batch)
             yield batch

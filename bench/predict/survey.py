@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.data import batches as text
+from bench.data.batches import BUCKET_TOKENS, load_tokenizer, make_rows
 from bench.data.inputs import Conversation, check_model, read_data
 from bench.data.packing import Row, apart, bucketed
 from bench.machine import nvml
@@ -92,7 +92,7 @@ def useful_share(trial: Trial, lengths: list[int]) -> float:
     for first in range(0, len(rows), batch):
         part = rows[first : first + batch]
         longest_here = max(len(row.ids) for row in part)
-        positions += len(part) * min(longest, -(-longest_here // text.BUCKET_TOKENS) * text.BUCKET_TOKENS)
+        positions += len(part) * min(longest, -(-longest_here // BUCKET_TOKENS) * BUCKET_TOKENS)
     return sum(cut) / positions
 
 
@@ -116,7 +116,7 @@ def sample_lengths(model: str, data: str, conversations: list[Conversation], pos
         warmup_steps=0,
         measured_steps=min(MOST_SAMPLES, len(conversations)),
     )
-    rows = text.make_rows(whole, conversations, text.load_tokenizer(stack.load(), model))
+    rows = make_rows(whole, conversations, load_tokenizer(stack.load(), model))
     return [len(row.ids) for row in rows]
 
 

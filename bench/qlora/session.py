@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from bench import stack
 from bench.harness.ends import Stops
 from bench.harness.record import Record
-from bench.machine import fingerprint as environment
-from bench.machine import preflight
-from bench.qlora import step as qlora
+from bench.machine import fingerprint, preflight
+from bench.qlora.step import Placement, place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +16,7 @@ class Session:
     """What a trial computes with."""
 
     modules: stack.Stack
-    placement: qlora.Placement
+    placement: Placement
 
 
 def open_session(record: Record, stops: Stops) -> Session:
@@ -25,9 +24,9 @@ def open_session(record: Record, stops: Stops) -> Session:
     with record.timed("import"):
         modules = stack.load()
         preflight.check(modules, record.trial)
-        placement = qlora.place(modules)
+        placement = place(modules)
     stops.check()
-    record.fingerprint.update(environment.device_facts(modules.torch))
+    record.fingerprint.update(fingerprint.device_facts(modules.torch))
     record.fingerprint["compute_dtype"] = str(placement.compute_dtype).removeprefix("torch.")
     processor = record.fingerprint["gpu_name"] or record.fingerprint["cpu_model"]
     record.log(f"device {placement.device} in {record.fingerprint['compute_dtype']}: {processor}")

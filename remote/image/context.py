@@ -73,7 +73,7 @@ def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[Co
     """The project's files that a build of `profile` reads, and the wheels if it shall reach no index."""
     places = {place: root / place for place in _IMAGE_FILES}
     places |= {f"image/locks/{profile}{end}": root / f"image/locks/{profile}{end}" for end in (".in", ".txt")}
-    places |= {str(path.relative_to(root)): path for path in sorted((root / "bench").rglob("*.py"))}
+    places |= {str(path.relative_to(root)): path for path in bench_files(root)}
     if wheels is not None:
         found = sorted(wheels.glob("*.whl"))
         if not found:
@@ -83,6 +83,11 @@ def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[Co
         if not path.is_file():
             raise ContextError(f"{place}: not found; the image cannot be built without it")
     return tuple(_code_file(path, place) for place, path in places.items())
+
+
+def bench_files(root: Path) -> list[Path]:
+    """Every file of bench that the image carries: code, and the tables beside it."""
+    return sorted(path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".json"))
 
 
 def _code_file(path: Path, place: str) -> CodeFile:

@@ -206,9 +206,11 @@ def _compressed(settings: Settings, found: list[Layer]) -> tuple[float, str]:
 
 def _edit_bytes(settings: Settings) -> int:
     """What the layer of bench takes compressed: all of it is pushed again when one line of it changes."""
+    from remote.image.context import bench_files
+
     content = io.BytesIO()
     with gzip.GzipFile(fileobj=content, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-        for path in sorted((settings.root / "bench").rglob("*.py")):
+        for path in bench_files(settings.root):
             tar.add(path, arcname=f"opt/qlora-fleet/{path.relative_to(settings.root)}")
     return len(content.getvalue())
 

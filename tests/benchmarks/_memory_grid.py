@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.data import batches as data
+from bench.data.batches import load_tokenizer, make_batches, make_rows
 from bench.data.inputs import read_data
 from bench.predict import footprint
 from bench.qlora import recipes
-from bench.qlora import step as qlora
+from bench.qlora.step import load_base, place
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
 
 WARMUP, MEASURED = 2, 4
@@ -192,19 +192,19 @@ GRIDS = {
 def measure(group: list[Trial], config: dict[str, Any], modules: stack.Stack) -> Iterator[dict[str, Any]]:
     """Each configuration of the group over one base."""
     torch = modules.torch
-    placement = qlora.place(modules)
-    tokenizer = data.load_tokenizer(modules, group[0].model)
+    placement = place(modules)
+    tokenizer = load_tokenizer(modules, group[0].model)
     _, conversations = read_data(Path(group[0].data))
     began = time.perf_counter()
-    base = qlora.load_base(modules, group[0], placement)
+    base = load_base(modules, group[0], placement)
     step = recipes.build(group[0].recipe, modules, group[0], placement, base)
     loaded = time.perf_counter() - began
     for trial in group:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        rows = data.make_rows(trial, conversations, tokenizer)
-        batches = data.make_batches(modules, trial, rows, tokenizer, pin_memory=True)
+        rows = make_rows(trial, conversations, tokenizer)
+        batches = make_batches(modules, trial, rows, tokenizer, pin_memory=True)
         said: dict[str, Any] = {"name": trial.name, "trial": trial.to_json(), "recipe_built": step.recipe}
         said["predicted_bytes"] = footprint.peak_bytes(config, trial)
         try:

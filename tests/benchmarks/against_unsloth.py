@@ -153,12 +153,12 @@ def _tokens(torch: Any, case: Case, vocabulary: int, count: int) -> Iterator[Any
 
 def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     from bench import stack
-    from bench.data import batches as data
+    from bench.data.batches import Batch
     from bench.qlora import recipes
-    from bench.qlora import step as qlora
+    from bench.qlora.step import load_base, place
 
     modules = stack.load()
-    placement = qlora.place(modules)
+    placement = place(modules)
     _limit(modules.torch)
     trial = Trial(
         name=case.name,
@@ -178,11 +178,11 @@ def _fast(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
         warmup_steps=0,
         measured_steps=1,
     )
-    step = recipes.build("fast", modules, trial, placement, qlora.load_base(modules, trial, placement))
+    step = recipes.build("fast", modules, trial, placement, load_base(modules, trial, placement))
 
     def train(ids: Any) -> Any:
         tokens = ids.numel()
-        return step(iter([data.Batch(input_ids=ids, labels=ids, samples=1, tokens=tokens, useful_tokens=tokens)]), 1)
+        return step(iter([Batch(input_ids=ids, labels=ids, samples=1, tokens=tokens, useful_tokens=tokens)]), 1)
 
     return train, modules.torch, f"recipe {step.recipe}; {', '.join(step.notes)}"
 

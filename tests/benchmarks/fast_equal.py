@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.data import batches as data
 from bench.data import demo
+from bench.data.batches import load_tokenizer, make_batches, make_rows
 from bench.data.inputs import read_data
 from bench.kernels import nf4
 from bench.qlora import recipes
-from bench.qlora import step as qlora
 from bench.qlora.recipes import adapters
+from bench.qlora.step import Placement, TrainingStep, load_base, place
 from bench.records import Trial
 from tests.benchmarks import Figure
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
     modules = stack.load()
-    placement = qlora.place(modules)
+    placement = place(modules)
     with tempfile.TemporaryDirectory() as folder:
         model, chats = arguments.model, arguments.data
         if model is None or chats is None:
@@ -80,11 +80,11 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
 class Equality:
     """One model and data set on one device."""
 
-    def __init__(self, modules: stack.Stack, placement: qlora.Placement, trial: Trial) -> None:
+    def __init__(self, modules: stack.Stack, placement: Placement, trial: Trial) -> None:
         self.modules, self.placement, self.trial = modules, placement, trial
-        tokenizer = data.load_tokenizer(modules, trial.model)
-        rows = data.make_rows(trial, read_data(Path(trial.data))[1], tokenizer)
-        self.batches = list(data.make_batches(modules, trial, rows, tokenizer, pin_memory=False))
+        tokenizer = load_tokenizer(modules, trial.model)
+        rows = make_rows(trial, read_data(Path(trial.data))[1], tokenizer)
+        self.batches = list(make_batches(modules, trial, rows, tokenizer, pin_memory=False))
 
     def gradients(self) -> list[Figure]:
         exact = self._gradient("exact")
@@ -163,15 +163,15 @@ class Equality:
                     each.copy_(0.01 * torch.randn(each.shape, generator=generator))
         return torch.enable_grad()
 
-    def _build(self, recipe: str, **changes: Any) -> qlora.TrainingStep:
+    def _build(self, recipe: str, **changes: Any) -> TrainingStep:
         trial = dataclasses.replace(self.trial, recipe=recipe, **changes)
-        base = qlora.load_base(self.modules, trial, self.placement)
+        base = load_base(self.modules, trial, self.placement)
         return recipes.build(recipe, self.modules, trial, self.placement, base)
 
     def _exact(self) -> Any:
         torch = self.modules.torch
         trial = dataclasses.replace(self.trial, lora_dropout=0.0)
-        base = qlora.load_base(self.modules, trial, self.placement)
+        base = load_base(self.modules, trial, self.placement)
         for layer in _quantized(self.modules, base):
             weight = nf4.dequantize_reference(nf4.from_bitsandbytes(layer.weight))
             layer.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)

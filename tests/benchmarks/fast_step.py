@@ -30,15 +30,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench import stack
-from bench.data import batches as data
 from bench.data import demo
+from bench.data.batches import Batch, make_batches
 from bench.data.packing import Row, apart, bucketed
 from bench.kinds import hardware
 from bench.predict import flops
 from bench.qlora import recipes
-from bench.qlora import step as qlora
 from bench.qlora.recipes.fast import JOINED
 from bench.qlora.session import Session
+from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
 from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
     arguments = parser.parse_args(argv)
     modules = stack.load()
-    placement = qlora.place(modules)
+    placement = place(modules)
     wanted = arguments.cases.split(",")
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
@@ -176,7 +176,7 @@ class Bench:
     """One GPU, one model folder."""
 
     modules: stack.Stack
-    placement: qlora.Placement
+    placement: Placement
     model: str
     steps: int
     mean: float
@@ -216,14 +216,14 @@ class Bench:
         self, trial: Trial, case: Case
     ) -> tuple[list[float], list[tuple[int, int]], int | None, float, str, dict[str, Any]]:
         torch = self.modules.torch
-        base = qlora.load_base(self.modules, trial, self.placement)
+        base = load_base(self.modules, trial, self.placement)
         step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
         rows = self._rows(trial, case)
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=0)
-        batches = data.make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)
+        batches = make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)
         times, counts, loss = [], [], 0.0
 
-        def timed(batch: data.Batch) -> float:
+        def timed(batch: Batch) -> float:
             nonlocal loss
             step.wait()
             start = time.perf_counter()
@@ -259,23 +259,23 @@ class Bench:
         inputs = {width: pair(tokens, width) for width in {side for shape in shapes for side in shape}}
         *of_a_layer, head = range(len(shapes))
 
-        def forward(place: int, turn: int) -> None:
-            weight = weights[place][turn]
+        def forward(which: int, turn: int) -> None:
+            weight = weights[which][turn]
             inputs[weight.shape[1]][turn] @ weight.T
 
-        def backward(place: int, turn: int) -> None:
-            weight = weights[place][turn]
+        def backward(which: int, turn: int) -> None:
+            weight = weights[which][turn]
             inputs[weight.shape[0]][turn] @ weight
 
         def step() -> None:
             for layer in range(layers):
-                for place in of_a_layer:
-                    forward(place, layer % 2)
+                for which in of_a_layer:
+                    forward(which, layer % 2)
             forward(head, 0)
             backward(head, 0)
             for layer in reversed(range(layers)):
-                for place in reversed(of_a_layer if layer else of_a_layer[1:]):  # nothing is trained below the first
-                    backward(place, layer % 2)
+                for which in reversed(of_a_layer if layer else of_a_layer[1:]):  # nothing is trained below the first
+                    backward(which, layer % 2)
 
         times = []
         with torch.no_grad():

@@ -72,7 +72,7 @@ def quantized(rows: int, width: int) -> nf4.Nf4:
 def test_nf4_comes_back_bit_by_bit(shape, dtype):
     weight = quantized(*shape)
     out = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
-    nf4.dequantize(weight, out)
+    nf4.dequantize_joined((weight,), out)
     assert torch.equal(out, nf4.dequantize_reference(weight).to(dtype))
 
 
@@ -95,7 +95,7 @@ def test_nf4_comes_back_as_bitsandbytes_has_it_bit_by_bit(shape):
     )
     weight = nf4.from_bitsandbytes(SimpleNamespace(data=packed, quant_state=state))
     out = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=DEVICE)
-    nf4.dequantize(weight, out)
+    nf4.dequantize_joined((weight,), out)
     assert torch.equal(out, bitsandbytes.functional.dequantize_4bit(packed, state))
     assert error(out, original) < 0.1
 

@@ -26,8 +26,8 @@ from typing import Any
 from bench.data.inputs import InputError, Inputs, check_trial
 from bench.harness.ends import Stops
 from bench.harness.record import Record
-from bench.kinds.distributed import efficiency as scaling
-from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Nodes
+from bench.kinds.distributed import efficiency
+from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
 from bench.kinds.distributed.torchrun import Limits, RankFailed, RankGone, RankOutOfMemory, Torchrun
 from bench.records import Trial
 from bench.records.interval import summarize
@@ -54,13 +54,13 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         raise InputError(
             f"{trial.data}: holds {data_facts.samples} samples for {trial.world_size} ranks; each needs one of its own"
         )
-    limits, endpoint, nodes = make_limits(trial), rendezvous(), Nodes.from_environment()
-    backend = choose_backend(trial, visible_gpus(), nodes)
+    limits, endpoint, machines = make_limits(trial), rendezvous(), Machines.from_environment()
+    backend = choose_backend(trial, visible_gpus(), machines)
     record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned(trial)
     told = Told(record)
     with contextlib.ExitStack() as open_things:
-        ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, nodes))
-        hub = None if nodes is None else open_things.enter_context(Hub(nodes, trial.world_size, ranks.folder))
+        ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, machines))
+        hub = None if machines is None else open_things.enter_context(Hub(machines, trial.world_size, ranks.folder))
         try:
             while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
                 stops.check()
@@ -89,22 +89,22 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     report(record, told, backend)
 
 
-def follow(trial: Trial, nodes: Nodes, stops: Stops) -> int:
+def follow(trial: Trial, machines: Machines, stops: Stops) -> int:
     """Run this machine's share of the ranks for the first machine; the process's exit code.
 
     Nothing is measured or written here: what there is to say, the first machine says.
     """
     limits = make_limits(trial)
-    mine = nodes.ranks_here(trial.world_size)
+    mine = machines.ranks_here(trial.world_size)
     try:
-        with Link(nodes, limits.silence_sec) as link:
+        with Link(machines, limits.silence_sec) as link:
             try:
                 check_trial(trial)
-                backend = choose_backend(trial, visible_gpus(), nodes)
+                backend = choose_backend(trial, visible_gpus(), machines)
             except InputError as error:
                 link.complain(mine[0], str(error))
                 raise
-            with Torchrun(trial, backend, rendezvous(), limits, nodes) as ranks:
+            with Torchrun(trial, backend, rendezvous(), limits, machines) as ranks:
                 while (code := ranks.poll()) is None:
                     stops.check()
                     link.check()
@@ -131,11 +131,11 @@ def visible_gpus() -> int:
         raise InputError(f"torch cannot count the GPUs ({error}); try: {sys.executable} -m bench selfcheck") from None
 
 
-def choose_backend(trial: Trial, gpus: int, nodes: Nodes | None = None) -> str:
+def choose_backend(trial: Trial, gpus: int, machines: Machines | None = None) -> str:
     """nccl with a GPU for every rank, gloo where there is none at all. Raises InputError for anything between."""
     if gpus == 0:
         return "gloo"
-    here = trial.world_size if nodes is None else len(nodes.ranks_here(trial.world_size))
+    here = trial.world_size if machines is None else len(machines.ranks_here(trial.world_size))
     if gpus < here:
         raise InputError(
             f"world_size: {here} ranks need a GPU each, this machine shows {gpus}; choose a trial of at "
@@ -248,7 +248,7 @@ def report(record: Record, told: Told, backend: str) -> None:
     ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
         amount = sum(row[column] for table in on for row in table) / len(on)
-        interval = scaling.rate(amount, times)
+        interval = efficiency.rate(amount, times)
         record.add(name, interval.median, interval=interval, **ranks)
     for rank in range(world_size):
         own = summarize([table[rank][0] for table in on])
@@ -276,8 +276,8 @@ ALONE = (
 def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
     world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
     for size, seconds in told.reduced.items():
-        algorithm = scaling.rate(size / 1e9, summarize(seconds))
-        bus = scaling.rate(size / 1e9 * scaling.bus_factor(world_size), summarize(seconds))
+        algorithm = efficiency.rate(size / 1e9, summarize(seconds))
+        bus = efficiency.rate(size / 1e9 * efficiency.bus_factor(world_size), summarize(seconds))
         context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
         record.add("all_reduce_gb_per_sec", algorithm.median, interval=algorithm, **context)
         record.add("all_reduce_bus_gb_per_sec", bus.median, interval=bus, **context)
@@ -293,17 +293,17 @@ def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
         efficiency_with_full_overlap_percent=round(100.0 * alone / max(alone, bound.median), 3),
         **ranks,
     )
-    efficiency = scaling.efficiency_percent(without, with_)
+    with_exchange = efficiency.efficiency_percent(without, with_)
     record.add(
         "efficiency_percent",
-        efficiency.median,
-        interval=efficiency,
+        with_exchange.median,
+        interval=with_exchange,
         against="the same ranks without communication",
         step_time_without_sec=round(alone, 6),
         blocks=len(without),
         **ranks,
     )
-    share = scaling.remainder_percent(efficiency)
+    share = efficiency.remainder_percent(with_exchange)
     record.add("communication_share_no_sync_percent", share.median, interval=share, blocks=len(without), **ranks)
     # The rank that comes last waits for nobody: its buckets are under way for as long as the data takes.
     hooked = [table for block in told.tables["hooked"].values() for table in block]

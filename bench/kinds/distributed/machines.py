@@ -25,11 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.records import NODE_ADDRESS as ADDRESS
-from bench.records import NODE_COUNT as COUNT
-from bench.records import NODE_PORT as PORT
-from bench.records import NODE_RANK as RANK
-from bench.records import NODE_TOKEN as TOKEN
+from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 
 JOIN_SEC = 180.0  # machines are started one after the other, and the first one may still be reading its model
 BEAT_SEC = 1.0
@@ -43,7 +39,7 @@ class LeaderGone(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class Machines:
     """This machine's place: `rank` of `count`; the first one's address, the port where ranks meet, and a shared word.
 
     The port after it carries the parents' words.
@@ -56,46 +52,50 @@ class Nodes:
     token: str
 
     @classmethod
-    def from_environment(cls) -> Nodes | None:
+    def from_environment(cls) -> Machines | None:
         """None where the trial runs on one machine. Raises InputError."""
-        if os.environ.get(COUNT, "1") == "1":
+        if os.environ.get(NODE_COUNT, "1") == "1":
             return None
-        given = {name: os.environ.get(name, "") for name in (COUNT, RANK, ADDRESS, PORT, TOKEN)}
-        for name, least, most in ((COUNT, 1, 1024), (RANK, 0, 1023), (PORT, 1, 65_534)):
+        given = {
+            name: os.environ.get(name, "") for name in (NODE_COUNT, NODE_RANK, NODE_ADDRESS, NODE_PORT, NODE_TOKEN)
+        }
+        for name, least, most in ((NODE_COUNT, 1, 1024), (NODE_RANK, 0, 1023), (NODE_PORT, 1, 65_534)):
             text = given[name]
             if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
                 raise InputError(f"{name}: expected a whole number from {least} to {most}, found {text!r}")
-        if int(given[RANK]) >= int(given[COUNT]):
-            raise InputError(f"{RANK}: {given[RANK]} of {given[COUNT]} machines; they count from 0")
-        for name in (ADDRESS, TOKEN):
+        if int(given[NODE_RANK]) >= int(given[NODE_COUNT]):
+            raise InputError(f"{NODE_RANK}: {given[NODE_RANK]} of {given[NODE_COUNT]} machines; they count from 0")
+        for name in (NODE_ADDRESS, NODE_TOKEN):
             if not given[name]:
-                raise InputError(f"{name}: not set; it says where the ranks of {COUNT} machines meet")
-        count, rank = int(given[COUNT]), int(given[RANK])
-        return cls(count=count, rank=rank, address=given[ADDRESS], port=int(given[PORT]), token=given[TOKEN])
+                raise InputError(f"{name}: not set; it says where the ranks of {NODE_COUNT} machines meet")
+        count, rank = int(given[NODE_COUNT]), int(given[NODE_RANK])
+        return cls(
+            count=count, rank=rank, address=given[NODE_ADDRESS], port=int(given[NODE_PORT]), token=given[NODE_TOKEN]
+        )
 
-    def ranks_here(self, world_size: int, node: int | None = None) -> range:
+    def ranks_here(self, world_size: int, machine: int | None = None) -> range:
         """The global ranks of a machine (this one unless named). Raises InputError where they cannot be shared out."""
         each, rest = divmod(world_size, self.count)
         if rest or not each:
             raise InputError(f"world_size: {world_size} ranks cannot be shared out over {self.count} machines")
-        node = self.rank if node is None else node
-        return range(node * each, (node + 1) * each)
+        machine = self.rank if machine is None else machine
+        return range(machine * each, (machine + 1) * each)
 
 
 class Hub:
     """The first machine's ear: lays down in `folder` what the other machines say. A context manager."""
 
-    def __init__(self, nodes: Nodes, world_size: int, folder: Path) -> None:
-        self._nodes, self._world_size, self._folder = nodes, world_size, folder
+    def __init__(self, machines: Machines, world_size: int, folder: Path) -> None:
+        self._machines, self._world_size, self._folder = machines, world_size, folder
         self._links: dict[int, socket.socket] = {}
         self._accepted: list[socket.socket] = []
         self._ended: set[int] = set()
         self._closing = False
         try:
-            self._server = socket.create_server((nodes.address, nodes.port + 1))
+            self._server = socket.create_server((machines.address, machines.port + 1))
         except OSError as error:
             raise InputError(
-                f"{ADDRESS}: {nodes.address}:{nodes.port + 1} cannot be listened on: {error.strerror}"
+                f"{NODE_ADDRESS}: {machines.address}:{machines.port + 1} cannot be listened on: {error.strerror}"
             ) from None
         for work in (self._accept, self._beat):
             threading.Thread(target=work, daemon=True, name=f"nodes {work.__name__}").start()
@@ -121,7 +121,7 @@ class Hub:
         """Wait until every machine has had its last word: about a failure that one of them felt first, or that all is
         well. Who hangs up before that looks to the others as if it had died."""
         until = time.monotonic() + at_most_sec
-        while len(self._ended) < self._nodes.count - 1 and time.monotonic() < until:
+        while len(self._ended) < self._machines.count - 1 and time.monotonic() < until:
             time.sleep(0.05)
 
     def _accept(self) -> None:
@@ -139,28 +139,28 @@ class Hub:
             time.sleep(BEAT_SEC)
 
     def _hear(self, link: socket.socket) -> None:
-        node = 0
+        machine = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
             hello = json.loads(lines.readline(_LONGEST_LINE))
-            if hello["token"] != self._nodes.token or not 0 < hello["node"] < self._nodes.count:
+            if hello["token"] != self._machines.token or not 0 < hello["node"] < self._machines.count:
                 link.close()
                 return
-            node = int(hello["node"])
-            self._links[node] = link
+            machine = int(hello["node"])
+            self._links[machine] = link
             while line := lines.readline(_LONGEST_LINE):
                 said = json.loads(line)
                 if "ended" in said:
-                    self._end(node, said["ended"])
+                    self._end(machine, said["ended"])
                     return  # the connection stays: it breaks when this machine is done too
                 self._lay_down(str(said["file"]), said["content"])
         link.close()
-        if node and not self._closing:
-            self._end(node, {"gone": list(self._nodes.ranks_here(self._world_size, node))})
+        if machine and not self._closing:
+            self._end(machine, {"gone": list(self._machines.ranks_here(self._world_size, machine))})
 
-    def _end(self, node: int, failures: dict[str, Any]) -> None:
+    def _end(self, machine: int, failures: dict[str, Any]) -> None:
         if failures:
-            self._write(self._folder / f"failures-{node}.json", failures)
-        self._ended.add(node)
+            self._write(self._folder / f"failures-{machine}.json", failures)
+        self._ended.add(machine)
 
     def _lay_down(self, name: str, content: Any) -> None:
         if not _LAID_DOWN.fullmatch(name):
@@ -180,12 +180,12 @@ class Hub:
 class Link:
     """Another machine's mouth: sends what its ranks write, and notices when the first machine is gone."""
 
-    def __init__(self, nodes: Nodes, silence_sec: float) -> None:
-        self._nodes, self._silence_sec = nodes, silence_sec
+    def __init__(self, machines: Machines, silence_sec: float) -> None:
+        self._machines, self._silence_sec = machines, silence_sec
         self._sent: dict[str, str] = {}
         self._socket = self._connect()
         self._heard = time.monotonic()
-        self._say({"token": nodes.token, "node": nodes.rank})
+        self._say({"token": machines.token, "node": machines.rank})
 
     def __enter__(self) -> Link:
         return self
@@ -251,7 +251,7 @@ class Link:
             raise LeaderGone(f"the first machine is gone: {error.strerror}") from None
 
     def _connect(self) -> socket.socket:
-        place, until = (self._nodes.address, self._nodes.port + 1), time.monotonic() + JOIN_SEC
+        place, until = (self._machines.address, self._machines.port + 1), time.monotonic() + JOIN_SEC
         while True:
             try:
                 link = socket.create_connection(place, timeout=self._silence_sec)

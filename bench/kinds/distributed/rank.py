@@ -30,17 +30,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import stack
-from bench.data import batches as data
+from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import InputError, read_data
 from bench.harness import ends
 from bench.harness.record import peak_rss_bytes
-from bench.kinds.distributed import efficiency as scaling
-from bench.kinds.distributed import torchrun
+from bench.kinds.distributed import efficiency, torchrun
 from bench.kinds.distributed.buckets import BucketClock
-from bench.machine import fingerprint as environment
-from bench.machine import preflight
+from bench.machine import fingerprint, preflight
 from bench.qlora import recipes
-from bench.qlora import step as qlora
+from bench.qlora.step import load_base, make_optimizer, place
 from bench.records import Trial
 
 SIGN_SEC = 1.0
@@ -49,10 +47,6 @@ HOOKED_STEPS = {"gpu": 10, "tiny": 3}
 REDUCE_MIB = {"gpu": (1.0, 16.0, 64.0, 256.0), "tiny": (0.25, 4.0)}
 REDUCE_WARMUP, REDUCE_REPEATS = 3, {"gpu": 20, "tiny": 8}
 ROTATED_BYTES = 256 << 20  # more than the caches of any chip, gone round so that no buffer is still in one
-
-
-class NotFinite(ArithmeticError):
-    """A rank's loss is no longer a number."""
 
 
 class RanksDiffer(RuntimeError):
@@ -138,9 +132,9 @@ class Rank:
             self.modules = stack.load()
             self.torch = self.modules.torch
             preflight.check(self.modules, self.trial)
-            self.placement = qlora.place(self.modules)
+            self.placement = place(self.modules)
             arithmetic = str(self.placement.compute_dtype).removeprefix("torch.")
-            facts = {**environment.device_facts(self.torch), "compute_dtype": arithmetic, "backend": self.backend}
+            facts = {**fingerprint.device_facts(self.torch), "compute_dtype": arithmetic, "backend": self.backend}
             self.lines(fingerprint=facts)
             self._join()
         with self._phase("data"):
@@ -155,7 +149,7 @@ class Rank:
             if self.world_size > 1:
                 self._alone([1], kind="off-warmup")  # allocates what such steps need
         with self._phase("measure"):
-            size, number = scaling.block_steps(trial.measured_steps), 0
+            size, number = efficiency.block_steps(trial.measured_steps), 0
             for block, start in enumerate(range(0, trial.measured_steps, size)):
                 steps = range(start, min(start + size, trial.measured_steps))
                 for number in (step + 1 for step in steps):
@@ -185,21 +179,19 @@ class Rank:
 
     def _open_data(self) -> None:
         trial, (_, conversations) = self.trial, read_data(Path(self.trial.data))
-        tokenizer = data.load_tokenizer(self.modules, trial.model)
-        rows = data.make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
+        tokenizer = load_tokenizer(self.modules, trial.model)
+        rows = make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
         # Every block's twin, the hooked steps and the unmeasured one; a longer trial goes through its rows again.
         more = min(100_000, 2 * trial.measured_steps + HOOKED_STEPS[trial.profile] + 1)
         longer = dataclasses.replace(trial, measured_steps=more)
         pinned = self.placement.is_cuda
-        passes = (
-            data.make_batches(self.modules, longer, rows, tokenizer, pin_memory=pinned) for _ in itertools.count()
-        )
+        passes = (make_batches(self.modules, longer, rows, tokenizer, pin_memory=pinned) for _ in itertools.count())
         self.batches = itertools.chain.from_iterable(passes)
 
     def _load(self) -> None:
         trial, torch = self.trial, self.torch
         start = time.monotonic()
-        base = qlora.load_base(self.modules, trial, self.placement)
+        base = load_base(self.modules, trial, self.placement)
         if self.placement.is_cuda:
             torch.cuda.synchronize()
         self.lines(load_time_sec=time.monotonic() - start)
@@ -230,16 +222,16 @@ class Rank:
         self.together, self.apart = step, copy.copy(step)
         self.together.model = Exchanged(self.ddp, trial.gradient_accumulation_steps)
         self.apart.model = Exchanged(self.ddp, 0)
-        self.apart.optimizer, _ = qlora.make_optimizer(self.modules, trial, model, self.placement)
+        self.apart.optimizer, _ = make_optimizer(self.modules, trial, model, self.placement)
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def _step(self, kind: str, number: int, *, block: int = 0, spans: Any = None) -> None:
         """One step, timed from a moment at which every rank was ready; its line holds every rank's row."""
         step = self.apart if kind.startswith("off") else self.together
-        used: list[data.Batch] = []
+        used: list[Batch] = []
 
-        def drawn() -> Iterator[data.Batch]:
+        def drawn() -> Iterator[Batch]:
             for batch in itertools.islice(self.batches, self.trial.gradient_accumulation_steps):
                 used.append(batch)
                 yield batch
@@ -253,13 +245,13 @@ class Rank:
         step.wait()
         seconds = time.perf_counter() - start
         self.signs.move(self.signs.phase, number, waiting=True)
-        talking = math.nan if spans is None else scaling.covered(spans())
+        talking = math.nan if spans is None else efficiency.covered(spans())
         counts = [sum(b.samples for b in used), sum(b.tokens for b in used), sum(b.useful_tokens for b in used)]
         table = self.exchange([seconds, float(total), *counts, talking])
         self.lines(step={"kind": kind, "block": block, "table": table})
         for rank, row in enumerate(table):
             if not math.isfinite(row[1]):
-                raise NotFinite(f"the loss of rank {rank} is {row[1]} at {self.signs.phase} step {number}")
+                raise ends.NotFinite(f"the loss of rank {rank} is {row[1]} at {self.signs.phase} step {number}")
 
     def _alone(self, numbers: list[int], block: int = 0, kind: str = "off") -> None:
         """A block without communication, after which the weights are what they were."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from bench.data.inputs import InputError
 from bench.harness.ends import Stopped, WorkerGone
-from bench.kinds.distributed.machines import Nodes
+from bench.kinds.distributed.machines import Machines
 from bench.records import Trial
 from bench.records.result import End
 
@@ -81,23 +81,25 @@ class Seen:
 class Torchrun:
     """`world_size` ranks of `bench.kinds.distributed.rank`; a context manager that leaves no process and no file.
 
-    They run on this machine, or, with `nodes`, this machine's share of them does; the signs of the others are looked
+    They run on this machine, or, with `machines`, this machine's share of them does; the signs of the others are looked
     for in the same folder (`bench.kinds.distributed.machines`).
     """
 
-    def __init__(self, trial: Trial, backend: str, endpoint: str, limits: Limits, nodes: Nodes | None = None) -> None:
+    def __init__(
+        self, trial: Trial, backend: str, endpoint: str, limits: Limits, machines: Machines | None = None
+    ) -> None:
         self._trial, self._limits = trial, limits
         self.folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ranks-"))
         (self.folder / TRIAL_FILE).write_text(trial.to_text(), encoding="utf-8")
         (self.folder / LINES_FILE).touch()
         self._taken = 0
-        self._here = range(trial.world_size) if nodes is None else nodes.ranks_here(trial.world_size)
+        self._here = range(trial.world_size) if machines is None else machines.ranks_here(trial.world_size)
         now = time.monotonic()
         self._started = now
         self._seen = [Seen(heard=now, moved=now) for _ in range(trial.world_size)]
         argv = (
             *(sys.executable, "-m", "bench.kinds.distributed.torchrun", str(os.getpid()), str(self.folder)),
-            *(_on_one_machine(trial, endpoint) if nodes is None else _on_several(trial, nodes)),
+            *(_on_one_machine(trial, endpoint) if machines is None else _on_several(trial, machines)),
             *("--monitor-interval", "0.2", "--redirects", "3", "--log-dir", str(self.folder / "logs")),
             *(
                 "-m",
@@ -109,7 +111,7 @@ class Torchrun:
             ),
         )
         with (self.folder / "torchrun.log").open("wb") as log:
-            variables = environment(is_alone=nodes is None)
+            variables = environment(is_alone=machines is None)
             self._process = subprocess.Popen(argv, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def __enter__(self) -> Torchrun:
@@ -243,13 +245,13 @@ def _on_one_machine(trial: Trial, endpoint: str) -> tuple[str, ...]:
     )
 
 
-def _on_several(trial: Trial, nodes: Nodes) -> tuple[str, ...]:
+def _on_several(trial: Trial, machines: Machines) -> tuple[str, ...]:
     # Static: machine n has the n-th share of the ranks, and nobody looks up a name.
-    here = str(len(nodes.ranks_here(trial.world_size)))
+    here = str(len(machines.ranks_here(trial.world_size)))
     return (
-        *("--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", here),
+        *("--nnodes", str(machines.count), "--node-rank", str(machines.rank), "--nproc-per-node", here),
         *("--max-restarts", "0", "--rdzv-backend", "static", "--rdzv-conf", f"timeout={int(FIRST_SIGN_SEC)}"),
-        *("--master-addr", nodes.address, "--master-port", str(nodes.port)),
+        *("--master-addr", machines.address, "--master-port", str(machines.port)),
     )
 
 

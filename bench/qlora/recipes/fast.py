@@ -32,7 +32,7 @@ from bench.kernels.norm import rms_norm, rms_norm_backward
 from bench.kernels.rope import Heads
 from bench.qlora.recipes import adapters
 from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
-from bench.qlora.recipes.offload import Shelf
+from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Adapter, Product, dequantized
 from bench.qlora.step import Placement, TrainingStep, make_optimizer
 from bench.records import Trial
@@ -222,7 +222,7 @@ def _eps(norm: Any) -> float:
 
 
 def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
-    heads, shelf = _heads(base.config), Shelf() if trial.offload_checkpoints else None
+    heads, offload = _heads(base.config), Offload() if trial.offload_checkpoints else None
     for index, layer in enumerate(base.model.layers):
         hold = index < trial.held_layers
         yield Layer(
@@ -232,7 +232,7 @@ def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
             norm_in=layer.input_layernorm.weight,
             norm_mid=layer.post_attention_layernorm.weight,
             recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
-            shelf=shelf,
+            offload=offload,
             **{name: _product(layer, place, base.dtype, hold=hold) for name, place in JOINED.items()},
         )
 

@@ -26,7 +26,7 @@ from bench.kernels.lora import Normed
 from bench.kernels.norm import rms_norm, rms_norm_backward
 from bench.kernels.rope import Heads, rotate_
 from bench.kernels.swiglu import swiglu, swiglu_backward_
-from bench.qlora.recipes.offload import Shelf
+from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Product
 
 PRODUCTS = 4  # of a layer; each has a seed of its own
@@ -77,7 +77,7 @@ class Layer:
     gate_up: Product
     down: Product
     recompute: bool
-    shelf: Shelf | None = None
+    offload: Offload | None = None
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -155,8 +155,8 @@ class _Function(torch.autograd.Function):
         ctx.layer, ctx.tokens, ctx.count = layer, tokens, len(parameters)
         if not layer.recompute:
             ctx.kept = kept
-        elif layer.shelf is not None:
-            layer.shelf.put(layer.index, x)
+        elif layer.offload is not None:
+            layer.offload.put(layer.index, x)
         else:
             ctx.x = x
         return y
@@ -167,7 +167,7 @@ class _Function(torch.autograd.Function):
         if not layer.recompute:
             kept, ctx.kept = ctx.kept, None
         else:
-            x = ctx.x if layer.shelf is None else layer.shelf.take(layer.index)
+            x = ctx.x if layer.offload is None else layer.offload.take(layer.index)
             _, kept = layer.forward(x, ctx.tokens, whole=False)
         d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[0])
         return d_x, None, None, *gradients

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class Shelf:
+class Offload:
     """Inputs by layer index. Taken from the highest index down; each is fetched while the one above is used."""
 
     def __init__(self) -> None:

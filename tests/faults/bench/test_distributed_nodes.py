@@ -15,12 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.kinds.distributed.torchrun import descendants
-from bench.records import NODE_ADDRESS as ADDRESS
-from bench.records import NODE_COUNT as COUNT
-from bench.records import NODE_PORT as PORT
-from bench.records import NODE_RANK as RANK
-from bench.records import NODE_TOKEN as TOKEN
-from bench.records import Trial
+from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
 from bench.records.result import End, TrialResult
 from tests.support.hosts.rankpids import alive, end
 from tests.support.machines.ports import free_ports
@@ -32,7 +27,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Iterator[Callable[..., list]]:
     started: list[subprocess.Popen] = []
-    meeting = {COUNT: "2", ADDRESS: "127.0.0.1", PORT: str(free_ports(2)), TOKEN: "word", "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {
+        NODE_COUNT: "2",
+        NODE_ADDRESS: "127.0.0.1",
+        NODE_PORT: str(free_ports(2)),
+        NODE_TOKEN: "word",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
     def run(*, broken_on: int | None = None, **changes: object) -> list[subprocess.Popen]:
         for node in range(2):
@@ -43,7 +44,7 @@ def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Ite
             trial: Trial = make_trial(**(fields | changes))
             (home / "trial.json").write_text(trial.to_text())
             argv = (sys.executable, "-m", "bench", "run", "--trial", str(home / "trial.json"), "--out", str(home))
-            more = {RANK: str(node), "TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": "6"}
+            more = {NODE_RANK: str(node), "TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": "6"}
             started.append(
                 subprocess.Popen(
                     argv,

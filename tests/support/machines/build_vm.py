@@ -246,7 +246,7 @@ class BuildVm:
         return found
 
     def edit_bench(self, text: str) -> None:
-        with (self.project / "bench" / "chips.py").open("a") as file:
+        with (self.project / "bench" / "machine" / "chips.py").open("a") as file:
             file.write(f"# {text}\n")
 
     def put_model(self, name: str = MODEL, megabytes: float = 1.0) -> Path:

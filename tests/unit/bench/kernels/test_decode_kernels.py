@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench import stack as stacks  # noqa: E402
-from bench.kernels import nf4_linear  # noqa: E402
+from bench.kernels import nf4, nf4_linear  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes speaks at import
 
@@ -28,7 +28,7 @@ def quantized(stack: stacks.Stack, rows: int, columns: int, **how: Any) -> Any:
 def test_the_formula_gives_the_librarys_weights_bit_for_bit(stack, rows, columns):
     weight = quantized(stack, rows, columns)
     theirs = stack.bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
-    ours = nf4_linear.dequantized(torch, nf4_linear.packed(weight), torch.bfloat16)
+    ours = nf4.dequantize_reference(nf4_linear.covered_weight(weight)).bfloat16()
     assert torch.equal(ours, theirs)
 
 
@@ -44,11 +44,11 @@ def test_values_below_zero_are_the_first_seven_so_one_bit_tells_the_halves_apart
 
 @pytest.mark.parametrize("how", [{"quant_type": "fp4"}, {"compress_statistics": False}, {"blocksize": 128}])
 def test_weights_kept_another_way_are_left_to_the_library(stack, how):
-    assert nf4_linear.packed(quantized(stack, 64, 256, **how)) is None
+    assert nf4_linear.covered_weight(quantized(stack, 64, 256, **how)) is None
 
 
 def test_a_weight_that_is_not_quantized_is_left_alone():
-    assert nf4_linear.packed(torch.zeros(4, 4)) is None
+    assert nf4_linear.covered_weight(torch.zeros(4, 4)) is None
 
 
 def test_on_a_cpu_no_layer_is_covered(stack):

@@ -48,7 +48,7 @@ def test_nf4_comes_back_as_the_library_has_it_bit_by_bit(rows, width):
     layer = linear(rows, width)
     weight = nf4.from_bitsandbytes(layer.weight)
     out = torch.full(weight.shape, float("nan"))
-    nf4.dequantize(weight, out)
+    nf4.dequantize_joined((weight,), out)
     assert torch.equal(out, library(layer))
 
 

@@ -16,8 +16,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.harness import ends
 from bench.harness.record import Clock, Record, Request
-from bench.kinds.distributed import distributed, torchrun
-from bench.kinds.distributed import efficiency as scaling
+from bench.kinds.distributed import distributed, efficiency, torchrun
 from bench.kinds.distributed.distributed import Told, choose_backend, make_limits, rendezvous, visible_gpus
 from bench.kinds.distributed.rank import Signs
 from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, Torchrun
@@ -100,29 +99,29 @@ def test_fewer_samples_than_ranks_are_refused(ddp_trial, data_file, tmp_path):
 
 def test_efficiency_is_the_ratio_of_medians_and_its_interval_holds_it():
     without, with_ = [[0.9, 0.91], [0.9, 0.92]], [[1.0, 1.01], [1.0, 1.02]]
-    found = scaling.efficiency_percent(without, with_)
+    found = efficiency.efficiency_percent(without, with_)
     assert found.median == pytest.approx(100 * 0.905 / 1.005)
     assert found.low <= found.median <= found.high
     assert found.n == 4
-    share = scaling.remainder_percent(found)
+    share = efficiency.remainder_percent(found)
     assert share.median == pytest.approx(100 - found.median)
     assert share.low <= share.median <= share.high
 
 
 def test_buckets_under_way_together_count_once():
-    assert scaling.covered([]) == 0
-    assert scaling.covered([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == pytest.approx(3.0)
+    assert efficiency.covered([]) == 0
+    assert efficiency.covered([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == pytest.approx(3.0)
 
 
 def test_a_rate_is_slow_where_its_time_is_long():
     times = summarize([1.0, 2.0, 4.0])
-    found = scaling.rate(8.0, times)
+    found = efficiency.rate(8.0, times)
     assert (found.median, found.low, found.high) == (4.0, 8.0 / times.high, 8.0 / times.low)
     assert found.p10 < found.median < found.p90
 
 
 def test_a_ring_carries_most_of_the_data_twice():
-    assert [scaling.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
+    assert [efficiency.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
 
 
 def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, tmp_path):

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from bench.commands.trial_flags import changed
-from bench.harness import ends, phases
-from bench.harness import out_of_memory as memory
+from bench.harness import ends, out_of_memory, phases
 from bench.harness.phases import PHASES, PhaseClock
 from bench.harness.record import Clock, Record, Request
 from bench.kinds import training
@@ -153,7 +152,7 @@ CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't 
     ],
 )
 def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size):
-    assert memory.asked_bytes(said) == size
+    assert out_of_memory.asked_bytes(said) == size
 
 
 @pytest.mark.parametrize(
@@ -183,13 +182,13 @@ def test_the_allocation_that_failed_is_read_from_the_allocators_words(said, size
     ],
 )
 def test_the_next_to_try_changes_the_least_harmful_first(make_trial, fields, expected):
-    assert memory.next_to_try(make_trial(**fields), "warmup") == expected
+    assert out_of_memory.next_to_try(make_trial(**fields), "warmup") == expected
 
 
 @pytest.mark.parametrize("batch", [2, 3, 6, 7, 8, 12, 16, 4096])
 def test_a_smaller_micro_batch_keeps_the_samples_of_a_step(make_trial, batch):
     trial = make_trial(micro_batch_size=batch)
-    changes = memory.next_to_try(trial, "warmup")
+    changes = out_of_memory.next_to_try(trial, "warmup")
     assert changes["micro_batch_size"] < batch
     assert changes["micro_batch_size"] * changes["gradient_accumulation_steps"] == batch
 
@@ -199,7 +198,7 @@ def test_following_the_advice_ends_with_nothing_left_to_make_smaller(make_trial)
         micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
     )
     taken = []
-    while (changes := memory.next_to_try(trial, "warmup")) is not None:
+    while (changes := out_of_memory.next_to_try(trial, "warmup")) is not None:
         taken.append(next(iter(changes)))
         trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, **changes})
     # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
@@ -207,15 +206,15 @@ def test_following_the_advice_ends_with_nothing_left_to_make_smaller(make_trial)
 
 
 def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial):
-    assert memory.next_to_try(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
+    assert out_of_memory.next_to_try(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
         "base_precision": "nf4"
     }
-    said = memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
+    said = out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
     assert said.endswith("nothing in the trial makes it smaller: it needs a device with more memory")
 
 
 def test_the_reason_names_the_allocation_the_peak_and_what_to_paste(make_trial):
-    said = memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
+    said = out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
     assert said == (
         "out of memory: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
@@ -225,13 +224,13 @@ def test_the_reason_names_the_allocation_the_peak_and_what_to_paste(make_trial):
 def test_what_is_pasted_is_taken_by_the_flags(make_trial):
     for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
         trial = make_trial(**fields)
-        pasted = memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
-        changes = memory.next_to_try(trial, "warmup")
+        pasted = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
+        changes = out_of_memory.next_to_try(trial, "warmup")
         assert {key: getattr(changed(trial, pasted), key) for key in changes} == changes
 
 
 def test_an_allocator_that_names_no_size_is_quoted(make_trial):
-    said = memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")
+    said = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")
     assert said.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
 
 

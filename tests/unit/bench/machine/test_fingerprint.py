@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import fingerprint as environment
+from bench.machine import fingerprint
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def code(tmp_path: Path, monkeypatch) -> Path:
     (folder / "__init__.py").write_text("")
     monkeypatch.setattr("bench.machine.fingerprint.CODE", folder)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.delenv(environment.GIT_SHA_VARIABLE, raising=False)
+    monkeypatch.delenv(fingerprint.GIT_SHA_VARIABLE, raising=False)
     return folder
 
 
@@ -41,17 +41,17 @@ def committed(code: Path) -> str:
 
 
 def test_a_clean_checkout_is_its_commit(committed):
-    assert environment.code_version() == (committed, False)
+    assert fingerprint.code_version() == (committed, False)
 
 
 def test_a_changed_file_makes_the_checkout_dirty(committed, code: Path):
     (code / "__init__.py").write_text("changed = True")
-    assert environment.code_version() == (committed, True)
+    assert fingerprint.code_version() == (committed, True)
 
 
 def test_a_change_elsewhere_leaves_the_code_clean(committed, code: Path):
     (code.parent / "notes.txt").write_text("elsewhere")
-    assert environment.code_version() == (committed, False)
+    assert fingerprint.code_version() == (committed, False)
 
 
 @pytest.mark.usefixtures("committed")
@@ -60,44 +60,44 @@ def test_code_that_a_surrounding_checkout_does_not_track_is_not_that_commit(code
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
     monkeypatch.setattr("bench.machine.fingerprint.CODE", installed)
-    assert environment.code_version() == (None, None)
+    assert fingerprint.code_version() == (None, None)
 
 
 @pytest.mark.usefixtures("code")
 def test_without_git_the_builds_commit_is_taken(monkeypatch):
-    assert environment.code_version() == (None, None)
-    monkeypatch.setenv(environment.GIT_SHA_VARIABLE, "abc123")
-    assert environment.code_version() == ("abc123", None)
+    assert fingerprint.code_version() == (None, None)
+    monkeypatch.setenv(fingerprint.GIT_SHA_VARIABLE, "abc123")
+    assert fingerprint.code_version() == ("abc123", None)
 
 
 def test_no_secret_of_the_environment_and_no_name_of_the_machine_is_taken(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("USER", "ada-lovelace")
-    said = repr(environment.host_facts())
+    said = repr(fingerprint.host_facts())
     assert "hf_verysecret" not in said
     assert "ada-lovelace" not in said
-    assert set(environment.host_facts()) == {
-        *("python", *environment.PACKAGES, "git_sha", "git_dirty", "system", "cpu_model", "cpu_logical_cores"),
+    assert set(fingerprint.host_facts()) == {
+        *("python", *fingerprint.PACKAGES, "git_sha", "git_dirty", "system", "cpu_model", "cpu_logical_cores"),
         *("cpu_allowed_cores", "memory_total_bytes", "load_average_1min_at_start"),
     }
 
 
 def test_a_missing_package_is_none(monkeypatch):
     monkeypatch.setattr("bench.machine.fingerprint.PACKAGES", ("no-such-package-anywhere",))
-    assert environment.host_facts()["no-such-package-anywhere"] is None
+    assert fingerprint.host_facts()["no-such-package-anywhere"] is None
 
 
 def test_the_processor_is_read_where_linux_tells_it():
     if sys.platform != "linux":
         pytest.skip("/proc/cpuinfo is Linux's")
-    facts = environment.host_facts()
+    facts = fingerprint.host_facts()
     assert facts["memory_total_bytes"] > 1 << 28
     assert 1 <= facts["cpu_allowed_cores"] <= facts["cpu_logical_cores"]
 
 
 def test_a_processor_that_says_nothing_has_no_flags(monkeypatch):
     monkeypatch.setattr("bench.machine.fingerprint._cpu_line", lambda _: None)
-    assert environment.cpu_flags() == frozenset()
+    assert fingerprint.cpu_flags() == frozenset()
 
 
 # environment.json -----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ A10 = (
 
 
 def test_a_gpu_is_described_with_units_and_as_numbers():
-    (gpu,) = environment.read_gpus(A10 + "\n")
+    (gpu,) = fingerprint.read_gpus(A10 + "\n")
     assert gpu == {
         "index": 0,
         "name": "NVIDIA A10",
@@ -132,17 +132,17 @@ def test_a_gpu_is_described_with_units_and_as_numbers():
 
 @pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "Pending", ""])
 def test_what_the_driver_cannot_tell_is_none(cell):
-    (gpu,) = environment.read_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
+    (gpu,) = fingerprint.read_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
     assert (gpu["power_cap_watts"], gpu["power_cap_default_watts"]) == (None, 149.5)
 
 
 @pytest.mark.parametrize("said", ["", "No devices were found", 'Field "x" is not a valid field to query.'])
 def test_a_driver_that_tells_nothing_shows_no_gpu(said):
-    assert environment.read_gpus(said) == []
+    assert fingerprint.read_gpus(said) == []
 
 
 def test_every_gpu_is_described():
-    gpus = environment.read_gpus(f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}")
+    gpus = fingerprint.read_gpus(f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}")
     assert [gpu["index"] for gpu in gpus] == [0, 1]
 
 
@@ -152,14 +152,14 @@ def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variab
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("HOSTNAME", "the-name-of-this-machine")
-    path = environment.write(tmp_path, {"model_sha256": "bb", "seed": 42})
+    path = fingerprint.write(tmp_path, {"model_sha256": "bb", "seed": 42})
     text = path.read_text()
     document = json.loads(text)
     assert (document["image_digest"], document["lock_digest"]) == ("sha256:aa", None)
     assert (document["model_sha256"], document["seed"]) == ("bb", 42)
     assert document["packages"]["pytest"] == pytest.__version__
     assert document["variables"]["OMP_NUM_THREADS"] == "3"
-    assert set(document["variables"]) <= set(environment.VARIABLES)
+    assert set(document["variables"]) <= set(fingerprint.VARIABLES)
     assert "hf_verysecret" not in text
     assert "the-name-of-this-machine" not in text
     assert [entry.name for entry in tmp_path.iterdir()] == ["environment.json"]
@@ -174,4 +174,4 @@ def test_torchs_cuda_is_read_without_importing_torch(tmp_path: Path, monkeypatch
     (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
     spec = util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
     monkeypatch.setattr("bench.machine.fingerprint.util.find_spec", lambda _: spec)
-    assert environment._cuda_of_torch() == cuda
+    assert fingerprint._cuda_of_torch() == cuda

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from bench import stack
-from bench.data import batches as data
+from bench.data.batches import Batch, make_batches, rows_per_batch
 from bench.data.packing import Row, apart
 from bench.qlora import recipes
-from bench.qlora import step as qlora
 from bench.qlora.recipes import fast
+from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import ALL_LINEAR, Trial
 
 # `stack.load` silences the first for a process; pytest takes that back for every test.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
-CPU = qlora.Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
+CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
 WORDS = 96
 MODELS: dict[str, dict[str, Any]] = {
@@ -84,11 +84,11 @@ def model_of(modules: stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def build(modules, model_of, make_trial) -> Callable[..., tuple[qlora.TrainingStep, Trial]]:
-    def make(recipe: str, model: str = "mistral", **changes: Any) -> tuple[qlora.TrainingStep, Trial]:
+def build(modules, model_of, make_trial) -> Callable[..., tuple[TrainingStep, Trial]]:
+    def make(recipe: str, model: str = "mistral", **changes: Any) -> tuple[TrainingStep, Trial]:
         fields = {"max_seq_len": 24, "micro_batch_size": 3, "lora_dropout": 0.0, "learning_rate": 4e-3, "lora_rank": 4}
         trial = make_trial(**(fields | {"recipe": recipe, "model": str(model_of(model))} | changes))
-        base = qlora.load_base(modules, trial, CPU)
+        base = load_base(modules, trial, CPU)
         return recipes.build(recipe, modules, trial, CPU, base), trial
 
     return make
@@ -99,17 +99,17 @@ def samples(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [torch.randint(2, WORDS, (length,), generator=generator).tolist() for length in lengths]
 
 
-def batches(modules: stack.Stack, trial: Trial, rows: list[Row]) -> list[data.Batch]:
-    steps = len(rows) // data.rows_per_batch(trial)
+def batches(modules: stack.Stack, trial: Trial, rows: list[Row]) -> list[Batch]:
+    steps = len(rows) // rows_per_batch(trial)
     trial = dataclasses.replace(trial, warmup_steps=0, measured_steps=steps)
-    return list(data.make_batches(modules, trial, rows, TOKENIZER, pin_memory=False))
+    return list(make_batches(modules, trial, rows, TOKENIZER, pin_memory=False))
 
 
 def padded(*texts: list[int]) -> list[Row]:
     return [Row(ids=text, samples=1) for text in texts]
 
 
-def with_random_b(step: qlora.TrainingStep) -> qlora.TrainingStep:
+def with_random_b(step: TrainingStep) -> TrainingStep:
     """As training begins B is 0, and then A has no gradient that could be compared."""
     generator = torch.Generator().manual_seed(5)
     for name, each in sorted((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters()):
@@ -119,7 +119,7 @@ def with_random_b(step: qlora.TrainingStep) -> qlora.TrainingStep:
     return step
 
 
-def loss_and_gradients(step: qlora.TrainingStep, batch: data.Batch) -> tuple[float, dict[str, torch.Tensor]]:
+def loss_and_gradients(step: TrainingStep, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     inputs = {name: tensor for name in step._inputs if (tensor := getattr(batch, name)) is not None}
     loss = step.model(**inputs).loss
     loss.backward()
@@ -273,7 +273,7 @@ def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules
     for batch in batches(modules, trial, padded(*samples(*[20] * 9))):
         step(iter([batch]), 1)
     step.model.peft_model.save_pretrained(tmp_path)
-    loaded = modules.peft.PeftModel.from_pretrained(qlora.load_base(modules, trial, CPU), tmp_path).train()
+    loaded = modules.peft.PeftModel.from_pretrained(load_base(modules, trial, CPU), tmp_path).train()
     ids = torch.tensor(samples(19))
     answers = [model(input_ids=ids).logits.detach() for model in (loaded, step.model.peft_model)]
     assert torch.equal(*answers)
@@ -354,7 +354,7 @@ def test_a_device_that_is_not_for_fast_is_named(monkeypatch, capability, torch_v
     cuda = SimpleNamespace(get_device_capability=lambda _: capability)
     fake: Any = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__=torch_version))
     monkeypatch.setattr(fast, "HAS_TRITON", has_triton)
-    assert fast._not_this_device(fake, qlora.Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
+    assert fast._not_this_device(fake, Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
 
 
 def test_another_architecture_is_named():

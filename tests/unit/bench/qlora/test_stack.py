@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.qlora import step as qlora
+from bench.qlora.step import Placement, place
 from bench.stack import OFFLINE, Stack, set_environment
 
 
@@ -36,12 +36,12 @@ def test_the_weights_type_goes_by_the_name_this_version_knows(version, name):
 )
 def test_a_processor_computes_in_bf16_only_if_it_has_it(monkeypatch, flags, dtype):
     monkeypatch.setattr("bench.qlora.step.cpu_flags", lambda: frozenset(flags))
-    assert qlora.place(stack_of()) == qlora.Placement(device=("cpu",), compute_dtype=dtype)
+    assert place(stack_of()) == Placement(device=("cpu",), compute_dtype=dtype)
 
 
 def test_a_gpu_comes_before_the_processor_and_computes_in_bf16(monkeypatch):
     monkeypatch.setattr("bench.qlora.step.cpu_flags", frozenset)
-    assert qlora.place(stack_of(cuda=True)) == qlora.Placement(device=("cuda", 0), compute_dtype="bf16")
+    assert place(stack_of(cuda=True)) == Placement(device=("cuda", 0), compute_dtype="bf16")
 
 
 def test_a_trial_is_offline_and_its_waiting_threads_do_not_spin(monkeypatch):
