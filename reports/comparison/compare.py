@@ -28,22 +28,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from bench.records.result import End, Measurement, TrialResult
-from reports.comparison import conditions as likeness
+from reports.comparison import conditions
 from reports.comparison.conditions import Conditions, Unlike
 from reports.read import measurements
-from reports.read.load import KINDS_WITH_STEPS, Run
-from reports.statistics import configurations as stats
-from reports.statistics import processes as steps
-from reports.statistics import student
+from reports.read.run import KINDS_WITH_STEPS, Run
+from reports.statistics import configurations, student
 from reports.statistics.configurations import Mean, Sample
-from reports.summary.summarize import process_steps
+from reports.statistics.processes import ProcessSteps, describe
 
 Word = Literal["faster", "same", "slower", "unknown"]
 ALPHA = 0.05
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
 STEP_METRICS = ("samples_per_sec", "useful_tokens_per_sec")
 ALLOW_UNKNOWN = "unknown"
-ALLOWABLE = (*likeness.NAMES, ALLOW_UNKNOWN)
+ALLOWABLE = (*conditions.NAMES, ALLOW_UNKNOWN)
 
 
 class CompareError(ValueError):
@@ -68,7 +66,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparedRow:
     """One metric of one configuration in one later run, against the first run.
 
     `speed_ratio` is above 1 where `run_id` is faster, also for durations; `low` and `high` are its 95 % interval, not
@@ -103,7 +101,7 @@ class Comparison:
     """
 
     run_ids: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     unlike: tuple[Unlike, ...]
     refused: tuple[Unlike, ...]
     allowed: tuple[str, ...]
@@ -124,7 +122,7 @@ class Comparison:
         return f"if that is what you mean: `inv compare {first} {second}{also} --allow={names}`"
 
     @property
-    def slower(self) -> tuple[Row, ...]:
+    def slower(self) -> tuple[ComparedRow, ...]:
         """Rows shown to be slower, by more than the tolerance."""
         return tuple(
             row
@@ -133,7 +131,7 @@ class Comparison:
         )
 
     @property
-    def unknown(self) -> tuple[Row, ...]:
+    def unknown(self) -> tuple[ComparedRow, ...]:
         return tuple(row for row in self.rows if row.verdict == "unknown")
 
     @property
@@ -153,8 +151,8 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
     if len(runs) < 2 or twice:
         raise CompareError(f"run {twice[0]} is named twice" if twice else "a comparison needs two runs")
     allowed = tuple(dict.fromkeys(allow))
-    made_under = [likeness.conditions(run) for run in runs]
-    found = likeness.unlike(made_under)
+    made_under = [conditions.conditions(run) for run in runs]
+    found = conditions.unlike(made_under)
     refused = tuple(one for one in found if one.name not in allowed)
     plans = [_plans(run) for run in runs]
     return Comparison(
@@ -184,7 +182,7 @@ def _half_known(made_under: Sequence[Conditions]) -> tuple[str, ...]:
 class _Tested:
     """A row before its verdict, and the difference it rests on. Rows of one `family` are one test in two units."""
 
-    row: Row
+    row: ComparedRow
     mean: Mean | None
     family: tuple[str, ...]
 
@@ -196,16 +194,16 @@ def _plans(run: Run) -> dict[str, str]:
 
 def _untested(runs: Sequence[Run], made_under: Sequence[Conditions]) -> Iterable[_Tested]:
     first, taken = runs[0], [_Taken.of(run) for run in runs]
-    for run, there, conditions in zip(runs[1:], taken[1:], made_under[1:], strict=True):
-        same_gpus = likeness.same_gpus(made_under[0], conditions)
-        same_data = made_under[0].values["data"] == conditions.values["data"]
+    for run, there, under in zip(runs[1:], taken[1:], made_under[1:], strict=True):
+        same_gpus = conditions.same_gpus(made_under[0], under)
+        same_data = made_under[0].values["data"] == under.values["data"]
         planned = _plans(run)
         for digest, label in _plans(first).items():
             if digest not in planned:
                 continue
             before, after = taken[0].by_digest.get(digest, {}), there.by_digest.get(digest, {})
             kind = next(one.kind for one in first.configurations if one.label == label)
-            blank = Row(
+            blank = ComparedRow(
                 configuration=label, kind=kind, metric="", context="", run_id=run.record.run_id,
                 before=None, after=None, speed_ratio=None, low=None, high=None, p_value=None, p_corrected=None,
                 shows_percent=None, verdict="unknown", why="",
@@ -228,9 +226,11 @@ def _untested(runs: Sequence[Run], made_under: Sequence[Conditions]) -> Iterable
                     )
 
 
-def _test(row: Row, before: list[_Value], after: list[_Value], *, same_gpus: bool, family: tuple[str, ...]) -> _Tested:
+def _test(
+    row: ComparedRow, before: list[_Value], after: list[_Value], *, same_gpus: bool, family: tuple[str, ...]
+) -> _Tested:
     old, new = [one.sample for one in before], [one.sample for one in after]
-    mean = stats.difference(new, old, same_workers=same_gpus)
+    mean = configurations.difference(new, old, same_workers=same_gpus)
     if not measurements.is_rate(row.metric):
         mean = replace(mean, value=-mean.value)  # of a duration, less is faster
     row = replace(row, before=_side(before), after=_side(after), speed_ratio=math.exp(mean.value))
@@ -256,7 +256,7 @@ def _p_value(mean: Mean) -> float:
     return max(by_units, by_steps)
 
 
-def _judge(tested: list[_Tested], tolerance: float) -> Iterable[Row]:
+def _judge(tested: list[_Tested], tolerance: float) -> Iterable[ComparedRow]:
     """Holm over families: the smallest p is held against ALPHA over all of them, the next against one fewer."""
     own: dict[tuple[str, ...], float] = {}
     for one in tested:
@@ -282,10 +282,10 @@ def _judge(tested: list[_Tested], tolerance: float) -> Iterable[Row]:
 
 def _half(mean: Mean, level: float) -> float:
     """Half the width of the interval that misses the truth at this level."""
-    return max(mean.error * student.quantile(1.0 - level, round(mean.df or 1.0, 2)), mean.floor * stats.NORMAL)
+    return max(mean.error * student.quantile(1.0 - level, round(mean.df or 1.0, 2)), mean.floor * configurations.NORMAL)
 
 
-def _verdict(row: Row, within: float) -> dict[str, Any]:
+def _verdict(row: ComparedRow, within: float) -> dict[str, Any]:
     ratio, low, high, p = row.speed_ratio, row.low, row.high, row.p_corrected
     if ratio is None or low is None or high is None or p is None:
         raise ValueError(f"{row.configuration}: {row.metric}: a verdict needs a test")
@@ -319,10 +319,10 @@ class _Taken:
         good = [one for one in run.results if one.status is End.SUCCEEDED]
         found: dict[str, dict[_What, list[_Value]]] = {}
         with_steps = [one for one in good if one.trial.kind in KINDS_WITH_STEPS]
-        for result, process in zip(with_steps, steps.describe([process_steps(one) for one in with_steps]), strict=True):
+        for result, process in zip(with_steps, describe([ProcessSteps.of(one) for one in with_steps]), strict=True):
             quantities = found.setdefault(result.trial.digest(), {})
             for name in STEP_METRICS:
-                (sample,) = stats.samples([process], name, with_half=False)
+                (sample,) = configurations.samples([process], name)
                 quantities.setdefault((name, ""), []).append(
                     _Value(sample=sample, steps_noise_percent=process.noise_percent)
                 )
@@ -357,11 +357,11 @@ def _error(one: Measurement) -> tuple[float, float | None]:
     if spread is None or not 0 < spread.low <= spread.high:
         return 0.0, None
     noise = 100.0 * (spread.p90 - spread.p10) / 2.563 / spread.median if spread.median > 0 else None
-    return math.log(spread.high / spread.low) / (2.0 * stats.NORMAL), noise
+    return math.log(spread.high / spread.low) / (2.0 * configurations.NORMAL), noise
 
 
 def _side(values: Sequence[_Value]) -> Side:
-    mean = stats.mean_of_logs([one.sample for one in values])
+    mean = configurations.mean_of_logs([one.sample for one in values])
     value, half = math.exp(mean.value), mean.half
     noises = sorted(one.steps_noise_percent for one in values if one.steps_noise_percent is not None)
     between = None if mean.df is None else 100.0 * math.expm1(mean.error * math.sqrt(mean.units))

@@ -18,7 +18,7 @@ from bench.records.layout import ENVIRONMENT_FILE, TRIALS_FOLDER
 from bench.records.result import End
 from reports import text
 from reports.read.fingerprint import CPU, device
-from reports.read.load import Run
+from reports.read.run import Run
 
 UNKNOWN = "unknown"
 # Which of several GPUs a process may see is told by the trial itself.

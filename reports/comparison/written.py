@@ -26,7 +26,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.comparison.compare import Comparison, Row, Side
+from reports.comparison.compare import ComparedRow, Comparison, Side
 
 _OF_ROW = (
     "configuration",
@@ -91,8 +91,12 @@ def to_json(of: Comparison) -> bytes:
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _row_json(row: Row) -> dict[str, Any]:
-    flat = {name: getattr(row, name) for name in Row.__dataclass_fields__ if name not in ("before", "after", "context")}
+def _row_json(row: ComparedRow) -> dict[str, Any]:
+    flat = {
+        name: getattr(row, name)
+        for name in ComparedRow.__dataclass_fields__
+        if name not in ("before", "after", "context")
+    }
     sides = {
         name: None if side is None else {key: getattr(side, key) for key in Side.__dataclass_fields__}
         for name, side in (("before", row.before), ("after", row.after))

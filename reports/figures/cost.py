@@ -14,10 +14,10 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import published
-from reports.read.load import Run
 from reports.read.published import Published
+from reports.read.run import Run
 from reports.summary.cost import FINE_TUNING_SAMPLES, Amount, Cost, FineTuning, Price
-from reports.summary.summary import Row, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 _MOST_PRICES = 4  # named over the figure; the page's table has all of them
 _MOST_BESIDE = 3  # side by side: with more, neither titles nor words fit
@@ -86,7 +86,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     )
 
 
-def _title(best: Row, cheapest: Cost) -> str:
+def _title(best: ConfigurationRow, cheapest: Cost) -> str:
     one = next(iter(cheapest.fine_tunings), None)
     said = f"{best.label} is cheapest: {_dollars(cheapest.usd_per_million_useful_tokens)} per million useful tokens"
     if one is None:
@@ -101,12 +101,12 @@ def _dollars(of: Amount) -> str:
     return f"${text.number(of.value, places)} {text.span(of.low, of.high, places)}".rstrip()
 
 
-def _tokens(row: Row, at: Cost) -> Mark:
+def _tokens(row: ConfigurationRow, at: Cost) -> Mark:
     amount = at.usd_per_million_useful_tokens
     return Mark(value=amount.value, words=_dollars(amount), low=amount.low, high=amount.high, tone=rows.tone(row))
 
 
-def _samples(row: Row, at: Cost, like: published.Training | None) -> Mark:
+def _samples(row: ConfigurationRow, at: Cost, like: published.Training | None) -> Mark:
     amount = Amount(value=at.usd_per_1000_samples, low=at.low, high=at.high)
     more = f"  {PUBLISHED} ${like.usd_per_1000_samples:g} published" if like is not None else ""
     return Mark(
@@ -120,7 +120,7 @@ def _samples(row: Row, at: Cost, like: published.Training | None) -> Mark:
 
 
 def _tunings(
-    told: list[Row], beside: Published | None, like: Mapping[str, published.Training], summary: Summary
+    told: list[ConfigurationRow], beside: Published | None, like: Mapping[str, published.Training], summary: Summary
 ) -> tuple[tuple[str, ...], tuple[Panel, ...]]:
     """A row for each of `told` on each number of GPUs; a panel for each price, and one for how long it takes."""
     plans = [

@@ -14,10 +14,11 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import published
-from reports.read.load import Run
 from reports.read.published import Factor
-from reports.statistics import configurations as stats
-from reports.summary.summary import Row, Summary
+from reports.read.run import Run
+from reports.statistics import configurations
+from reports.statistics.values import Ratio
+from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
 # Field of a row and of a published factor, and its words with the value filled in.
@@ -101,13 +102,13 @@ def _word(value: object) -> str:
     return str(_WORDS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
 
 
-def _effect(row: Row, centre: Row, rate: str, factor: Factor | None) -> Mark:
+def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None) -> Mark:
     more = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
     reference = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
         ended = "out of memory" if End.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, words=f"{ended}{more}", published=reference)
-    ratio = stats.ratio(row.measured, centre.measured, rate)
+    ratio = configurations.ratio(row.measured, centre.measured, rate)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     return Mark(
         value=ratio.value,
@@ -119,13 +120,13 @@ def _effect(row: Row, centre: Row, rate: str, factor: Factor | None) -> Mark:
     )
 
 
-def _times(ratio: stats.Ratio) -> str:
+def _times(ratio: Ratio) -> str:
     """Three decimals close to 1: `1.00x slower` says nothing."""
     places = 3 if abs(ratio.value - 1.0) < 0.02 else 2
     return f"{text.number(ratio.value, places)}x {text.span(ratio.low, ratio.high, places)}".rstrip()
 
 
-def _title(found: list[tuple[Row, str, object, str]], panel: Panel) -> str:
+def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
         (mark.value, words)
         for mark, (*_, words) in zip(panel.marks, found, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from bench.records.result import End
@@ -15,15 +14,13 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE, PUBLISHED
 from reports.read import published, readings
-from reports.read.load import Run
 from reports.read.published import Published
 from reports.read.readings import Reading
-from reports.statistics import configurations as stats
-from reports.statistics.configurations import Measured
+from reports.read.run import Run
+from reports.statistics import configurations
 from reports.statistics.processes import ProcessSteps
+from reports.statistics.values import Measured
 from reports.summary.summary import Summary
-
-_AMOUNTS = ("step_time_sec", "samples", "tokens", "useful_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +91,8 @@ def _measured(run: Run) -> dict[int, Measured]:
     groups: dict[int, list[ProcessSteps]] = {}
     for one in run.results:
         if one.trial.kind == "distributed" and one.status is End.SUCCEEDED:
-            arrays = {name: np.array(getattr(one.steps, name), dtype=np.float64) for name in _AMOUNTS}
-            own = ProcessSteps(process=one.trial_id, worker=one.worker or "unknown", **arrays)
-            groups.setdefault(one.trial.world_size, []).append(own)
-    return {ranks: stats.measure(found) for ranks, found in sorted(groups.items())}
+            groups.setdefault(one.trial.world_size, []).append(ProcessSteps.of(one))
+    return {ranks: configurations.measure(found) for ranks, found in sorted(groups.items())}
 
 
 def _rates(rates: dict[int, Reading]) -> list[Mark]:
@@ -137,7 +132,7 @@ def _efficiencies(
     for ranks in sorted({*steps, *silent} - {1}):
         called = text.count(ranks, "rank")
         if one is not None and ranks in steps:
-            ratio = stats.ratio(steps[ranks], one, "samples_per_sec")
+            ratio = configurations.ratio(steps[ranks], one, "samples_per_sec")
             mark = _percent(100.0 * ratio.value, _hundred(ratio.low), _hundred(ratio.high), OTHER_TONE)
             found.append((f"{called}, against one rank", mark))
         if (own := silent.get(ranks)) is not None and own.value is not None:
@@ -163,7 +158,7 @@ def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[i
     ranks, last = list(rates.items())[-1]
     said = f"{text.count(ranks, 'rank')} process {text.number(last.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
-        ratio = stats.ratio(steps[ranks], steps[1], "samples_per_sec")
+        ratio = configurations.ratio(steps[ranks], steps[1], "samples_per_sec")
         spread = text.span(_hundred(ratio.low), _hundred(ratio.high), 1)
         return f"{said}: {text.number(100.0 * ratio.value, 1)} % {spread}".rstrip() + " of linear"
     if ranks in silent:

@@ -13,10 +13,9 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import PUBLISHED
 from reports.read import published
-from reports.read.load import Run
+from reports.read.run import Run
 from reports.summary import sentences
-from reports.summary.highlights import useful_rate
-from reports.summary.summary import Row, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +30,13 @@ class Data:
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
-    drawn = sorted(rows.drawn(summary), key=lambda row: -useful_rate(row))
+    drawn = sorted(rows.drawn(summary), key=lambda row: -row.useful_rate)
     if not drawn:
         return None
     beside = published.beside(run)
     like = published.training_by_label(run, beside)
 
-    def samples(row: Row) -> Mark:
+    def samples(row: ConfigurationRow) -> Mark:
         found = like.get(row.label)
         rates = () if found is None else found.samples_per_sec
         more = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
@@ -95,7 +94,7 @@ EXECUTIVE_SUMMARY = Chart(
 )
 
 
-def _cost(row: Row) -> Mark:
+def _cost(row: ConfigurationRow) -> Mark:
     if row.cost is None:
         return Mark(value=None, words=text.UNKNOWN)
     value, low, high = row.cost.usd_per_1000_samples, row.cost.low, row.cost.high
@@ -104,6 +103,9 @@ def _cost(row: Row) -> Mark:
     return Mark(value=value, words=words, low=low, high=high, tone=rows.tone(row))
 
 
-def _memory(row: Row) -> Mark:
-    used = row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
-    return Mark(value=None if used is None else used / 1e9, words=text.gigabytes(used), tone=rows.tone(row))
+def _memory(row: ConfigurationRow) -> Mark:
+    return Mark(
+        value=None if row.peak_bytes is None else row.peak_bytes / 1e9,
+        words=text.gigabytes(row.peak_bytes),
+        tone=rows.tone(row),
+    )

@@ -13,8 +13,8 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import OTHER_TONE, PUBLISHED
 from reports.read import published, readings
-from reports.read.load import Run
 from reports.read.readings import Reading
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _COPIES = (

@@ -14,8 +14,8 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.label_placing import label_points
 from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.read import published, readings
-from reports.read.load import Run
 from reports.read.readings import Reading
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}

@@ -13,8 +13,8 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import published, readings
-from reports.read.load import Run
 from reports.read.readings import Reading
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _PRECISIONS = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}

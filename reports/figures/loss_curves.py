@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from bench.records.result import End
 from reports import text
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import marks, rows, text_size
 from reports.figures.drawing.board import Head, Sheet, board, head
 from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.palette import BAND, DEEP_TONE, MUTED, OTHER_TONE
-from reports.read.load import Run
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _PANEL_IN = 1.85
@@ -101,7 +100,7 @@ def draw(data: Data, sheet: Sheet) -> Figure:
             axes.sharey(first)
         first = first or axes
         _draw_curve(axes, curve, leftmost=number % columns == 0)
-        axes.set_title(measure.shorten(curve.name, width, 9.5, bold=True))
+        axes.set_title(text_size.shorten(curve.name, width, 9.5, bold=True))
     return drawing.figure
 
 

@@ -15,8 +15,8 @@ from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import PUBLISHED
 from reports.read import published, readings
-from reports.read.load import Run
-from reports.summary.summary import Row, Summary
+from reports.read.run import Run
+from reports.summary.summary import ConfigurationRow, Summary
 
 PREDICTED = "predicted_peak_vram_bytes"
 
@@ -90,7 +90,7 @@ def _off(predicted: float, measured: int | None) -> str:
     return f", {percent:+} %" if percent else ", 0 %"
 
 
-def _mark(row: Row, predicted: float | None, like: published.Training | None) -> Mark:
+def _mark(row: ConfigurationRow, predicted: float | None, like: published.Training | None) -> Mark:
     measured = row.peak_vram_bytes
     told = text.gigabytes(measured) if measured is not None else "did not fit, or did not run"
     if predicted is not None:
@@ -107,7 +107,7 @@ def _mark(row: Row, predicted: float | None, like: published.Training | None) ->
     )
 
 
-def _title(drawn: list[Row], capacity: int | None, predicted: dict[str, float]) -> str:
+def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[str, float]) -> str:
     largest = max((row for row in drawn if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
     share = f", {text.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from reports import text
-from reports.comparison.compare import RESOLUTION, Comparison
-from reports.comparison.compare import Row as Compared
+from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
 from reports.figures.drawing import marks, rows
 from reports.figures.drawing.board import Head, Sheet, board, head
 from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
-from reports.read.load import Run
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _MOST_ROWS = 20
@@ -63,14 +62,14 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
     )
 
 
-def _name(row: Compared, *, several: bool) -> str:
+def _name(row: ComparedRow, *, several: bool) -> str:
     run = f", {row.run_id}" if several else ""
     if row.metric == "samples_per_sec":
         return f"{row.configuration}{run}"
     return f"{row.configuration}: {row.metric.replace('_', ' ')}{f', {row.context}' if row.context else ''}{run}"
 
 
-def _mark(row: Compared) -> Mark:
+def _mark(row: ComparedRow) -> Mark:
     value = row.speed_ratio or 1.0
     spread = text.span(row.low, row.high, 3)
     return Mark(
@@ -83,7 +82,7 @@ def _mark(row: Compared) -> Mark:
     )
 
 
-def _title(comparison: Comparison, shown: list[Compared]) -> str:
+def _title(comparison: Comparison, shown: list[ComparedRow]) -> str:
     before, *after = comparison.run_ids
     counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
     told = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]

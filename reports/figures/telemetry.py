@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
 from reports import text
-from reports.figures.drawing import marks
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import marks, text_size
 from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board, head
 from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
 from reports.read import telemetry
-from reports.read.load import Run
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 TARGET_PERCENT = 80.0
@@ -237,7 +236,7 @@ def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None
     """Phases' names over the first lane; one that is too short for its name has none."""
     for name, start, to in data.phases:
         room = (to - start) / max(seconds, 1e-9) * width_in
-        if measure.width_in(name, 8.0) < room:
+        if text_size.width_in(name, 8.0) < room:
             axes.annotate(
                 name,
                 ((start + to) / 2, 1.0),

@@ -12,13 +12,12 @@ from matplotlib.transforms import ScaledTranslation
 
 from bench.records.result import End
 from reports import text
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import marks, rows, text_size
 from reports.figures.drawing.board import Head, Sheet, board, head, names_width_in, rows_height_in
 from reports.figures.drawing.chart import Chart
 from reports.figures.drawing.palette import BAND, INK, MARKERS, MUTED, PAPER
-from reports.read.load import Run
-from reports.summary.summary import Row, Summary
+from reports.read.run import Run
+from reports.summary.summary import ConfigurationRow, Summary
 
 _ROW_IN = 0.66
 _LEGEND_IN = 0.3
@@ -32,7 +31,7 @@ class Data:
     """Rows, and their steps: configuration, worker, off_percent of the configuration's step time; thinned evenly."""
 
     over: Head
-    rows: tuple[Row, ...]
+    rows: tuple[ConfigurationRow, ...]
     steps: pd.DataFrame
 
 
@@ -60,7 +59,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     )
 
 
-def _title(drawn: tuple[Row, ...]) -> str:
+def _title(drawn: tuple[ConfigurationRow, ...]) -> str:
     shares = [row.measured.padding_percent for row in drawn if row.measured is not None]
     low, high = text.number(min(shares), 0), text.number(max(shares), 0)
     spent = f"{low} %" if low == high else f"{low} to {high} %"
@@ -161,7 +160,7 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
             markersize=4.2,
             markerfacecolor=PAPER,
             markeredgecolor=INK,
-            label=measure.shorten(worker, 1.3 if sheet.narrow else 0.95, 8.0),
+            label=text_size.shorten(worker, 1.3 if sheet.narrow else 0.95, 8.0),
         )
         for number, worker in enumerate(workers)
     ]
@@ -178,7 +177,7 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
     )
 
 
-def _tokens(axes: Any, drawn: tuple[Row, ...], sheet: Sheet) -> None:
+def _tokens(axes: Any, drawn: tuple[ConfigurationRow, ...], sheet: Sheet) -> None:
     longest = 0.0
     for y, row in enumerate(drawn):
         if row.measured is None:

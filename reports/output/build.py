@@ -18,14 +18,13 @@ from reports.comparison.compare import CompareError, Comparison, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Absent, Chart, Picture
 from reports.figures.studio import DrawError, Job, Studio
-from reports.output import csv_frames as frames
-from reports.output import html, markdown, tables
-from reports.read import measurements
-from reports.read.load import Missing, Rejected, ReportError, Run, load
+from reports.output import csv_frames, html, markdown, tables
+from reports.read.load import load
+from reports.read.run import Missing, Rejected, ReportError, Run
 from reports.summary import sentences
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
-from reports.summary.summary import Other, Row, Summary
+from reports.summary.summary import ConfigurationRow, Other, Summary
 
 FIGURES_FOLDER = "figures"
 INDEX_FILE = "index.html"
@@ -43,7 +42,7 @@ class ReportSummary:
     baseline: str
     profile_note: str | None
     cautions: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ConfigurationRow, ...]
     others: tuple[Other, ...]
     counts: dict[End, int]
     planned: int
@@ -79,10 +78,10 @@ def build(
     contents = figures | {
         "summary.json": tables.summary_json(summary, run),
         "summary.csv": tables.summary_csv(summary),
-        "trials.csv": frames.to_csv(run.trials),
-        "steps.csv": frames.to_csv(run.steps),
-        "costs.csv": frames.to_csv(frames.costs(summary)),
-        "measurements.csv": measurements.to_csv(run.measurements),
+        "trials.csv": csv_frames.to_csv(run.trials),
+        "steps.csv": csv_frames.to_csv(run.steps),
+        "costs.csv": csv_frames.to_csv(csv_frames.costs(summary)),
+        "measurements.csv": csv_frames.to_csv(run.measurements),
         "report.md": markdown.render(summary, pictures, absent).encode(),
         INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
     }

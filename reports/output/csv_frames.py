@@ -1,7 +1,7 @@
 """Any number of runs as frames, and a run's frames as CSV beside the JSON.
 
 `together` puts the frames of several runs under each other, with `run_id` as the first column; the other columns and
-their units are those of `reports.read.load` and `reports.read.measurements`. Nothing is averaged over runs. The frame
+their units are those of `reports.read.run` and `reports.read.measurements`. Nothing is averaged over runs. The frame
 `files` lists what each run could not use or does not have: run_id, what ("rejected" or "missing"), name (a file, or a
 trial's id) and reason.
 
@@ -18,7 +18,8 @@ from pathlib import Path
 import pandas as pd
 
 from reports import text
-from reports.read.load import ReportError, Run, load
+from reports.read.load import load
+from reports.read.run import ReportError, Run
 from reports.summary.summary import Summary
 
 _COST_COLUMNS = (
@@ -88,9 +89,11 @@ def together(runs: Sequence[Run]) -> Together:
 
 def to_csv(frame: pd.DataFrame) -> bytes:
     """A frame as UTF-8 CSV. Missing is empty, and no text can be taken for a formula."""
-    safe = frame.copy(deep=False)
+    safe = frame.rename(columns=text.spreadsheet)
     for name in safe.columns:
-        if not pd.api.types.is_numeric_dtype(safe[name]):
+        if pd.api.types.is_object_dtype(safe[name]):  # of contexts: True beside 1, words beside numbers
+            safe[name] = safe[name].map(text.spreadsheet)
+        elif not pd.api.types.is_numeric_dtype(safe[name]):
             # Names repeat on thousands of rows: each is looked at once.
             safe[name] = safe[name].map({value: text.spreadsheet(value) for value in safe[name].unique()})
     return safe.to_csv(index=False, lineterminator="\n").encode()

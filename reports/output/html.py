@@ -20,9 +20,9 @@ from markupsafe import Markup, escape
 from reports import text
 from reports.figures.drawing.chart import Absent, Picture
 from reports.output import method
-from reports.read.load import Run
+from reports.read.run import Run
 from reports.summary import highlights, sentences
-from reports.summary.summary import Row, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the page's long tables, so that it stays a page; summary.json has all of them.
@@ -75,7 +75,6 @@ def render(
         "fixed": text.number,
         "some": text.some,
         "memory": _memory,
-        "memory_bytes": _used,
         "ends": _ends,
     }
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
@@ -107,11 +106,11 @@ def render(
     )
 
 
-def _shown(summary: Summary) -> tuple[Row, ...]:
+def _shown(summary: Summary) -> tuple[ConfigurationRow, ...]:
     """The configurations of the page's table, in the plan's order: all, or the baseline and the best."""
     if len(summary.rows) <= MOST_ROWS:
         return summary.rows
-    best = sorted(summary.rows, key=lambda row: (not row.is_baseline, -highlights.useful_rate(row)))[:MOST_ROWS]
+    best = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MOST_ROWS]
     labels = {row.label for row in best}
     return tuple(row for row in summary.rows if row.label in labels)
 
@@ -143,10 +142,6 @@ def _labelled(svg: str, shape: str, picture: Picture) -> Markup:
     return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it
 
 
-def _used(row: Row) -> int | None:
-    return row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
-
-
 def _sort_key(value: object) -> float | str | None:
     """A number to sort by, empty for unknown; None for words, which sort as they are."""
     if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
@@ -154,12 +149,11 @@ def _sort_key(value: object) -> float | str | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _memory(row: Row) -> str:
-    used = _used(row)
-    return text.number(None if used is None else used / 1e9)
+def _memory(row: ConfigurationRow) -> str:
+    return text.number(None if row.peak_bytes is None else row.peak_bytes / 1e9)
 
 
-def _ends(row: Row) -> str:
+def _ends(row: ConfigurationRow) -> str:
     told = [f"{amount} {end.value}" for end, amount in row.ends.items()]
     return ", ".join([*told, f"{row.missing} missing"] if row.missing else told)
 

@@ -8,7 +8,7 @@ from reports import text
 from reports.figures.drawing.chart import Absent, Picture
 from reports.output import method
 from reports.summary import highlights, sentences
-from reports.summary.summary import Row, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 _md = text.markdown
 
@@ -65,11 +65,10 @@ def _absent(one: Absent) -> str:
     return f"{_md(one.needs)}: `{one.command}`" if one.command else f"{_md(one.needs)}."
 
 
-def _configuration(row: Row, priced: bool) -> tuple[str, ...]:
+def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
     measured = row.measured
     if measured is None:
         return (row.label, "0", "0", "no trial succeeded", *[""] * (9 if priced else 8))
-    used = row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
     cells = [
         row.label,
         str(measured.n_workers),
@@ -81,7 +80,7 @@ def _configuration(row: Row, priced: bool) -> tuple[str, ...]:
         text.estimate(measured.useful_tokens_per_sec),
         "1" if row.is_baseline else _ratio(row, "useful_tokens_ratio"),
         text.number(measured.padding_percent, 0),
-        text.gigabytes(used),
+        text.gigabytes(row.peak_bytes),
         f"{text.number(row.first_loss, 2)} to {text.number(row.last_loss, 2)}",
     ]
     if priced:
@@ -95,7 +94,7 @@ def _configuration(row: Row, priced: bool) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _ratio(row: Row, name: str) -> str:
+def _ratio(row: ConfigurationRow, name: str) -> str:
     of = getattr(row, name)
     return "" if of is None else " ".join(filter(None, (text.ratio(of), of.verdict)))
 

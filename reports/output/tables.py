@@ -13,10 +13,10 @@ import pandas as pd
 from bench.records.result import End
 from reports import text
 from reports.read import measurements
-from reports.read.load import Run
-from reports.statistics import configurations as stats
+from reports.read.run import Run
+from reports.statistics.values import Estimate, Measured, Ratio
 from reports.summary import cost, sentences
-from reports.summary.summary import Other, Row, Summary
+from reports.summary.summary import ConfigurationRow, Other, Summary
 
 SUMMARY_SCHEMA_VERSION = 2
 ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
@@ -110,7 +110,7 @@ def summary_csv(summary: Summary) -> bytes:
     return buffer.getvalue().encode()
 
 
-def _configuration(row: Row) -> dict[str, Any]:
+def _configuration(row: ConfigurationRow) -> dict[str, Any]:
     measured = row.measured
     return {
         "configuration": row.label,
@@ -173,7 +173,7 @@ def _measurements(run: Run) -> dict[str, list[dict[str, Any]]]:
     return sections
 
 
-def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
+def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     document = _configuration(row)
     line: dict[str, object] = {"run_id": summary.record.run_id, "profile": summary.record.profile}
     for name, value in document.items():
@@ -203,11 +203,11 @@ def _csv_line(row: Row, summary: Summary) -> dict[str, object]:
     return line
 
 
-def _estimate(of: stats.Estimate) -> dict[str, Any]:
+def _estimate(of: Estimate) -> dict[str, Any]:
     return {"value": of.value, "low": of.low, "high": of.high, "n": of.n, "over": of.over}
 
 
-def _noise(of: stats.Measured | None) -> dict[str, float | None] | None:
+def _noise(of: Measured | None) -> dict[str, float | None] | None:
     if of is None:
         return None
     found = of.noise
@@ -268,7 +268,7 @@ def _billed(of: cost.Billed | None) -> dict[str, Any] | None:
     }
 
 
-def _ratio(of: stats.Ratio | None) -> dict[str, Any] | None:
+def _ratio(of: Ratio | None) -> dict[str, Any] | None:
     return (
         None
         if of is None

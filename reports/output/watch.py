@@ -20,7 +20,7 @@ from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from reports.output.build import INDEX_FILE, ReportSummary
 from reports.output.html import without_refresh
-from reports.read.load import ReportError
+from reports.read.run import ReportError
 
 EVERY_SEC = 5
 # Beyond the longest trial's own deadline: starting it, bringing its result, and a slow machine.

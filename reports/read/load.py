@@ -2,101 +2,23 @@
 
 Nothing is dropped silently. A planned trial is in exactly one place: among the results, or among the missing. A file
 that may not be averaged in (damaged, foreign, not in the plan) is among the rejected.
-
-Frame `trials`, one row per accepted result:
-
-| column | meaning |
-|---|---|
-| trial_id, configuration, kind, worker | which trial, the configuration's label, what it measures, and where it ran |
-| status, reason, attempt, written_by, started_at | its end, in `bench.records.result.TrialResult`'s words |
-| wall_time_sec, load_time_sec | seconds |
-| n_steps, n_measurements | measured steps and other measurements the record holds |
-| step_time_sec | median over its measured steps, seconds |
-| samples_per_sec, tokens_per_sec, useful_tokens_per_sec | per worker |
-| padding_percent | share of token positions spent on padding |
-| first_loss, last_loss | of the measured steps |
-| peak_vram_bytes, peak_rss_bytes | bytes; VRAM missing where there is no GPU |
-
-Frame `steps`, one row per optimizer step of an accepted result: trial_id, configuration, worker, status, phase
-("warmup" or "measure"), step (from 1, counted over both phases), step_time_sec (seconds), loss, samples, tokens,
-useful_tokens (per step and worker).
-
-Frame `measurements`, one row per measurement of an accepted result: see `reports.read.measurements`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from bench.records.layout import LEDGER_FILE, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
-from bench.records.result import End, Steps, TrialResult
+from bench.records.result import End, Measurement, Steps, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
+from reports import text
 from reports.read import fingerprint, measurements, starts
-
-KINDS_WITH_STEPS = ("training", "distributed")
-
-
-class ReportError(ValueError):
-    """No report can be made at all; the message names the file or folder and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejected:
-    """A file that was not averaged in, relative to the run's folder, and why."""
-
-    file: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Missing:
-    """A planned trial without a usable result. `worker` is None where any worker could have taken it."""
-
-    trial_id: str
-    configuration: str
-    worker: str | None
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """One thing that was measured, by one or more planned trials. `label` is unique within its run."""
-
-    label: str
-    planned: tuple[PlannedTrial, ...]
-
-    @property
-    def kind(self) -> str:
-        return self.planned[0].trial.kind
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run's folder as read. `configurations` keep the plan's order; `results` too. `started` is the ledger's word."""
-
-    folder: Path
-    record: RunRecord
-    configurations: tuple[Configuration, ...]
-    results: tuple[TrialResult, ...]
-    label_of: dict[str, str]
-    trials: pd.DataFrame
-    measurements: pd.DataFrame
-    rejected: tuple[Rejected, ...]
-    missing: tuple[Missing, ...]
-    started: starts.Starts = field(default_factory=dict)
-
-    @functools.cached_property
-    def steps(self) -> pd.DataFrame:
-        """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
-        return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
+from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
 def load(folder: Path) -> Run:
@@ -122,7 +44,7 @@ def load(folder: Path) -> Run:
         configurations=configurations,
         results=tuple(results[trial_id] for trial_id in plans if trial_id in results),
         label_of=label_of,
-        trials=_trials_frame(results, label_of),
+        trials=trials_frame(results, label_of),
         measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
@@ -198,10 +120,10 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
     if plan.worker is not None and result.worker != plan.worker:
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
     for phase, steps in (("warmup", result.warmup), ("steps", result.steps)):
-        fault = _fault(steps)
+        fault = steps_fault(steps)
         if fault is not None:
             return f"{phase}: {fault}"
-    fault = measurements.fault(result.measurements)
+    fault = measurements_fault(result.measurements)
     if fault is not None:
         return fault
     if result.status is not End.SUCCEEDED:
@@ -212,7 +134,7 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
     return None if result.measurements else "says SUCCEEDED but holds no measurement"
 
 
-def _fault(steps: Steps) -> str | None:
+def steps_fault(steps: Steps) -> str | None:
     """What makes a record of steps impossible, or None."""
     lengths = {
         "step_time_sec": len(steps.step_time_sec),
@@ -236,6 +158,29 @@ def _fault(steps: Steps) -> str | None:
     return None
 
 
+def measurements_fault(taken: Iterable[Measurement]) -> str | None:
+    """What makes a record of measurements impossible, or None. NaN cannot come this far: JSON has no word for it."""
+    for number, one in enumerate(taken, start=1):
+        called = f"measurement {number}, {text.shorten(one.name, 60)!r},"
+        if not one.name.strip():
+            return f"measurement {number} has no name"
+        spread = one.interval
+        values = [one.value, *([] if spread is None else [spread.median, spread.low, spread.high])]
+        known = [value for value in [*values, one.share_percent] if value is not None]
+        if not all(map(math.isfinite, known)):
+            return f"{called} is not a finite number"
+        if one.name.endswith(measurements.NEVER_NEGATIVE) and min(known, default=0.0) < 0:
+            what = (
+                "a rate"
+                if measurements.is_rate(one.name)
+                else f"a value in {measurements.words_unit_scale(one.name)[1]}"
+            )
+            return f"{called} is {min(known):g}; {what} is not below 0"
+        if spread is not None and (spread.low > spread.high or spread.n < 1):
+            return f"{called} has the interval {spread.low:g} to {spread.high:g} over {spread.n} values"
+    return None
+
+
 def _missing(
     folder: Path,
     plans: dict[str, PlannedTrial],
@@ -256,108 +201,6 @@ def _missing(
             reason = "nothing was collected"
         missing.append(Missing(trial_id=trial_id, configuration=label_of[trial_id], worker=plan.worker, reason=reason))
     return missing
-
-
-_TRIAL_COLUMNS = {
-    "trial_id": "str",
-    "configuration": "str",
-    "kind": "str",
-    "worker": "str",
-    "status": "str",
-    "reason": "str",
-    "attempt": "int64",
-    "written_by": "str",
-    "started_at": "str",
-    "wall_time_sec": "float64",
-    "load_time_sec": "float64",
-    "n_steps": "int64",
-    "n_measurements": "int64",
-    "step_time_sec": "float64",
-    "samples_per_sec": "float64",
-    "tokens_per_sec": "float64",
-    "useful_tokens_per_sec": "float64",
-    "padding_percent": "float64",
-    "first_loss": "float64",
-    "last_loss": "float64",
-    "peak_vram_bytes": "Int64",
-    "peak_rss_bytes": "Int64",
-}
-_FROM_METRICS = (
-    "load_time_sec",
-    "samples_per_sec",
-    "tokens_per_sec",
-    "useful_tokens_per_sec",
-    "padding_percent",
-    "first_loss",
-    "last_loss",
-    "peak_vram_bytes",
-    "peak_rss_bytes",
-)
-
-
-def _trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
-    rows = []
-    for trial_id, label in label_of.items():
-        if (result := results.get(trial_id)) is None:
-            continue
-        row: dict[str, Any] = {
-            "trial_id": trial_id,
-            "configuration": label,
-            "kind": result.trial.kind,
-            "worker": result.worker,
-            "status": result.status.value,
-            "reason": result.reason,
-            "attempt": result.attempt,
-            "written_by": result.written_by,
-            "started_at": result.started_at,
-            "wall_time_sec": result.wall_time_sec,
-            "n_steps": len(result.steps.step_time_sec),
-            "n_measurements": len(result.measurements),
-        }
-        if (metrics := result.metrics) is not None:
-            row["step_time_sec"] = metrics.step_time_sec.median
-            row |= {name: getattr(metrics, name) for name in _FROM_METRICS}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=list(_TRIAL_COLUMNS)).astype(_TRIAL_COLUMNS)
-
-
-def _steps_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "trial_id",
-            "configuration",
-            "worker",
-            "status",
-            "phase",
-            "step",
-            "step_time_sec",
-            "loss",
-            "samples",
-            "tokens",
-            "useful_tokens",
-        )
-    }
-    for trial_id, label in label_of.items():
-        if (result := results.get(trial_id)) is None:
-            continue
-        done = len(result.warmup.step_time_sec)
-        for phase, steps, before in (("warmup", result.warmup, 0), ("measure", result.steps, done)):
-            count = len(steps.step_time_sec)
-            columns["trial_id"] += [trial_id] * count
-            columns["configuration"] += [label] * count
-            columns["worker"] += [result.worker] * count
-            columns["status"] += [result.status.value] * count
-            columns["phase"] += [phase] * count
-            columns["step"] += range(before + 1, before + count + 1)
-            for name in ("step_time_sec", "loss", "samples", "tokens", "useful_tokens"):
-                columns[name] += getattr(steps, name)
-    frame = pd.DataFrame(columns)
-    return frame.astype(
-        dict.fromkeys(("step", "tokens", "useful_tokens"), "int64")
-        | dict.fromkeys(("step_time_sec", "loss", "samples"), "float64")  # packed samples are fractions
-        | dict.fromkeys(("trial_id", "configuration", "worker", "status", "phase"), "str")
-    )
 
 
 def _first_difference(result: TrialResult, plan: PlannedTrial) -> str:

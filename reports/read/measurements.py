@@ -18,19 +18,15 @@ Frame `measurements`, one row per measurement of an accepted result:
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from bench.records.result import Measurement, TrialResult
-from reports import text
 
 TELEMETRY = "telemetry"
 # Of a scaled-down model, or of processes that share too few cores, the share of a peak says nothing; people quote it.
@@ -70,7 +66,7 @@ UNITS: tuple[tuple[str, str, float], ...] = (
     ("_celsius", "\N{DEGREE SIGN}C", 1.0),
 )
 RATES = ("_per_sec", "_tflops")
-_NEVER_NEGATIVE = (*RATES, "_sec", "_watts", "_mhz")  # differences of memory and of shares may be
+NEVER_NEGATIVE = (*RATES, "_sec", "_watts", "_mhz")  # differences of memory and of shares may be
 
 
 def is_rate(name: str) -> bool:
@@ -84,25 +80,6 @@ def words_unit_scale(name: str) -> tuple[str, str, float]:
         if name.endswith(ending) and name != ending:
             return name.removesuffix(ending).replace("_", " ").strip() or name, unit, scale
     return name.replace("_", " "), "", 1.0
-
-
-def fault(measurements: Iterable[Measurement]) -> str | None:
-    """What makes a record of measurements impossible, or None. NaN cannot come this far: JSON has no word for it."""
-    for number, one in enumerate(measurements, start=1):
-        called = f"measurement {number}, {text.shorten(one.name, 60)!r},"
-        if not one.name.strip():
-            return f"measurement {number} has no name"
-        spread = one.interval
-        values = [one.value, *([] if spread is None else [spread.median, spread.low, spread.high])]
-        known = [value for value in [*values, one.share_percent] if value is not None]
-        if not all(map(math.isfinite, known)):
-            return f"{called} is not a finite number"
-        if one.name.endswith(_NEVER_NEGATIVE) and min(known, default=0.0) < 0:
-            what = "a rate" if is_rate(one.name) else f"a value in {words_unit_scale(one.name)[1]}"
-            return f"{called} is {min(known):g}; {what} is not below 0"
-        if spread is not None and (spread.low > spread.high or spread.n < 1):
-            return f"{called} has the interval {spread.low:g} to {spread.high:g} over {spread.n} values"
-    return None
 
 
 def without_misleading(result: TrialResult, why: str) -> TrialResult:
@@ -134,21 +111,6 @@ def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd
     keys = [f"context.{key}" for key, _ in uses.most_common(MOST_CONTEXT_COLUMNS)]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *keys])
     return table.astype(COLUMNS | dict.fromkeys(keys, "object"))
-
-
-def to_csv(table: pd.DataFrame) -> bytes:
-    """The frame as UTF-8 CSV. Unknown is empty, and no cell can be taken for a formula."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([text.spreadsheet(str(name)) for name in table.columns])
-    for row in table.itertuples(index=False, name=None):
-        writer.writerow([None if is_unknown(value) else text.spreadsheet(value) for value in row])
-    return buffer.getvalue().encode()
-
-
-def is_unknown(value: object) -> bool:
-    """None, pandas' NA, or NaN."""
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 def as_json(context: Mapping[str, Any]) -> str:

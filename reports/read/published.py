@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from reports.read.load import Run
+from reports.read.run import Run
 
 _FILE = Path(__file__).parents[1] / "published.yaml"
 # What every published training has in common; a row that differs in one of these measured something else.

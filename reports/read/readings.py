@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.records.result import End
 from reports import text
-from reports.read.load import Run
+from reports.read.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

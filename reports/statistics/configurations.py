@@ -23,86 +23,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from reports.statistics import student
-from reports.statistics.processes import CONFIDENCE, Process, ProcessSteps, describe
+from reports.statistics.processes import CONFIDENCE, ProcessSteps, describe, half_width
+from reports.statistics.values import Estimate, Measured, Noise, Over, Process, Ratio
 
-Over = Literal["workers", "processes", "steps"]
 RATES = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
 QUANTITIES = ("step_time_sec", *RATES)
 # A ratio of single processes gets its word only beyond this: processes of one configuration were seen 0.7 % apart.
 SINGLE_PROCESS_MARGIN = 0.02
 OUTLIERS_TO_FLAG = 0.1  # of the steps; fewer do not move a median
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A value with its 95 % interval over `n` steps. `low`, `high` and `over` are None where one step allows none.
-
-    `over` is what the interval is of: the next worker's mean ("workers"), the next process on this worker
-    ("processes"), or only this one process measured longer ("steps").
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    over: Over | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """How much equal things differ, each a standard deviation in percent; None where one alone cannot tell.
-
-    `steps_percent` is within a process, without outliers; `processes_percent` between processes on one worker;
-    `workers_percent` between workers, whatever their processes add included.
-    """
-
-    steps_percent: float
-    processes_percent: float | None
-    workers_percent: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One configuration over all its processes. Rates are per worker and per second.
-
-    `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
-    maps worker to its step time in seconds. `flags` are what makes the numbers doubtful, a sentence each.
-    """
-
-    n_workers: int
-    n_processes: int
-    n_steps: int
-    step_time_sec: Estimate
-    samples_per_sec: Estimate
-    tokens_per_sec: Estimate
-    useful_tokens_per_sec: Estimate
-    padding_percent: float
-    worker_spread: float | None
-    worker_medians: dict[str, float]
-    noise: Noise
-    outliers: int
-    flags: tuple[str, ...]
-    processes: tuple[Process, ...] = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """How many times the baseline's rate a configuration reaches. `verdict` is None unless the interval excludes 1.
-
-    Where the interval is over steps alone, the verdict also wants it to be SINGLE_PROCESS_MARGIN away from 1.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    verdict: str | None
-    over: Over | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +77,8 @@ def combine(processes: Sequence[Process]) -> Measured:
         raise ValueError("a configuration needs at least one process's steps")
     ordered = sorted(processes, key=lambda one: (one.worker, one.process))
     n_steps = sum(one.n_steps for one in ordered)
-    found = {name: _estimate(mean_of_logs(taken), n_steps) for name, taken in _samples_of_all(ordered).items()}
+    half = half_width(ordered[0]) if len(ordered) == 1 else None
+    found = {name: _estimate(mean_of_logs(samples(ordered, name, half)), n_steps) for name in QUANTITIES}
     medians = {worker: math.exp(value) for worker, value in _by_worker(samples(ordered, "step_time_sec")).items()}
     return Measured(
         n_workers=len(medians),
@@ -161,13 +94,14 @@ def combine(processes: Sequence[Process]) -> Measured:
         noise=noise(ordered),
         outliers=sum(one.outliers for one in ordered),
         flags=tuple(_flags(ordered)),
+        half_width=half,
         processes=tuple(ordered),
     )
 
 
 def ratio(of: Measured, to: Measured, rate: str) -> Ratio:
     """`of` over `to` in one of RATES. The verdict is about speed: "faster" or "slower", None where it is not shown."""
-    mean = difference(samples(of.processes, rate), samples(to.processes, rate))
+    mean = difference(samples(of.processes, rate, of.half_width), samples(to.processes, rate, to.half_width))
     n = min(of.n_steps, to.n_steps)
     value = getattr(of, rate).value / getattr(to, rate).value
     if mean.half is None:
@@ -178,12 +112,11 @@ def ratio(of: Measured, to: Measured, rate: str) -> Ratio:
     return Ratio(value=value, low=low, high=high, n=n, verdict=verdict, over=mean.over)
 
 
-def samples(processes: Sequence[Process], name: str, *, with_half: bool = True) -> list[Sample]:
+def samples(processes: Sequence[Process], name: str, half: float | None = None) -> list[Sample]:
     """One of QUANTITIES of every process. Amounts are counted, not sampled, so a rate is as sure as its time.
 
-    `with_half` False leaves out the interval over a single process's steps, which takes a bootstrap.
+    `half` is half the interval over a single process's steps.
     """
-    half = processes[0].half_width if with_half and len(processes) == 1 else None
     return [
         Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.standard_error, half=half)
         for one in processes
@@ -230,17 +163,6 @@ def noise(processes: Sequence[Process]) -> Noise:
         processes_percent=100.0 * math.expm1(math.sqrt(within / freedom)) if freedom else None,
         workers_percent=100.0 * math.expm1(_deviation(means)) if len(means) > 1 else None,
     )
-
-
-def _samples_of_all(processes: Sequence[Process]) -> dict[str, list[Sample]]:
-    """QUANTITIES to samples; what a single process's steps say is drawn once for all four."""
-    times = samples(processes, "step_time_sec")
-    return {
-        name: [
-            replace(one, log=math.log(getattr(process, name))) for one, process in zip(times, processes, strict=True)
-        ]
-        for name in QUANTITIES
-    }
 
 
 def _by_worker(taken: Iterable[Sample]) -> dict[str, float]:

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.records.result import TrialResult
 from reports.statistics import student
+from reports.statistics.values import Process
 
 Floats = NDArray[np.float64]
 
@@ -51,6 +53,12 @@ class ProcessSteps:
     tokens: Floats
     useful_tokens: Floats
 
+    @classmethod
+    def of(cls, result: TrialResult) -> ProcessSteps:
+        """The measured steps of an accepted result."""
+        arrays = {name: np.array(getattr(result.steps, name), dtype=np.float64) for name in ("step_time_sec", *AMOUNTS)}
+        return cls(process=result.trial_id, worker=result.worker or "unknown", **arrays)
+
     def __post_init__(self) -> None:
         shapes = {self.step_time_sec.shape, *(getattr(self, amount).shape for amount in AMOUNTS)}
         if len(shapes) != 1 or self.step_time_sec.ndim != 1 or not self.step_time_sec.size:
@@ -59,52 +67,6 @@ class ProcessSteps:
             raise ValueError(f"process {self.process}: step times must be finite and above 0 s")
         if not all(getattr(self, amount).sum() > 0 for amount in AMOUNTS):
             raise ValueError(f"process {self.process}: its steps hold no sample or no useful token")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """One process, described. Rates are the mean amount per step over the median step time.
-
-    `steps` are the step times in seconds. `noise_percent` is a step's standard deviation without its outliers, and
-    `standard_error` that of the logarithm of `step_time_sec`, autocorrelation respected. `effective_steps` is how many
-    independent steps these are worth. `drift_percent` is how much slower the last step is than the first along a
-    straight line, None below DRIFT_LEAST_STEPS steps; `drifts` says that this is more than noise.
-    """
-
-    process: str
-    worker: str
-    steps: Floats
-    step_time_sec: float
-    samples_per_sec: float
-    tokens_per_sec: float
-    useful_tokens_per_sec: float
-    noise_percent: float
-    standard_error: float
-    autocorrelation: float
-    effective_steps: float
-    outliers: int
-    drift_percent: float | None
-    drifts: bool
-
-    @property
-    def n_steps(self) -> int:
-        return len(self.steps)
-
-    @functools.cached_property
-    def half_width(self) -> float | None:
-        """Half the 95 % interval of the logarithm of the median step time, over the steps; None over a single one.
-
-        The standard error is a block bootstrap's or the plain bootstrap's stretched by the autocorrelation, whichever
-        is larger: blocks alone held the true value in 77 to 91 % of simulated runs (20 to 100 steps, autocorrelation
-        0.3 to 0.6). Student's t over the effective number of steps makes up for how few they are.
-        """
-        if self.n_steps < 2:
-            return None
-        steps, block = np.log(self.steps), _block(self.autocorrelation, self.n_steps)
-        error = math.sqrt(self.n_steps / self.effective_steps) * _bootstrap_se(steps, 1)
-        if block > 1:
-            error = max(error, _bootstrap_se(steps, block))
-        return error * student.quantile(CONFIDENCE, round(max(self.effective_steps - 1.0, 1.0), 1))
 
 
 def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
@@ -136,6 +98,22 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 drifts=bool(columns["drifts"][row]),
             )
     return [described[place] for place in range(len(processes))]
+
+
+def half_width(of: Process) -> float | None:
+    """Half the 95 % interval of the logarithm of the median step time, over the steps; None over a single one.
+
+    The standard error is a block bootstrap's or the plain bootstrap's stretched by the autocorrelation, whichever is
+    larger: blocks alone held the true value in 77 to 91 % of simulated runs (20 to 100 steps, autocorrelation 0.3 to
+    0.6). Student's t over the effective number of steps makes up for how few they are.
+    """
+    if of.n_steps < 2:
+        return None
+    steps, block = np.log(of.steps), _block(of.autocorrelation, of.n_steps)
+    error = math.sqrt(of.n_steps / of.effective_steps) * _bootstrap_se(steps, 1)
+    if block > 1:
+        error = max(error, _bootstrap_se(steps, block))
+    return error * student.quantile(CONFIDENCE, round(max(of.effective_steps - 1.0, 1.0), 1))
 
 
 def _columns(steps: Floats, length: int) -> dict[str, Floats]:

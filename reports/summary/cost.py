@@ -15,7 +15,7 @@ from datetime import date, datetime
 
 from bench.records.result import TrialResult
 from reports.read.starts import Starts
-from reports.statistics.configurations import Estimate
+from reports.statistics.values import Estimate
 
 SAMPLES = 1000
 FINE_TUNING_SAMPLES = 10_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from reports import text
 from reports.summary import pivot
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
-from reports.summary.summary import Row, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,9 @@ class BilledTime:
     parts: tuple[tuple[str, str], ...]
 
 
-def best(summary: Summary) -> Row | None:
+def best(summary: Summary) -> ConfigurationRow | None:
     """The configuration with the most useful tokens per second, None where nothing was measured."""
-    return max(summary.measured_rows, key=useful_rate, default=None)
-
-
-def useful_rate(row: Row) -> float:
-    """Useful tokens per second; 0 where nothing was measured."""
-    return row.measured.useful_tokens_per_sec.value if row.measured is not None else 0.0
+    return max(summary.measured_rows, key=lambda row: row.useful_rate, default=None)
 
 
 def recommended(summary: Summary) -> str | None:
@@ -92,9 +87,8 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
             under = f"in {duration(tuning.training_sec.value)} on {text.count(tuning.gpus, 'GPU')}"
             found.append(Tile(name="10,000 samples", value=_dollars(tuning.usd), under=under))
     else:
-        used = row.peak_vram_bytes if row.peak_vram_bytes is not None else row.peak_rss_bytes
         where = "GPU" if row.peak_vram_bytes is not None else "process"
-        found.append(Tile(name=f"Peak {where} memory", value=text.gigabytes(used)))
+        found.append(Tile(name=f"Peak {where} memory", value=text.gigabytes(row.peak_bytes)))
     return tuple(found)
 
 

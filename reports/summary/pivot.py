@@ -15,13 +15,13 @@ from typing import Any
 
 from bench.records.result import End, Measurement, TrialResult
 from reports import text
-from reports.read import measurements as m
+from reports.read import measurements
 
 MOST_ROWS = 200  # on the page; measurements.csv has all of them
 _MOST_SPREAD = 6
 _MOST_LISTED = 5  # configurations side by side; more are rows
 CONFIGURATION = "configuration"
-SECTIONS = ("hardware", "loading", "inference", "distributed", "training", m.TELEMETRY)
+SECTIONS = ("hardware", "loading", "inference", "distributed", "training", measurements.TELEMETRY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple
             context = {key: _told(key, value) for key, value in one.context.items()}
             own = frozenset(key for key in context if hasattr(result.trial, key))
             taken = _Taken(label=label, worker=result.worker, one=one, context=context, own=own)
-            sections.setdefault(m.section_of(result.trial.kind, one), []).append(taken)
+            sections.setdefault(measurements.section_of(result.trial.kind, one), []).append(taken)
     ordered = sorted(sections.items(), key=lambda item: SECTIONS.index(item[0]))
     return tuple(table for section, taken in ordered for table in _section(section, taken))
 
@@ -140,7 +140,7 @@ def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozen
             extra = {key: value for one in mine for key, value in one.context.items() if key not in {*shared, *one.own}}
             on = tuple(_pair(key, value) for key, value in extra.items())
             cells.append(_cell(mine, on) if mine else None)
-        words, unit, _ = m.words_unit_scale(name)
+        words, unit, _ = measurements.words_unit_scale(name)
         told = ", ".join(_pair(key, value) for key, value in shared.items() if key not in {*everywhere, *found[0].own})
         lines.append(Line(keys=(", ".join(filter(None, (words, unit))), told), cells=tuple(cells)))
     return Table(
@@ -193,7 +193,7 @@ def _table(section: str, taken: list[_Taken]) -> Table:
 
 
 def _column(name: str, key: str, value: str) -> Column:
-    words, unit, _ = m.words_unit_scale(name)
+    words, unit, _ = measurements.words_unit_scale(name)
     return Column(title=f"{words}, {_pair(key, value)}" if key else words, unit=unit)
 
 
@@ -202,7 +202,7 @@ def _cell(taken: Sequence[_Taken], more: tuple[str, ...] = ()) -> Cell:
     notes = tuple(dict.fromkeys(one.one.note for one in taken if one.one.note))
     if not known:
         return Cell(value="none", under=(*notes, *more))
-    scale = m.words_unit_scale(known[0].one.name)[2]
+    scale = measurements.words_unit_scale(known[0].one.name)[2]
     values = [one.one.value / scale for one in known if one.one.value is not None]
     middle = statistics.median(values)
     is_count = all(value.is_integer() for value in values) and known[0].one.interval is None
@@ -237,7 +237,7 @@ def _told(key: str, value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return text.number(value)
-    return str(m.plain(value))
+    return str(measurements.plain(value))
 
 
 def _words(key: str) -> str:

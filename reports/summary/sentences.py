@@ -9,19 +9,20 @@ from bench.records.run import RunRecord
 from reports import text
 from reports.read import measurements
 from reports.read.fingerprint import CPU, Hosts
-from reports.read.load import Run
-from reports.statistics import configurations as stats
-from reports.statistics.configurations import Measured
-from reports.summary import highlights
+from reports.read.run import Run
+from reports.statistics import configurations
+from reports.statistics.values import Measured
 from reports.summary.cost import Price
-from reports.summary.summary import Other, Row, Summary
+from reports.summary.summary import ConfigurationRow, Other, Summary
 
 # Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
 NOTABLE_SPREAD = 1.10
 _MOST_TIED = 8  # how many of the next fastest are compared with the fastest
 
 
-def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run: Run, hosts: Hosts) -> str:
+def finding(
+    rows: tuple[ConfigurationRow, ...], others: tuple[Other, ...], baseline: str, run: Run, hosts: Hosts
+) -> str:
     """The one sentence a reader takes away: the fastest configuration against the baseline, or why there is none.
 
     Without training configurations: what was measured instead.
@@ -35,9 +36,9 @@ def finding(rows: tuple[Row, ...], others: tuple[Other, ...], baseline: str, run
         return taken or f"No trial of this run succeeded ({_ends((*rows, *others))}): there is nothing to compare."
     compared = [row for row in measured if row.samples_ratio is not None]
     if not compared:
-        best = max(measured, key=_speed)
+        best = max(measured, key=lambda row: row.samples_rate)
         return f"{best.label} processed {_absolute(best.measured)} {_setting(best.measured, record, hosts)}."
-    best = max(compared, key=_speed)
+    best = max(compared, key=lambda row: row.samples_rate)
     ratio, where = best.samples_ratio, _setting(best.measured, record, hosts)
     if ratio is not None and ratio.verdict == "faster":
         return f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}."
@@ -64,7 +65,7 @@ def recommendation(summary: Summary) -> str:
     measured = [row for row in summary.rows if row.measured is not None]
     if not measured:
         return summary.finding
-    fastest = sorted(measured, key=highlights.useful_rate, reverse=True)[: 1 + _MOST_TIED]
+    fastest = sorted(measured, key=lambda row: row.useful_rate, reverse=True)[: 1 + _MOST_TIED]
     best = fastest[0]
     where = _setting(best.measured, summary.record, summary.hosts)
     ratio = best.useful_tokens_ratio
@@ -83,19 +84,19 @@ def recommendation(summary: Summary) -> str:
         if not row.is_baseline
         and row.measured is not None
         and best.measured is not None
-        and stats.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
+        and configurations.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
     ]
     also = f"; {text.some(tied, 3)} could not be told from it" if tied else ""
     dollars = f" at ${text.number(best.cost.usd_per_1000_samples)} per 1,000 samples" if best.cost is not None else ""
     return f"Train with {best.label}: {gain}{dollars} {where}{also}."
 
 
-def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
+def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | None:
     """What the finding alone would hide: shorter samples are cheaper, so useful tokens say whether work was saved."""
     others = [row for row in rows if row.samples_ratio is not None and row.useful_tokens_ratio is not None]
     if not others:
         return None
-    best = max(others, key=_speed)
+    best = max(others, key=lambda row: row.samples_rate)
     base = next(row for row in rows if row.label == baseline)
     sentence = (
         f"In useful tokens per second (padding not counted) {best.label} reached "
@@ -110,7 +111,7 @@ def second_finding(rows: tuple[Row, ...], baseline: str) -> str | None:
 
 
 def cautions(
-    rows: tuple[Row, ...],
+    rows: tuple[ConfigurationRow, ...],
     others: tuple[Other, ...],
     baseline: str,
     hosts: Hosts,
@@ -119,7 +120,7 @@ def cautions(
 ) -> tuple[str, ...]:
     """What a careful reader should know before believing the tables; empty when all is well."""
     found = []
-    every: tuple[Row | Other, ...] = (*rows, *others)
+    every: tuple[ConfigurationRow | Other, ...] = (*rows, *others)
     incomplete = sum(one.planned - one.succeeded for one in every)
     if incomplete:
         planned = sum(one.planned for one in every)
@@ -190,10 +191,6 @@ def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
     return f"Measured {text.listing(told)} {_place(workers, run.record, hosts)}." if told else ""
 
 
-def _speed(row: Row) -> float:
-    return row.measured.samples_per_sec.value if row.measured is not None else 0.0
-
-
 def _absolute(measured: Measured | None) -> str:
     return "unknown" if measured is None else f"{text.estimate(measured.samples_per_sec)} samples per second per worker"
 
@@ -208,7 +205,7 @@ def _place(amount: int, record: RunRecord, hosts: Hosts) -> str:
     return f"on {place} ({hosts.device}, profile {record.profile})"
 
 
-def _ends(rows: tuple[Row | Other, ...]) -> str:
+def _ends(rows: tuple[ConfigurationRow | Other, ...]) -> str:
     totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in End}
     totals["missing"] = sum(row.missing for row in rows)
     return ", ".join(f"{amount} {name}" for name, amount in totals.items() if amount) or "nothing was planned"

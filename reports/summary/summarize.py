@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from bench.records.result import End, TrialResult
 from reports.read import fingerprint
-from reports.read.load import Configuration, Run
-from reports.statistics import configurations as stats
-from reports.statistics import processes as steps
+from reports.read.run import Configuration, Run
+from reports.statistics import configurations, processes
+from reports.statistics.values import Measured, Process, Ratio
 from reports.summary import cost, pivot, scaling, sentences
 from reports.summary.prices import Pricing, choose
-from reports.summary.summary import PROFILE_NOTES, Failure, Other, Row, Summary
+from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, Other, Summary
 
 BASELINE = "baseline"
 TRAINING = "training"  # the kind whose configurations are compared with each other
@@ -103,33 +102,21 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     )
 
 
-def _baseline(configurations: tuple[Configuration, ...]) -> str:
+def _baseline(trained: tuple[Configuration, ...]) -> str:
     """The configuration called baseline, else the plan's first."""
-    labels = [one.label for one in configurations]
+    labels = [one.label for one in trained]
     return BASELINE if BASELINE in labels else labels[0] if labels else ""
 
 
-def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, stats.Measured]:
+def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, Measured]:
     """Configuration -> what its successful processes measured. A trial is a process, also where two share a worker."""
     ours = {one.label for one in trained}
     usable = [one for one in run.results if one.status is End.SUCCEEDED and run.label_of[one.trial_id] in ours]
-    processes: dict[str, list[steps.Process]] = {}
-    for one, described in zip(usable, steps.describe([process_steps(one) for one in usable]), strict=True):
-        processes.setdefault(run.label_of[one.trial_id], []).append(described)
-    return {label: stats.combine(found) for label, found in processes.items()}
-
-
-def process_steps(result: TrialResult) -> steps.ProcessSteps:
-    """The measured steps of an accepted result as arrays."""
-    measured = result.steps
-    return steps.ProcessSteps(
-        process=result.trial_id,
-        worker=result.worker or "unknown",
-        step_time_sec=np.array(measured.step_time_sec, dtype=np.float64),
-        samples=np.array(measured.samples, dtype=np.float64),
-        tokens=np.array(measured.tokens, dtype=np.float64),
-        useful_tokens=np.array(measured.useful_tokens, dtype=np.float64),
-    )
+    described: dict[str, list[Process]] = {}
+    steps = [processes.ProcessSteps.of(one) for one in usable]
+    for one, process in zip(usable, processes.describe(steps), strict=True):
+        described.setdefault(run.label_of[one.trial_id], []).append(process)
+    return {label: configurations.combine(found) for label, found in described.items()}
 
 
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -145,21 +132,21 @@ def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def _row(
     configuration: Configuration,
-    mine: stats.Measured | None,
-    base: stats.Measured | None,
+    mine: Measured | None,
+    base: Measured | None,
     over_workers: Mapping[str, Any],
     *,
     is_baseline: bool,
     ends: dict[End, int],
     missing: int,
     costs: tuple[cost.Cost, ...],
-) -> Row:
+) -> ConfigurationRow:
     trial = configuration.planned[0].trial
 
-    def against_baseline(rate: str) -> stats.Ratio | None:
-        return None if mine is None or base is None else stats.ratio(mine, base, rate)
+    def against_baseline(rate: str) -> Ratio | None:
+        return None if mine is None or base is None else configurations.ratio(mine, base, rate)
 
-    return Row(
+    return ConfigurationRow(
         label=configuration.label,
         reason=trial.reason,
         max_seq_len=trial.max_seq_len,
@@ -188,7 +175,7 @@ def _row(
 
 def _costs(
     configuration: Configuration,
-    mine: stats.Measured | None,
+    mine: Measured | None,
     priced: tuple[cost.Price, ...],
     speedups: Mapping[tuple[object, ...], list[scaling.Speedup]],
     succeeded: list[TrialResult],

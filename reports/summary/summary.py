@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from bench.records.result import End
 from bench.records.run import RunRecord
 from reports.read.fingerprint import Hosts
-from reports.read.load import Missing, Rejected
-from reports.statistics import configurations as stats
+from reports.read.run import Missing, Rejected
+from reports.statistics.values import Measured, Ratio
 from reports.summary import cost, pivot
 
 # What a profile's numbers must not be taken for. Stands on every figure and in every file of the report.
@@ -24,7 +24,7 @@ PROFILE_NOTES: dict[str, str | None] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ConfigurationRow:
     """One configuration. `measured` is None where no trial of it succeeded; so is all that follows from it.
 
     Loss is the median over workers of their first and last measured step; memory is the largest of any worker's;
@@ -46,9 +46,9 @@ class Row:
     planned: int
     ends: dict[End, int]
     missing: int
-    measured: stats.Measured | None
-    samples_ratio: stats.Ratio | None
-    useful_tokens_ratio: stats.Ratio | None
+    measured: Measured | None
+    samples_ratio: Ratio | None
+    useful_tokens_ratio: Ratio | None
     costs: tuple[cost.Cost, ...]
     first_loss: float | None
     last_loss: float | None
@@ -63,6 +63,21 @@ class Row:
     @property
     def cost(self) -> cost.Cost | None:
         return self.costs[0] if self.costs else None
+
+    @property
+    def samples_rate(self) -> float:
+        """Samples per second and worker; 0 where nothing was measured."""
+        return 0.0 if self.measured is None else self.measured.samples_per_sec.value
+
+    @property
+    def useful_rate(self) -> float:
+        """Useful tokens per second and worker; 0 where nothing was measured."""
+        return 0.0 if self.measured is None else self.measured.useful_tokens_per_sec.value
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the GPU where there is one, else of the process."""
+        return self.peak_rss_bytes if self.peak_vram_bytes is None else self.peak_vram_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +122,7 @@ class Summary:
     """
 
     record: RunRecord
-    rows: tuple[Row, ...]
+    rows: tuple[ConfigurationRow, ...]
     others: tuple[Other, ...]
     measurements: tuple[pivot.Table, ...]
     baseline: str
@@ -129,7 +144,7 @@ class Summary:
         return self.prices[0] if self.prices else None
 
     @property
-    def measured_rows(self) -> tuple[Row, ...]:
+    def measured_rows(self) -> tuple[ConfigurationRow, ...]:
         return tuple(row for row in self.rows if row.measured is not None)
 
     @property

@@ -19,7 +19,7 @@ from tasks.errors import TaskFailed, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from reports.comparison.compare import Comparison, Row
+    from reports.comparison.compare import ComparedRow, Comparison
 
 COMPARE_FILE = "compare.json"
 
@@ -51,7 +51,7 @@ def compare(
     from reports.comparison import compare as comparing
     from reports.comparison.written import to_json
     from reports.output.csv_frames import load_all
-    from reports.read.load import ReportError
+    from reports.read.run import ReportError
     from tasks.fleet.folders import find_run
     from tasks.settings import load as house
 
@@ -128,11 +128,11 @@ def table(compared: Comparison) -> Table:
     return shown
 
 
-def _shown(compared: Comparison) -> list[Row]:
+def _shown(compared: Comparison) -> list[ComparedRow]:
     return [row for row in compared.rows if row.verdict != "same" or not row.context]
 
 
-def _metric(row: Row) -> str:
+def _metric(row: ComparedRow) -> str:
     import json
 
     held = json.loads(row.context) if row.context else {}
@@ -140,7 +140,7 @@ def _metric(row: Row) -> str:
     return f"{row.metric} ({told})" if told else row.metric
 
 
-def _times(row: Row) -> str:
+def _times(row: ComparedRow) -> str:
     from reports import text
 
     if row.speed_ratio is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from reports.output.build import ReportSummary
-    from reports.statistics.configurations import Ratio
+    from reports.statistics.values import Ratio
     from reports.summary.prices import Pricing
     from tasks.settings.load import Settings
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
     """Write a run's report: page, Markdown, CSV, JSON and figures."""
     from reports.output.build import build
-    from reports.read.load import ReportError
+    from reports.read.run import ReportError
     from tasks.fleet.folders import find_run
     from tasks.settings import load as house
 

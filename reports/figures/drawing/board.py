@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import text_size
 from reports.figures.drawing.palette import MUTED, WARNING
 from reports.figures.drawing.style import FACT_SIZE, NAME_SIZE, TITLE_SIZE
 from reports.summary.summary import Summary
@@ -83,9 +83,9 @@ class Board:
 
 def board(over: Head, sheet: Sheet, body_in: float) -> Board:
     """A figure with its head; its body is `body_in` high."""
-    lines = measure.wrap(over.title, sheet.text_in, TITLE_SIZE, bold=True)
+    lines = text_size.wrap(over.title, sheet.text_in, TITLE_SIZE, bold=True)
     facts = _wrapped(over.facts, sheet.text_in)
-    note = measure.wrap(over.note or "", sheet.text_in, FACT_SIZE, bold=True)
+    note = text_size.wrap(over.note or "", sheet.text_in, FACT_SIZE, bold=True)
     facts_in = 0.14 + 0.235 * len(lines) + 0.03
     body_top_in = facts_in + 0.175 * len(facts) + 0.12
     height_in = body_top_in + body_in + 0.08 + (0.19 * len(note) + 0.06 if note else 0.0)
@@ -110,14 +110,14 @@ def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
     """Width of the column that holds the rows' names, from the sheet's edge; a mere margin where names stand above."""
     if sheet.narrow:
         return MARGIN_IN
-    longest = max(measure.width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
+    longest = max(text_size.width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
     return MARGIN_IN + 0.12 + longest
 
 
 def name_lines(label: str) -> list[str]:
     """A name on at most three lines; what does not fit is cut, and marked."""
-    lines = measure.wrap(label, _NAME_IN, NAME_SIZE)
-    return lines if len(lines) <= 3 else [*lines[:2], measure.shorten(f"{lines[2]} {lines[3]}", _NAME_IN, NAME_SIZE)]
+    lines = text_size.wrap(label, _NAME_IN, NAME_SIZE)
+    return lines if len(lines) <= 3 else [*lines[:2], text_size.shorten(f"{lines[2]} {lines[3]}", _NAME_IN, NAME_SIZE)]
 
 
 def _wrapped(facts: Sequence[str], limit_in: float) -> list[str]:
@@ -125,8 +125,8 @@ def _wrapped(facts: Sequence[str], limit_in: float) -> list[str]:
     lines: list[str] = []
     for fact in facts:
         longer = f"{lines[-1]}{_SEPARATOR}{fact}" if lines else fact
-        if lines and measure.width_in(longer, FACT_SIZE) <= limit_in:
+        if lines and text_size.width_in(longer, FACT_SIZE) <= limit_in:
             lines[-1] = longer
         else:
-            lines += measure.wrap(fact, limit_in, FACT_SIZE)
+            lines += text_size.wrap(fact, limit_in, FACT_SIZE)
     return lines

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reports.figures.drawing.board import Sheet
-from reports.read.load import Run
+from reports.read.run import Run
 from reports.summary.summary import Summary
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import text_size
 from reports.figures.drawing.palette import MUTED
 
 SIZE = 8.0
@@ -32,7 +32,7 @@ def label_points(
     markers = _points_pt(axes, [place for line in lines for place in line])
     for x, y, words in points:
         at = _points_pt(axes, [(x, y)])[0]
-        width = measure.width_in(words, SIZE) * 72
+        width = text_size.width_in(words, SIZE) * 72
         middle = min(
             _places(axes, at, width), key=lambda place: (_covered(taken, place, width), _passed(markers, at, place))
         )

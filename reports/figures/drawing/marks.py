@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import text_size
 from reports.figures.drawing.board import Board, Sheet, name_lines, names_width_in, rows_height_in
 from reports.figures.drawing.palette import BAND, INK, MUTED, OTHER_TONE, PAPER
 from reports.figures.drawing.style import NAME_SIZE
@@ -103,7 +103,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
     _limits(axes, panel, _values(panel.marks))
     if panel.at is not None:
         _draw_upright(axes, panel.at, names, panel.marks, sheet, width_in)
-    axes.set_title(measure.shorten(panel.title, width_in, 9.5, bold=True))
+    axes.set_title(text_size.shorten(panel.title, width_in, 9.5, bold=True))
     value_axis(axes, log=panel.log)
 
 
@@ -113,9 +113,9 @@ def _draw_upright(
     """A dashed line through all rows, left out where a row's words stand. Call with final limits."""
     x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0)))[0]) * width_in
     for y, (name, mark) in enumerate(zip(names, marks, strict=True)):
-        words_in = measure.width_in(mark.words, WORDS_SIZE)
+        words_in = text_size.width_in(mark.words, WORDS_SIZE)
         if sheet.narrow:
-            words_in = max(words_in, measure.width_in(name, NAME_SIZE, bold=True))
+            words_in = max(words_in, text_size.width_in(name, NAME_SIZE, bold=True))
         top = _middle(y, sheet) - WORDS_ABOVE if words_in > x_in - 0.05 else y - 0.5
         axes.plot([at, at], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
 
@@ -196,11 +196,11 @@ def label_mark(axes: Any, y: float, words: str, name: str, sheet: Sheet) -> floa
     place = {"xy": (0.0, middle - WORDS_ABOVE), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}  # lines of the panel do not run through the words
     width_in = axes.get_position().width * axes.figure.get_figwidth()
-    size = WORDS_SIZE if measure.width_in(words, WORDS_SIZE) <= width_in else LEAST_WORDS_SIZE
-    words = measure.shorten(words, width_in, size)
+    size = WORDS_SIZE if text_size.width_in(words, WORDS_SIZE) <= width_in else LEAST_WORDS_SIZE
+    words = text_size.shorten(words, width_in, size)
     axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=size, bbox=ground, **place)
     if sheet.narrow:
-        shown = measure.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
+        shown = text_size.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
         axes.annotate(shown, xytext=(0, 13.5), va="bottom", fontsize=NAME_SIZE, fontweight="bold", bbox=ground, **place)
     return middle
 

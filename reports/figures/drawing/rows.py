@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from reports import text
 from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
-from reports.summary.highlights import useful_rate
-from reports.summary.summary import Row, Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
 
 
-def drawn(summary: Summary) -> tuple[Row, ...]:
+def drawn(summary: Summary) -> tuple[ConfigurationRow, ...]:
     """The measured configurations a figure shows, in the plan's order: all, or the baseline and the fastest."""
     measured = summary.measured_rows
     if len(measured) <= MAX_DRAWN:
         return measured
-    fastest = sorted(measured, key=lambda row: (not row.is_baseline, -useful_rate(row)))[:MAX_DRAWN]
+    fastest = sorted(measured, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_DRAWN]
     chosen = {row.label for row in fastest}
     return tuple(row for row in measured if row.label in chosen)
 
 
-def tone(row: Row) -> str:
+def tone(row: ConfigurationRow) -> str:
     return BASELINE_TONE if row.is_baseline else OTHER_TONE
 
 
@@ -49,7 +48,7 @@ def subset(summary: Summary) -> str:
     return f"{shown} of {measured} configurations: the baseline and the fastest" if shown < measured else ""
 
 
-def interval_words(shown: Sequence[Row]) -> str:
+def interval_words(shown: Sequence[ConfigurationRow]) -> str:
     """What the 95 % intervals of these rows are over."""
     over = {row.measured.samples_per_sec.over for row in shown if row.measured is not None} - {None}
     words = {"workers": "workers", "processes": "processes", "steps": "the steps of one process"}
@@ -57,7 +56,7 @@ def interval_words(shown: Sequence[Row]) -> str:
     return f"95 % intervals over {' or '.join(told)}" if told else "one step each: no intervals"
 
 
-def estimate_mark(row: Row, name: str, *, more: str = "", published: tuple[float, ...] = ()) -> Mark:
+def estimate_mark(row: ConfigurationRow, name: str, *, more: str = "", published: tuple[float, ...] = ()) -> Mark:
     """A bar of one of `Measured`'s estimates."""
     if row.measured is None:
         return Mark(value=None, words=text.UNKNOWN)

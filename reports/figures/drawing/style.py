@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import text_size
 from reports.figures.drawing.palette import GRID, INK, MUTED, PAPER
 
 PAGE_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
@@ -24,7 +24,7 @@ NAME_SIZE = 9.0  # font sizes in points
 TITLE_SIZE = 12.0
 FACT_SIZE = 8.5
 _RC = {
-    "font.family": measure.FAMILY,
+    "font.family": text_size.FAMILY,
     "font.size": 9.0,
     "text.color": INK,
     "text.parse_math": False,  # a name may hold a dollar sign
@@ -67,7 +67,7 @@ def png(figure: Figure) -> bytes:
 def svg(figure: Figure) -> bytes:
     """A stand-alone SVG, without a date so that the same run gives the same file."""
     drawn = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
-    return drawn.replace(f"'{measure.FAMILY}'", PAGE_FONT).encode()
+    return drawn.replace(f"'{text_size.FAMILY}'", PAGE_FONT).encode()
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from reports import text
-from reports.figures.drawing import text_size as measure
-from reports.statistics.configurations import Estimate
+from reports.figures.drawing import text_size
+from reports.statistics.values import Estimate
 
 
 @pytest.mark.parametrize(
@@ -50,23 +50,23 @@ def test_long_lists_say_how_many_more():
 
 
 def test_a_word_too_wide_for_its_line_is_broken_and_nothing_is_lost():
-    lines = measure.wrap("short " + "w" * 200, 2.0, 9.0)
+    lines = text_size.wrap("short " + "w" * 200, 2.0, 9.0)
     assert "".join(lines).replace(" ", "") == "short" + "w" * 200
-    assert max(measure.width_in(line, 9.0) for line in lines) <= 2.0
+    assert max(text_size.width_in(line, 9.0) for line in lines) <= 2.0
 
 
 def test_a_cut_name_ends_in_an_ellipsis_and_fits():
-    cut = measure.shorten("m" * 100, 1.0, 9.0, bold=True)
+    cut = text_size.shorten("m" * 100, 1.0, 9.0, bold=True)
     assert cut.endswith("\N{HORIZONTAL ELLIPSIS}")
-    assert measure.width_in(cut, 9.0, bold=True) <= 1.0
-    assert measure.shorten("short", 1.0, 9.0) == "short"
+    assert text_size.width_in(cut, 9.0, bold=True) <= 1.0
+    assert text_size.shorten("short", 1.0, 9.0) == "short"
 
 
 def test_a_character_wider_than_the_line_still_makes_progress():
-    assert measure.wrap("漢字", 0.01, 9.0) == ["漢", "字"]
+    assert text_size.wrap("漢字", 0.01, 9.0) == ["漢", "字"]
 
 
 def test_widths_agree_with_what_matplotlib_draws():
     words = "optimized processed 2.06x (2.02 to 2.10) as many"
-    drawn = TextPath((0, 0), words, size=9.0, prop=FontProperties(family=measure.FAMILY)).get_extents().width / 72
-    assert measure.width_in(words, 9.0) == pytest.approx(drawn, rel=0.03)
+    drawn = TextPath((0, 0), words, size=9.0, prop=FontProperties(family=text_size.FAMILY)).get_extents().width / 72
+    assert text_size.width_in(words, 9.0) == pytest.approx(drawn, rel=0.03)

@@ -18,7 +18,7 @@ import pytest
 
 from bench.records.result import End
 from reports.comparison.compare import compare
-from reports.read.load import Configuration, Run
+from reports.read.run import Configuration, Run
 from tests.support.reports import synthetic
 from tests.support.reports.noise import ON_A_GPU, Noise
 

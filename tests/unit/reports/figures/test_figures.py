@@ -26,8 +26,7 @@ from reports.figures import (
 )
 from reports.figures import studio as drawing
 from reports.figures import telemetry as telemetry_figure
-from reports.figures.drawing import palette
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import palette, text_size
 from reports.figures.drawing.board import NARROW, WIDE
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.marks import Mark, Panel, around, shared, spread
@@ -222,7 +221,7 @@ def test_the_titles_of_the_costs_are_whole_however_many_prices_there_are(a10, sh
     titles = [axes.get_title() for axes in cost.draw(data, sheet).axes]
     assert "10,000 samples at $1.25" in titles
     assert "10,000 samples at $0.60" in titles  # the published one
-    assert not any(title.endswith(measure.ELLIPSIS) for title in titles)
+    assert not any(title.endswith(text_size.ELLIPSIS) for title in titles)
 
 
 def test_cost_is_not_drawn_without_a_price(h200):

@@ -12,8 +12,7 @@ from matplotlib.text import Annotation
 
 from reports.figures import diagnostic, inference, training_performance
 from reports.figures.drawing import label_placing as clearance
-from reports.figures.drawing import marks
-from reports.figures.drawing import text_size as measure
+from reports.figures.drawing import marks, text_size
 from reports.figures.drawing.board import NARROW, WIDE
 from reports.read.load import load
 from reports.summary.summarize import summarize
@@ -92,16 +91,18 @@ def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_p
     figure = training_performance.draw(training_performance.gather(summarize(run), run), sheet)
     title = figure.axes[0].get_title()
     assert "(60: or more)" in title
-    assert figure.axes[0].get_position().x0 * sheet.width_in + measure.width_in(title, 9.5, bold=True) < sheet.width_in
+    assert (
+        figure.axes[0].get_position().x0 * sheet.width_in + text_size.width_in(title, 9.5, bold=True) < sheet.width_in
+    )
 
 
 def test_words_too_wide_for_a_phone_are_written_smaller_before_they_are_cut():
     words = "0.997x (0.986 to 1.009), no effect shown  113 % published"
     figure = Figure(figsize=(3.8, 2))
     axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
-    assert measure.width_in(words, marks.WORDS_SIZE) > 3.42
+    assert text_size.width_in(words, marks.WORDS_SIZE) > 3.42
     marks.label_mark(axes, 0.0, words, "rank", NARROW)
     marks.label_mark(axes, 1.0, 3 * words, "rank", NARROW)
     written = [text for text in axes.texts if text.get_text() != "rank"]
     assert (written[0].get_text(), written[0].get_fontsize()) == (words, marks.LEAST_WORDS_SIZE)
-    assert written[1].get_text().endswith(measure.ELLIPSIS)
+    assert written[1].get_text().endswith(text_size.ELLIPSIS)

@@ -17,7 +17,7 @@ import pytest
 
 from bench.records.result import End
 from reports.output.build import build
-from reports.read.load import ReportError
+from reports.read.run import ReportError
 from reports.summary.prices import Pricing
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic

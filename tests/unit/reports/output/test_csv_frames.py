@@ -10,7 +10,8 @@ from datetime import date
 import pytest
 
 from reports.output.csv_frames import costs, load_all, to_csv, together
-from reports.read.load import ReportError, load
+from reports.read.load import load
+from reports.read.run import ReportError
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic

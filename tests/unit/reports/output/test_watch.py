@@ -8,7 +8,7 @@ import pytest
 
 from reports.output import watch
 from reports.output.build import build
-from reports.read.load import ReportError
+from reports.read.run import ReportError
 from tests.support.reports import synthetic
 
 RENEWING = '<meta http-equiv="refresh"'

@@ -11,7 +11,8 @@ import pytest
 
 from bench.records.layout import RESULT_FILE, RUN_FILE
 from bench.records.result import End, Steps, TrialResult
-from reports.read.load import ReportError, load
+from reports.read.load import load
+from reports.read.run import ReportError
 from tests.support.reports import synthetic
 
 FIRST = "baseline.worker-1"

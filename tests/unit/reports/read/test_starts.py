@@ -10,7 +10,8 @@ from bench.records.layout import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
 from reports.read import starts
-from reports.read.load import ReportError, load
+from reports.read.load import load
+from reports.read.run import ReportError
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 

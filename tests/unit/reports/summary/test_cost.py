@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from reports.statistics.configurations import Estimate
+from reports.statistics.values import Estimate
 from reports.summary import cost
 from reports.summary.cost import BootVolume, Price, Scaling, hosted, price
 from tests.support.reports import synthetic

@@ -1,0 +1,192 @@
+"""A run's folder as read: its configurations, its verified results, what cannot be used, and two frames.
+
+Frame `trials`, one row per accepted result:
+
+| column | meaning |
+|---|---|
+| trial_id, configuration, kind, worker | which trial, the configuration's label, what it measures, and where it ran |
+| status, reason, attempt, written_by, started_at | its end, in `bench.records.result.TrialResult`'s words |
+| wall_time_sec, load_time_sec | seconds |
+| n_steps, n_measurements | measured steps and other measurements the record holds |
+| step_time_sec | median over its measured steps, seconds |
+| samples_per_sec, tokens_per_sec, useful_tokens_per_sec | per worker |
+| padding_percent | share of token positions spent on padding |
+| first_loss, last_loss | of the measured steps |
+| peak_vram_bytes, peak_rss_bytes | bytes; VRAM missing where there is no GPU |
+
+Frame `steps`, one row per optimizer step of an accepted result: trial_id, configuration, worker, status, phase
+("warmup" or "measure"), step (from 1, counted over both phases), step_time_sec (seconds), loss, samples, tokens,
+useful_tokens (per step and worker).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.records.result import TrialResult
+from bench.records.run import PlannedTrial, RunRecord
+from reports.read.starts import Starts
+
+KINDS_WITH_STEPS = ("training", "distributed")
+
+
+class ReportError(ValueError):
+    """No report can be made at all; the message names the file or folder and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A file that was not averaged in, relative to the run's folder, and why."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A planned trial without a usable result. `worker` is None where any worker could have taken it."""
+
+    trial_id: str
+    configuration: str
+    worker: str | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One thing that was measured, by one or more planned trials. `label` is unique within its run."""
+
+    label: str
+    planned: tuple[PlannedTrial, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.planned[0].trial.kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run's folder as read. `configurations` keep the plan's order; `results` too. `started` is the ledger's word."""
+
+    folder: Path
+    record: RunRecord
+    configurations: tuple[Configuration, ...]
+    results: tuple[TrialResult, ...]
+    label_of: dict[str, str]
+    trials: pd.DataFrame
+    measurements: pd.DataFrame
+    rejected: tuple[Rejected, ...]
+    missing: tuple[Missing, ...]
+    started: Starts = field(default_factory=dict)
+
+    @functools.cached_property
+    def steps(self) -> pd.DataFrame:
+        """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
+        return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
+
+
+_TRIAL_COLUMNS = {
+    "trial_id": "str",
+    "configuration": "str",
+    "kind": "str",
+    "worker": "str",
+    "status": "str",
+    "reason": "str",
+    "attempt": "int64",
+    "written_by": "str",
+    "started_at": "str",
+    "wall_time_sec": "float64",
+    "load_time_sec": "float64",
+    "n_steps": "int64",
+    "n_measurements": "int64",
+    "step_time_sec": "float64",
+    "samples_per_sec": "float64",
+    "tokens_per_sec": "float64",
+    "useful_tokens_per_sec": "float64",
+    "padding_percent": "float64",
+    "first_loss": "float64",
+    "last_loss": "float64",
+    "peak_vram_bytes": "Int64",
+    "peak_rss_bytes": "Int64",
+}
+_FROM_METRICS = (
+    "load_time_sec",
+    "samples_per_sec",
+    "tokens_per_sec",
+    "useful_tokens_per_sec",
+    "padding_percent",
+    "first_loss",
+    "last_loss",
+    "peak_vram_bytes",
+    "peak_rss_bytes",
+)
+
+
+def trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
+    rows = []
+    for trial_id, label in label_of.items():
+        if (result := results.get(trial_id)) is None:
+            continue
+        row: dict[str, Any] = {
+            "trial_id": trial_id,
+            "configuration": label,
+            "kind": result.trial.kind,
+            "worker": result.worker,
+            "status": result.status.value,
+            "reason": result.reason,
+            "attempt": result.attempt,
+            "written_by": result.written_by,
+            "started_at": result.started_at,
+            "wall_time_sec": result.wall_time_sec,
+            "n_steps": len(result.steps.step_time_sec),
+            "n_measurements": len(result.measurements),
+        }
+        if (metrics := result.metrics) is not None:
+            row["step_time_sec"] = metrics.step_time_sec.median
+            row |= {name: getattr(metrics, name) for name in _FROM_METRICS}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=list(_TRIAL_COLUMNS)).astype(_TRIAL_COLUMNS)
+
+
+def _steps_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "trial_id",
+            "configuration",
+            "worker",
+            "status",
+            "phase",
+            "step",
+            "step_time_sec",
+            "loss",
+            "samples",
+            "tokens",
+            "useful_tokens",
+        )
+    }
+    for trial_id, label in label_of.items():
+        if (result := results.get(trial_id)) is None:
+            continue
+        done = len(result.warmup.step_time_sec)
+        for phase, steps, before in (("warmup", result.warmup, 0), ("measure", result.steps, done)):
+            count = len(steps.step_time_sec)
+            columns["trial_id"] += [trial_id] * count
+            columns["configuration"] += [label] * count
+            columns["worker"] += [result.worker] * count
+            columns["status"] += [result.status.value] * count
+            columns["phase"] += [phase] * count
+            columns["step"] += range(before + 1, before + count + 1)
+            for name in ("step_time_sec", "loss", "samples", "tokens", "useful_tokens"):
+                columns[name] += getattr(steps, name)
+    frame = pd.DataFrame(columns)
+    return frame.astype(
+        dict.fromkeys(("step", "tokens", "useful_tokens"), "int64")
+        | dict.fromkeys(("step_time_sec", "loss", "samples"), "float64")  # packed samples are fractions
+        | dict.fromkeys(("trial_id", "configuration", "worker", "status", "phase"), "str")
+    )

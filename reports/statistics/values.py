@@ -1,0 +1,110 @@
+"""What the statistics say, as values: one process, one configuration, a ratio of two. No arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Over = Literal["workers", "processes", "steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process, described. Rates are the mean amount per step over the median step time.
+
+    `steps` are the step times in seconds. `noise_percent` is a step's standard deviation without its outliers, and
+    `standard_error` that of the logarithm of `step_time_sec`, autocorrelation respected. `effective_steps` is how many
+    independent steps these are worth. `drift_percent` is how much slower the last step is than the first along a
+    straight line, None below DRIFT_LEAST_STEPS steps; `drifts` says that this is more than noise.
+    """
+
+    process: str
+    worker: str
+    steps: NDArray[np.float64]
+    step_time_sec: float
+    samples_per_sec: float
+    tokens_per_sec: float
+    useful_tokens_per_sec: float
+    noise_percent: float
+    standard_error: float
+    autocorrelation: float
+    effective_steps: float
+    outliers: int
+    drift_percent: float | None
+    drifts: bool
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value with its 95 % interval over `n` steps. `low`, `high` and `over` are None where one step allows none.
+
+    `over` is what the interval is of: the next worker's mean ("workers"), the next process on this worker
+    ("processes"), or only this one process measured longer ("steps").
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+    over: Over | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How much equal things differ, each a standard deviation in percent; None where one alone cannot tell.
+
+    `steps_percent` is within a process, without outliers; `processes_percent` between processes on one worker;
+    `workers_percent` between workers, whatever their processes add included.
+    """
+
+    steps_percent: float
+    processes_percent: float | None
+    workers_percent: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One configuration over all its processes. Rates are per worker and per second.
+
+    `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
+    maps worker to its step time in seconds. `flags` are what makes the numbers doubtful, a sentence each. `half_width`
+    is half the 95 % interval of the logarithm of a single process's median, None with several processes or one step.
+    """
+
+    n_workers: int
+    n_processes: int
+    n_steps: int
+    step_time_sec: Estimate
+    samples_per_sec: Estimate
+    tokens_per_sec: Estimate
+    useful_tokens_per_sec: Estimate
+    padding_percent: float
+    worker_spread: float | None
+    worker_medians: dict[str, float]
+    noise: Noise
+    outliers: int
+    flags: tuple[str, ...]
+    half_width: float | None
+    processes: tuple[Process, ...] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How many times the baseline's rate a configuration reaches. `verdict` is None unless the interval excludes 1.
+
+    Where the interval is over steps alone, the verdict also wants it to be SINGLE_PROCESS_MARGIN away from 1.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+    verdict: str | None
+    over: Over | None = None
