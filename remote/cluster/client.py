@@ -1,9 +1,8 @@
 """One namespace of one cluster: the kubernetes client reads it, kubectl changes it.
 
-Read objects are the API's own JSON, so that whatever decides about them (`remote.cluster.diagnosis.pods`,
-`remote.cluster.diagnosis.nodes`, `remote.cluster.plan`) is a pure function tested on recorded answers. kubectl acts,
-because server-side apply, diff and delete with their waits are its trade, and because its argv is what an operator can
-repeat by hand.
+Read objects are the API's own JSON, so that what decides about them (`remote.cluster.diagnosis`, `remote.cluster.plan`)
+is a pure function, tested on recorded answers. kubectl does server-side apply, diff and delete with their waits, and an
+operator can repeat its argv by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotThere, Unreachable
-from remote.cluster.kinds import KINDS, Kind
+from remote.cluster.kinds import KINDS, POD, Kind
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.kubectl import Kubectl, not_installed, refusal
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
@@ -25,13 +24,18 @@ from remote.hosts.host import CommandTimedOut, Completed
 from remote.hosts.process import CannotStart, run_program
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
+_ACT_SEC = 120.0
+_JSON = "application/json"
 # A Secret's content is never brought here: only a server that does not know how to leave it out would send it.
-_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
+_METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSON}"
 
 
 class Cluster:
-    """Reads and changes the target. Its methods raise the errors of `remote.cluster.errors`."""
+    """Reads and changes the target. Its methods raise the errors of `remote.cluster.errors`.
+
+    Reading raises NotThere, Forbidden, Misconfigured or Unreachable.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -42,9 +46,9 @@ class Cluster:
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The JSON at a path of the API. Raises NotThere, Forbidden, Misconfigured, Unreachable."""
-        return self._request("GET", path, query)
+    def get(self, path: str, query: Mapping[str, str] | None = None, *, accept: str = _JSON) -> dict[str, Any]:
+        """The JSON at a path of the API."""
+        return self._request("GET", path, query, accept=accept)
 
     def _request(
         self,
@@ -52,7 +56,7 @@ class Cluster:
         path: str,
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
-        accept: str = "application/json",
+        accept: str = _JSON,
     ) -> dict[str, Any]:
         with self._ask(method, path, query, body, accept=accept) as answer:
             text = b"".join(answer)
@@ -70,13 +74,13 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         read_sec: float = _READ_SEC,
-        accept: str = "application/json",
+        accept: str = _JSON,
     ) -> Iterator[Iterator[bytes]]:
-        """The answer's body in pieces as they come. Raises as `get`, in the reading too."""
-        from kubernetes.client.exceptions import ApiException
+        """The answer's body in pieces as they come. Raises as `get`, also while it is read."""
+        from kubernetes.client.exceptions import ApiException  # 0.2 s to import
         from urllib3.exceptions import HTTPError
 
-        headers = {"Accept": accept, **({"Content-Type": "application/json"} if body else {})}
+        headers = {"Accept": accept, **({"Content-Type": _JSON} if body else {})}
         try:
             parts = self._client.param_serialize(
                 method,
@@ -96,39 +100,44 @@ class Cluster:
         except ApiException as error:
             raise self._refusal(error.status or 0, error.body or error.reason, path) from None
         except (HTTPError, OSError) as error:
-            said = " ".join(str(getattr(error, "reason", None) or error).split())
+            reason = " ".join(str(getattr(error, "reason", None) or error).split())
             raise Unreachable(
-                f"{self.target.server} does not answer: {said}; see that the VPN or bastion is up, then the same again"
+                f"{self.target.server} does not answer: {reason}; see that the VPN or bastion is up, then the same "
+                "again"
             ) from None
 
     def _refusal(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-        try:
-            said = json.loads(text).get("message") or text
-        except ValueError:
-            said = text
-        said = " ".join(said.split())[:300]
+        with contextlib.suppress(ValueError):
+            text = json.loads(text).get("message") or text
+        message = " ".join(text.split())[:300]
         if status == 401:
             return Misconfigured(
                 f"context {self.target.context}: the cluster does not accept the credentials of {self.target.user} "
                 "(expired?); log in again or renew the kubeconfig, then the same again"
             )
         if status == 403:
-            return Forbidden(f"{said}; ask the cluster's administrator for that right")
+            return Forbidden(f"{message}; ask the cluster's administrator for that right")
         if status == 404:
-            return NotThere(f"{path}: {said}")
-        return Unreachable(f"{self.target.server}: {status} at {path}: {said}")
+            return NotThere(f"{path}: {message}")
+        return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
 
-    def list_of(self, kind: str, selector: str = PART_OF) -> list[dict[str, Any]]:
-        """The objects of a kind in the target's namespace (or in the cluster, for kinds that have none).
+    def _path(self, kind: Kind) -> str:
+        where = f"/namespaces/{self.target.namespace}" if kind.is_namespaced else ""
+        return f"{kind.api}{where}/{kind.plural}"
 
-        A kind that the cluster does not know has none. Nor has one that may not be installed and may not be read: of a
-        kind that nobody has heard of, RBAC says 403 and not 404 (seen with 1.34). Raises as `get`.
+    def _items(self, path: str, query: Mapping[str, str] | None = None, accept: str = _JSON) -> list[dict[str, Any]]:
+        return list(self.get(path, query, accept=accept).get("items") or [])
+
+    def list_of(self, kind: str) -> list[dict[str, Any]]:
+        """The fleet's objects of a kind in the target's namespace (or in the cluster, for kinds that have none).
+
+        Empty for a kind that the cluster does not know, and for one that may not be installed and may not be read: RBAC
+        answers 403, not 404, for a kind that is not installed (seen with 1.34).
         """
         place = KINDS[kind]
-        where = f"/namespaces/{self.target.namespace}" if place.is_namespaced else ""
         try:
-            found = self.get(f"{place.api}{where}/{place.plural}", {"labelSelector": selector})
+            items = self._items(self._path(place), {"labelSelector": PART_OF})
         except NotThere:
             return []
         except Forbidden:
@@ -137,91 +146,76 @@ class Cluster:
             raise
         # A list's items come without their kind.
         version = place.api.removeprefix("/apis/").removeprefix("/api/")
-        return [{**item, "apiVersion": version, "kind": kind} for item in found.get("items") or []]
+        return [{**item, "apiVersion": version, "kind": kind} for item in items]
 
     def knows_group(self, name: str) -> bool:
         """Whether the API has any version of a group, such as a controller's that may not be installed."""
         return self._one(f"/apis/{name}") is not None
 
     def namespace(self) -> dict[str, Any] | None:
-        """The target's Namespace; None where it is not there. Raises as `get`."""
+        """The target's Namespace; None where there is none."""
         return self._one(f"/api/v1/namespaces/{self.target.namespace}")
 
     def has_secret(self, name: str) -> bool:
-        """Whether the namespace has a Secret of this name; what is in it is not asked for."""
-        path = f"/api/v1/namespaces/{self.target.namespace}/secrets/{name}"
-        try:
-            self._request("GET", path, accept=_METADATA)
-        except NotThere:
-            return False
-        return True
+        """Whether the namespace has a Secret of this name; its content is not asked for."""
+        return self._one(f"{self._path(KINDS['Secret'])}/{name}", accept=_METADATA) is not None
 
     def secrets(self) -> list[dict[str, Any]]:
-        """The fleet's Secrets by name and label; what is in them is not asked for. Raises as `get`."""
-        path = f"/api/v1/namespaces/{self.target.namespace}/secrets"
-        found = self._request("GET", path, {"labelSelector": PART_OF}, accept=_METADATA_LIST)
-        return [{"apiVersion": "v1", "kind": "Secret", "metadata": one["metadata"]} for one in found.get("items") or []]
+        """The fleet's Secrets by name and label; their content is not asked for."""
+        items = self._items(self._path(KINDS["Secret"]), {"labelSelector": PART_OF}, accept=_METADATA_LIST)
+        return [{"apiVersion": "v1", "kind": "Secret", "metadata": one["metadata"]} for one in items]
 
-    def _one(self, path: str) -> dict[str, Any] | None:
+    def _one(self, path: str, *, accept: str = _JSON) -> dict[str, Any] | None:
         try:
-            return self.get(path)
+            return self.get(path, accept=accept)
         except NotThere:
             return None
 
     def live(self) -> list[dict[str, Any]]:
-        """Every object in the cluster that is part of this fleet, pods and secrets left out."""
+        """Every object in the cluster that is part of this fleet, except pods and secrets."""
         kinds = [kind for kind in KINDS if kind not in ("Secret", "Namespace", "PersistentVolume")]
         with ThreadPoolExecutor(max_workers=6) as pool:
             lists = list(pool.map(self.list_of, kinds))
-        volumes = [
-            volume
-            for volume in self._volumes()
-            if volume["spec"].get("claimRef", {}).get("namespace") == self.target.namespace
-        ]
-        namespace = self.namespace()
-        own = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
-        return [*own, *(one for several in lists for one in several), *volumes]
-
-    def _volumes(self) -> list[dict[str, Any]]:
         try:
-            return self.list_of("PersistentVolume")
+            volumes = self.list_of("PersistentVolume")
         except Forbidden:
-            return []  # an operator of one namespace; without FSS there is nothing to see
+            volumes = []  # an operator of one namespace; without FSS there is nothing to see
+        own = [one for one in volumes if one["spec"].get("claimRef", {}).get("namespace") == self.target.namespace]
+        namespace = self.namespace()
+        first = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
+        return [*first, *(one for several in lists for one in several), *own]
 
-    def pods(self, selector: str = PART_OF) -> list[dict[str, Any]]:
-        """The fleet's pods. Raises as `get`."""
-        path = f"/api/v1/namespaces/{self.target.namespace}/pods"
-        found = self.get(path, {"labelSelector": selector})
-        self._pods_version = str(found.get("metadata", {}).get("resourceVersion", ""))
-        return list(found.get("items") or [])
+    def pods(self) -> list[dict[str, Any]]:
+        """The fleet's pods."""
+        listed = self.get(self._path(POD), {"labelSelector": PART_OF})
+        self._pods_version = str(listed.get("metadata", {}).get("resourceVersion", ""))
+        return list(listed.get("items") or [])
 
     def await_change(self, within_sec: float) -> None:
-        """Return when one of the fleet's pods changes, at the latest after `within_sec`. Raises as `get`.
+        """Return when one of the fleet's pods changes, at the latest after `within_sec`.
 
-        A watch, so that a pod's news is here at once and nothing is asked meanwhile.
+        A watch: a change is seen at once, and no request is made meanwhile.
         """
-        path = f"/api/v1/namespaces/{self.target.namespace}/pods"
         limit = max(1, round(within_sec))
         query = {"labelSelector": PART_OF, "watch": "true", "timeoutSeconds": str(limit)}
         query["resourceVersion"] = self._pods_version
-        with self._ask("GET", path, query, read_sec=limit + _READ_SEC) as answer:
+        with self._ask("GET", self._path(POD), query, read_sec=limit + _READ_SEC) as answer:
             next(iter(answer), None)
 
     def events(self) -> list[dict[str, Any]]:
-        """The namespace's events. Raises as `get`."""
-        return list(self.get(f"/api/v1/namespaces/{self.target.namespace}/events").get("items") or [])
+        """The namespace's events."""
+        return self._items(f"/api/v1/namespaces/{self.target.namespace}/events")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """All nodes. Raises as `get`."""
-        return list(self.get("/api/v1/nodes").get("items") or [])
+        """All nodes."""
+        return self._items("/api/v1/nodes")
 
     def pods_everywhere(self) -> list[dict[str, Any]]:
-        """The pods of all namespaces that hold something on a node. Raises as `get`."""
-        running = "status.phase!=Succeeded,status.phase!=Failed"
-        return list(self.get("/api/v1/pods", {"fieldSelector": running}).get("items") or [])
+        """The pods of all namespaces that hold something on a node."""
+        return self._items("/api/v1/pods", {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"})
 
     def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
-        """Whether our account may do this in the namespace (SelfSubjectAccessReview). Raises as `get`."""
+        """Whether our account may do this in the namespace (SelfSubjectAccessReview)."""
         attributes = {"verb": verb, "resource": kind.plural, "group": kind.group}
         if kind.is_namespaced:
             attributes["namespace"] = self.target.namespace
@@ -237,15 +231,11 @@ class Cluster:
 
     def apply(self, objects: Sequence[Object], *, take_over: bool = False, secrets: tuple[Secret, ...] = ()) -> None:
         """Server-side apply, through standard input. Raises ClusterError of every kind."""
-        force = ("--force-conflicts",) if take_over else ()
-        arguments = ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
-        self._act(arguments, objects, timeout_sec=120.0, secrets=secrets)
+        self._act(_server_side("apply", take_over), objects, timeout_sec=_ACT_SEC, secrets=secrets)
 
     def diff(self, objects: Sequence[Object], *, take_over: bool = False) -> str:
         """What a server-side apply would change, as kubectl shows it; raises as `apply`."""
-        force = ("--force-conflicts",) if take_over else ()
-        arguments = ("diff", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
-        completed = self._act(arguments, objects, timeout_sec=120.0, fine=(0, 1))
+        completed = self._act(_server_side("diff", take_over), objects, timeout_sec=_ACT_SEC, fine=(0, 1))
         return completed.stdout.decode(errors="replace")
 
     def delete(self, objects: Sequence[Object], *, wait_sec: float) -> None:
@@ -274,9 +264,14 @@ class Cluster:
         except CommandTimedOut as error:
             raise Unreachable(f"{error}; the same again") from None
         if completed.exit_code not in fine:
-            said = mask(completed.stderr.decode(errors="replace"), secrets)
-            raise refusal(f"kubectl {arguments[0]}", said)
+            stderr = mask(completed.stderr.decode(errors="replace"), secrets)
+            raise refusal(f"kubectl {arguments[0]}", stderr)
         return completed
+
+
+def _server_side(verb: str, take_over: bool) -> tuple[str, ...]:
+    force = ("--force-conflicts",) if take_over else ()
+    return (verb, "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
 
 
 def _name_of(one: Object) -> dict[str, str]:

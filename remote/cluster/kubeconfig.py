@@ -1,7 +1,7 @@
-"""Which cluster is meant: kubeconfig, context, namespace, resolved once and said aloud by every task.
+"""Which cluster is meant: kubeconfig, context and namespace, resolved once and printed by every task.
 
-The usual places are the client's own: the setting, then KUBECONFIG, then ~/.kube/config; the setting, then the file's
-current context. Reading it starts nothing; a credential plugin (`oci ce cluster generate-token`) is run on connecting.
+The kubeconfig is the setting's, else KUBECONFIG's, else ~/.kube/config; the context is the setting's, else the file's
+current one. Reading starts nothing; a credential plugin (`oci ce cluster generate-token`) is run by `connect`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from remote.cluster.errors import Misconfigured
 
@@ -46,98 +48,87 @@ class Target:
 def resolve(*, kubeconfig: str | None, context: str | None, namespace: str) -> Target:
     """The context that is meant. Raises Misconfigured, naming those there are."""
     where = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-    known = _read(where)
-    chosen = context or known.current
-    if not chosen or chosen not in known.contexts:
-        names = ", ".join(sorted(known.contexts)) or "none"
+    contexts, clusters, current = _read(where)
+    chosen = context or current
+    if not chosen or chosen not in contexts:
+        names = ", ".join(sorted(contexts)) or "none"
         what = f"there is no context {chosen!r}" if chosen else "no context is current"
         raise Misconfigured(f"kubeconfig {where}: {what}; there are {names}; set cluster.context")
-    entry = known.contexts[chosen]
-    cluster, user = str(entry.get("cluster", "?")), str(entry.get("user", "?"))
+    cluster = str(contexts[chosen].get("cluster", "?"))
     return Target(
         context=chosen,
         cluster=cluster,
-        user=user,
+        user=str(contexts[chosen].get("user", "?")),
         namespace=namespace,
         kubeconfig=kubeconfig,
-        server=str(known.clusters.get(cluster, {}).get("server", "?")),
+        server=str(clusters.get(cluster, {}).get("server", "?")),
     )
 
 
-@dataclass(kw_only=True)
-class _Kubeconfig:
-    contexts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    clusters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    current: str | None = None
-
-
-def _read(where: str) -> _Kubeconfig:
-    """The files of KUBECONFIG as kubectl merges them: the first one that names a thing wins."""
-    import yaml
-
-    found, count = _Kubeconfig(), 0
+def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]], str | None]:
+    """(contexts, clusters, current context) of KUBECONFIG's files, merged as kubectl does: the first one wins."""
+    contexts: dict[str, Mapping[str, Any]] = {}
+    clusters: dict[str, Mapping[str, Any]] = {}
+    current, is_there = None, False
     for name in filter(None, where.split(os.pathsep)):
         try:
-            said = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+            document = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise Misconfigured(f"kubeconfig {name}: cannot be read: {_one_line(error)}; mend it") from None
-        if not isinstance(said, dict):
+        if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
-        count += 1
+        is_there = True
         try:
-            for into, plural, one in ((found.contexts, "contexts", "context"), (found.clusters, "clusters", "cluster")):
-                for entry in said.get(plural) or []:
+            for into, plural, one in ((contexts, "contexts", "context"), (clusters, "clusters", "cluster")):
+                for entry in document.get(plural) or []:
                     into.setdefault(str(entry["name"]), dict(entry.get(one) or {}))
-            found.current = found.current or said.get("current-context")
+            current = current or document.get("current-context")
         except (KeyError, TypeError, ValueError) as error:
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig: {_one_line(error)}; mend it") from None
-    if not count:
+    if not is_there:
         raise Misconfigured(
             f"kubeconfig {where}: not there; make one (`oci ce cluster create-kubeconfig ...`), "
             "or set cluster.kubeconfig or KUBECONFIG to yours"
         )
-    return found
+    return contexts, clusters, current
 
 
 def connect(target: Target) -> ApiClient:
     """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
-    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
     from kubernetes.config import ConfigException, load_kube_config
 
     configuration = Configuration()
     configuration.retries = False  # urllib3 would ask a dead server four times
-    with _Overheard() as overheard:
-        try:
-            load_kube_config(target.kubeconfig, target.context, client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except (ConfigException, OSError, ValueError) as error:
-            raise Misconfigured(f"context {target.context}: {_one_line(error)}; mend the kubeconfig") from None
-    if overheard.said and not configuration.api_key and not configuration.cert_file:
+    logged = _Logged()
+    root = logging.getLogger()
+    # Taken, not shown: what the client logs while it loads a kubeconfig must not reach the terminal.
+    before, root.handlers = root.handlers, [logged]
+    try:
+        load_kube_config(target.kubeconfig, target.context, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError, ValueError) as error:
+        raise Misconfigured(f"context {target.context}: {_one_line(error)}; mend the kubeconfig") from None
+    finally:
+        root.handlers = before
+    if logged.messages and not configuration.api_key and not configuration.cert_file:
         # The client logs a failed credential plugin and goes on as nobody, which the server answers with 401 or 403.
         raise Misconfigured(
-            f"context {target.context}: no credentials: {_one_line(overheard.said[-1])}; log in again, then the same"
+            f"context {target.context}: no credentials: {_one_line(logged.messages[-1])}; log in again, then the same"
         )
     return ApiClient(configuration)
 
 
-class _Overheard(logging.Handler):
-    """Takes what the client logs while a kubeconfig is loaded, instead of letting it reach the terminal."""
+class _Logged(logging.Handler):
+    """Keeps error messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-    def __enter__(self) -> _Overheard:
-        root = logging.getLogger()
-        self._before, root.handlers = root.handlers, [self]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        logging.getLogger().handlers = self._before
+        self.messages.append(record.getMessage())
 
 
 def _one_line(error: object) -> str:

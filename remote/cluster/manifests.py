@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from remote.hosts.process import CannotStart, run_program
 DIGEST = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER = "qlora-fleet-bench"
 _SIZED = ("pods", "preemptible")
+_ELSEWHERE = ("overlay", "image", "preemptible")  # values that choose a folder or name the image
 _DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
 
@@ -61,7 +62,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """All that varies between one deployment and another."""
+    """All that varies between one deployment and another. manifests/components/settings has them in camelCase."""
 
     namespace: str
     overlay: str
@@ -103,29 +104,20 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         "components": [f"{manifests}/components/{name}" for name in components],
         "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
     }
+    spec = {_camel(one.name): getattr(values, one.name) for one in fields(values) if one.name not in _ELSEWHERE}
+    spec["volumeName"] = f"qlora-fleet-{values.namespace}"
     settings = {
         "apiVersion": "qlora-fleet/v1",
         "kind": "Settings",
         "metadata": {"name": "settings", "annotations": {"config.kubernetes.io/local-config": "true"}},
-        "spec": {
-            "namespace": values.namespace,
-            "instanceType": values.instance_type,
-            "pullSecret": values.pull_secret or "none",
-            "size": values.size,
-            "cpu": values.cpu,
-            "memory": values.memory,
-            "shm": values.shm,
-            "scratch": values.scratch,
-            "queue": values.queue,
-            "model": values.model,
-            "data": values.data,
-            "profile": values.profile,
-            "volumeHandle": values.volume_handle or "none",
-            "volumeName": f"qlora-fleet-{values.namespace}",
-            "capacity": values.capacity,
-        },
+        "spec": {name: "none" if value is None else value for name, value in spec.items()},
     }
     return top, settings
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def render(values: Values, manifests: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a fleet says while it works: one event per change, for a view to show. Events decide nothing."""
+"""What a fleet reports while it works: one event for each change, for a view to show. Events decide nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bench.records.result import End
-from bench.records.run import Progress
+from bench.records.run import PlannedTrial, Progress
+from remote.fleet.ledger import Attempt
 
 
 class Happening(Enum):
@@ -33,3 +34,24 @@ class FleetEvent:
     progress: Progress | None = None
     end: End | None = None
     reason: str | None = None
+
+
+def of_attempt(
+    happening: Happening,
+    planned: PlannedTrial,
+    attempt: Attempt | None,
+    *,
+    progress: Progress | None = None,
+    end: End | None = None,
+    reason: str | None = None,
+) -> FleetEvent:
+    """The event of an attempt; None where the trial ended without one."""
+    return FleetEvent(
+        happening=happening,
+        worker=(planned.worker or "") if attempt is None else attempt.worker,
+        trial_id=planned.trial_id,
+        attempt=1 if attempt is None else attempt.number,
+        progress=progress,
+        end=end,
+        reason=reason,
+    )

@@ -1,16 +1,17 @@
 """Several hosts that run one trial together: to the fleet one agent, to the ledger one attempt and one end.
 
-The first host leads: its job is the trial's, with its folder, result and log. Starting it, once no host is at another
-job, starts a job in the same folder on every other host first, each told its place by environment variables; cancelling
-it cancels them all. What the others come to, the leader learns by itself (`bench.kinds.distributed.machines`), ends
-with, and says; and when it ends, for whatever reason, so do they.
+The first host leads: its job is the trial's, with its folder, result and log. It starts once no host has another job
+and every other host has started a job in the same folder, with its rank in environment variables. To cancel it is to
+cancel them all. The leader itself finds out how the other jobs end (`bench.kinds.distributed.machines`), ends with them
+and gives the reason; when the leader ends, the others end too.
 
-Where the ranks meet is the leader's own address, so that no cluster DNS is needed. Not covered: gangs side by side on
+The ranks meet at the leader's own address, so that no cluster DNS is needed. Not covered: gangs side by side on
 disjoint hosts; trials of a gang run one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,43 +26,30 @@ _FIRST_PORT, _PORTS = 21_000, 4_000  # below what systems hand out to outgoing c
 
 
 class GangAgent(Agent):
-    """The agent of `members[0]`, which leads. `address` says where the others reach it; it raises as a host does."""
+    """The agent of `members[0]`, which leads. `address` is where the others reach it; it raises as a host does."""
 
     def __init__(self, members: Sequence[Host], address: Callable[[], str]) -> None:
         super().__init__(members[0])
         self._others = [Agent(member) for member in members[1:]]
         self._address = address
 
-    def line(
-        self, verb: str, arguments: dict[str, Any], *, payload: Any = None, timeout_sec: float = 60.0
-    ) -> dict[str, Any]:
-        """As `Agent.line`; `start`, `cancel` and `holder` are for every member."""
-        ask = super().line
-        if verb == "start":
-            return self._start(arguments, payload, timeout_sec)
-        if verb == "cancel":
-            self._tell_others(verb, arguments, timeout_sec)
-        if verb == "holder":
-            answers = [agent.line(verb, arguments, timeout_sec=timeout_sec) for agent in self._others]
-            answers.append(ask(verb, arguments, timeout_sec=timeout_sec))
-            return next((answer for answer in answers if answer["holder"] is not None), answers[-1])
-        return ask(verb, arguments, payload=payload, timeout_sec=timeout_sec)
-
-    def _start(self, arguments: dict[str, Any], payload: Any, timeout_sec: float) -> dict[str, Any]:
-        count = int(payload["environment"].get(NODE_COUNT, "1"))
+    def start(self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float) -> dict[str, Any]:
+        """As `Agent.start`, for as many members as the trial has ranks. Raises HostError where there are too few."""
+        count = int(spec["environment"].get(NODE_COUNT, "1"))
         if count > 1 + len(self._others):
             raise HostError(f"{self.host.name}: {count} hosts are needed, {1 + len(self._others)} are there")
         if count == 1:
-            return super().line("start", arguments, payload=payload, timeout_sec=timeout_sec)
-        members = [*self._others[: count - 1], Agent(self.host)]
-        busy = self._busy(members, arguments, timeout_sec)
-        if busy is not None:
-            return busy
+            return super().start(job, spec, slot=slot, claim_sec=claim_sec)
+        holder = None if slot is None else self._other_job(slot, job, count)
+        if holder is not None:
+            return {"state": "busy", "holder": holder}
         address = self._address()
 
+        def spec_of(rank: int) -> dict[str, Any]:
+            return {**spec, "environment": {**spec["environment"], **place(job, address, rank)}}
+
         def start(rank: int) -> dict[str, Any]:
-            mine = {**payload, "environment": {**payload["environment"], **place(arguments["job"], address, rank)}}
-            return self._others[rank - 1].line("start", arguments, payload=mine, timeout_sec=timeout_sec)
+            return self._others[rank - 1].start(job, spec_of(rank), slot=slot, claim_sec=claim_sec)
 
         # One member before all others: of two gangs that begin together, the one that has it goes on, and the other
         # holds nothing that the first would wait for.
@@ -70,41 +58,36 @@ class GangAgent(Agent):
             with ThreadPoolExecutor(max_workers=min(32, count - 1)) as pool:
                 answers += pool.map(start, range(2, count))
         busy = next((answer for answer in answers if answer["state"] == "busy"), None)
-        if busy is not None:
-            return busy
-        first = {**payload, "environment": {**payload["environment"], **place(arguments["job"], address, 0)}}
-        return super().line("start", arguments, payload=first, timeout_sec=timeout_sec)
+        return busy or super().start(job, spec_of(0), slot=slot, claim_sec=claim_sec)
 
-    @staticmethod
-    def _busy(members: Sequence[Agent], arguments: dict[str, Any], timeout_sec: float) -> dict[str, Any] | None:
-        """The answer that a member at another job would give; asked first, so that nobody starts and then waits."""
-        if arguments["slot"] is None:
-            return None
+    def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
+        """As `Agent.cancel`, for every member. One that does not answer ends by itself once the leader has ended."""
 
-        def holder(agent: Agent) -> str | None:
-            answer = agent.line("holder", {"slot": arguments["slot"]}, timeout_sec=timeout_sec)["holder"]
-            return None if answer is None else str(answer)
-
-        with ThreadPoolExecutor(max_workers=min(32, len(members))) as pool:
-            holders = list(pool.map(holder, members))
-        # By run and attempt: the folder above them may be another one on each host.
-        ours = PurePosixPath(arguments["job"]).parts[-2:]
-        others = [one for one in holders if one is not None and PurePosixPath(one).parts[-2:] != ours]
-        return {"state": "busy", "holder": others[0]} if others else None
-
-    def _tell_others(self, verb: str, arguments: dict[str, Any], timeout_sec: float) -> None:
-        def tell(agent: Agent) -> None:
-            try:
-                agent.line(verb, arguments, timeout_sec=timeout_sec)
-            except HostError:
-                return  # out of reach: its ranks end by themselves once the leader's have
+        def cancel(agent: Agent) -> None:
+            with contextlib.suppress(HostError):
+                agent.cancel(job, grace_sec=grace_sec)
 
         with ThreadPoolExecutor(max_workers=min(32, max(1, len(self._others)))) as pool:
-            list(pool.map(tell, self._others))
+            list(pool.map(cancel, self._others))
+        return super().cancel(job, grace_sec=grace_sec)
+
+    def holder(self, slot: str) -> str | None:
+        """As `Agent.holder`: the first job that holds the slot of any member. Every member is asked."""
+        holders = [*(agent.holder(slot) for agent in self._others), super().holder(slot)]
+        return next((one for one in holders if one is not None), None)
+
+    def _other_job(self, slot: str, job: str, count: int) -> str | None:
+        """Another job on one of `count` members; asked first, so that none starts and then waits."""
+        members = [*self._others[: count - 1], Agent(self.host)]
+        with ThreadPoolExecutor(max_workers=min(32, count)) as pool:
+            holders = list(pool.map(lambda agent: agent.holder(slot), members))
+        # By run and attempt: the folder above them may be another one on each host.
+        ours = PurePosixPath(job).parts[-2:]
+        return next((one for one in holders if one is not None and PurePosixPath(one).parts[-2:] != ours), None)
 
 
 def place(job: str, address: str, rank: int) -> dict[str, str]:
-    """A member's place. Made from the job's folder alone, so that a start that is repeated says the same again."""
+    """A member's place. It depends on the job's folder alone, so that a start that is repeated gives the same place."""
     digest = hashlib.sha256(job.encode()).digest()
     port = _FIRST_PORT + 2 * (int.from_bytes(digest[:4], "big") % _PORTS)
     return {NODE_RANK: str(rank), NODE_ADDRESS: address, NODE_PORT: str(port), NODE_TOKEN: digest[4:20].hex()}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused, one_line
 from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, slot_holder, slot_of
+from remote.jobs.job import HostBusy, slot_of
 
 T = TypeVar("T")
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.2, 5.0
@@ -52,7 +52,7 @@ class Stopped(Exception):
     """The operator asked to stop while a host was being asked."""
 
 
-class Reach:
+class Patience:
     """One fleet's patience with all its hosts, each of which is asked from a thread of its own.
 
     `stopping` is set when the operator wants to end; `abandoning` when this process must leave, and jobs go on.
@@ -111,7 +111,7 @@ class Reach:
             if self.stopping.wait(pause_sec) or self.abandoning.is_set():
                 return None  # to be stopped properly, what it runs has to be cancelled
             try:
-                now_holds = slot_holder(agent, slot)
+                now_holds = agent.holder(slot)
             except HostError:
                 continue
             if not isinstance(lost, WorkerBusy):

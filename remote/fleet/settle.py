@@ -1,4 +1,4 @@
-"""The end of a trial, written once: its result in place first, then the ledger, then a word to whoever looks on."""
+"""What becomes of an attempt, written once: the result in its place first, then the ledger, then the event."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.records.durable import write_atomic
 from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
-from bench.records.result import End
 from bench.records.run import PlannedTrial
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import FleetEvent, Happening, of_attempt
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.queue import TrialQueue
+from remote.fleet.verdict import Verdict
 
 
-class Ends:
-    """What becomes of attempts, in the ledger of one run. Safe to use from many threads.
+class Settlement:
+    """Ends the trials of one run, or queues them again. Safe to use from many threads.
 
     Raises LedgerError and OSError where the run's folder cannot be written.
     """
@@ -29,9 +28,7 @@ class Ends:
         self._run_folder, self._ledger, self._queue, self._on_event = run_folder, ledger, queue, on_event
         self._settling = threading.Lock()
 
-    def end(
-        self, planned: PlannedTrial, attempt: Attempt | None, end: End, reason: str | None, result: Path | None = None
-    ) -> None:
+    def end(self, planned: PlannedTrial, attempt: Attempt | None, verdict: Verdict, result: Path | None = None) -> None:
         """Write the trial's end. The first end stands; a later one changes nothing.
 
         `result` is the attempt's verified result on this machine; its folder is used up.
@@ -45,24 +42,17 @@ class Ends:
                 write_atomic(place / RESULT_FILE, result.read_bytes())
             else:
                 (place / RESULT_FILE).unlink(missing_ok=True)  # of an end that was reopened since
-            self._ledger.ended(planned.trial_id, end, reason, None if attempt is None else attempt.number)
+            number = None if attempt is None else attempt.number
+            self._ledger.ended(planned.trial_id, verdict.end, verdict.reason, number)
             if result is not None:
                 shutil.rmtree(result.parent)
-        told = attempt or Attempt(number=1, worker=planned.worker or "", folder="")
-        self.tell(Happening.ENDED, told, planned, end=end, reason=reason)
+        self._on_event(of_attempt(Happening.ENDED, planned, attempt, end=verdict.end, reason=verdict.reason))
         self._queue.settle()
 
     def try_again(self, planned: PlannedTrial, attempt: Attempt, reason: str) -> None:
-        """This attempt came to nothing: the trial goes back into the queue, unless it has its end by now."""
+        """This attempt came to nothing: the trial goes back into the queue, unless it has ended by now."""
         if not self._ledger.is_open(planned.trial_id):
             return
         self._ledger.retried(planned.trial_id, attempt.number, reason)
-        self.tell(Happening.RETRYING, attempt, planned, reason=reason)
+        self._on_event(of_attempt(Happening.RETRYING, planned, attempt, reason=reason))
         self._queue.put(planned)
-
-    def tell(self, happening: Happening, attempt: Attempt, planned: PlannedTrial, **more: Any) -> None:
-        """Say what happened to an attempt; `more` are further fields of a FleetEvent."""
-        trial_id, number = planned.trial_id, attempt.number
-        self._on_event(
-            FleetEvent(happening=happening, worker=attempt.worker, trial_id=trial_id, attempt=number, **more)
-        )

@@ -42,7 +42,7 @@ def place_of(shared: str, run_id: str, trial_id: str, attempt: int) -> str:
     return f"{shared}/{run_id}/{trial_id}.{attempt}"
 
 
-def sheltered(command: Command, python: tuple[str, ...], place: str, link: str, done: str) -> Command:
+def on_shared_volume(command: Command, python: tuple[str, ...], place: str, link: str, done: str) -> Command:
     """`command`, run with `link` pointing at `place`, which it must be the first to enter.
 
     A pod can die, and its replacement be told once more to start the same attempt: where the file `done` lies in

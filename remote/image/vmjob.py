@@ -16,7 +16,7 @@ from typing import Any
 from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_holder
+from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
 _PARTS = ("job.py", "build.py", "push.py", "archive.py", "fetch.py", "sources.py", "hub.py")
 # Our files stand flat in the job's folder; this makes them the package they are at home.
@@ -65,7 +65,7 @@ def slot(agent: Agent) -> str:
 
 def running(agent: Agent) -> Job | None:
     """The job that holds the slot, whoever started it, or None."""
-    folder = slot_holder(agent, slot(agent))
+    folder = agent.holder(slot(agent))
     return None if folder is None else Job(agent, folder, slot=slot(agent))
 
 

@@ -64,6 +64,19 @@ class Agent:
         # The content's digest in the name: an older version still running keeps its own files.
         self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}"
 
+    def start(self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float) -> dict[str, Any]:
+        """Start the job at this folder unless it was started before; what it is now, or which job holds the slot."""
+        return self.line("start", {"job": job, "slot": slot, "claim_sec": claim_sec}, payload=spec)
+
+    def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
+        """End the job at this folder; what it is then."""
+        return self.line("cancel", {"job": job, "grace_sec": grace_sec}, timeout_sec=grace_sec + 30.0)
+
+    def holder(self, slot: str) -> str | None:
+        """The folder of the job that holds `slot`, a lock file on the host; None when it is free."""
+        holder = self.line("holder", {"slot": slot})["holder"]
+        return None if holder is None else str(holder)
+
     def lines(
         self,
         verb: str,

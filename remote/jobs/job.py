@@ -79,10 +79,9 @@ class Job:
 
     def start(self, spec: JobSpec) -> JobStatus:
         """Start the job unless it was started before; either way say what it is. Raises HostBusy and as `Agent`."""
-        answer = self.agent.line(
-            "start",
-            {"job": self.folder, "slot": self.slot, "claim_sec": CLAIM_SEC},
-            payload={
+        answer = self.agent.start(
+            self.folder,
+            {
                 "argv": list(spec.command.argv),
                 "environment": dict(spec.command.environment),
                 "folder": spec.command.folder,
@@ -91,6 +90,8 @@ class Job:
                 "heartbeat_sec": spec.heartbeat_sec,
                 "files": dict(spec.files),
             },
+            slot=self.slot,
+            claim_sec=CLAIM_SEC,
         )
         if answer["state"] == "busy":
             raise HostBusy(self.agent.host.name, answer["holder"])
@@ -134,8 +135,7 @@ class Job:
 
     def cancel(self, *, grace_sec: float = 25.0) -> JobStatus:
         """Interrupt the job; what is left after its spec's grace is killed. `grace_sec` bounds the wait for its end."""
-        answer = self.agent.line("cancel", {"job": self.folder, "grace_sec": grace_sec}, timeout_sec=grace_sec + 30.0)
-        return _status(answer)
+        return _status(self.agent.cancel(self.folder, grace_sec=grace_sec))
 
     def log_tail(self, *, size: int = 4096) -> list[str]:
         """The last lines of what the command printed, at most `size` bytes of it."""
@@ -146,12 +146,6 @@ class Job:
 def slot_of(host: Host) -> str:
     """The lock file that keeps a host to one trial at a time."""
     return f"{host.workdir}/slot"
-
-
-def slot_holder(agent: Agent, slot: str) -> str | None:
-    """The folder of the job that holds `slot` on the agent's host, or None when it is free."""
-    holder = agent.line("holder", {"slot": slot})["holder"]
-    return None if holder is None else str(holder)
 
 
 def _status(line: Mapping[str, Any]) -> JobStatus:

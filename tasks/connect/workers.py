@@ -13,8 +13,8 @@ from bench.records import NODE_COUNT, Trial
 from bench.records.layout import RESULT_FILE
 from bench.records.run import PlannedTrial
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
-from remote.fleet.fleet import Launch
-from remote.fleet.shared_volume import place_of, sheltered
+from remote.fleet.shared_volume import on_shared_volume, place_of
+from remote.fleet.worker import Launch
 from remote.hosts.command import Command
 from remote.hosts.host import CommandFailed, Host, HostError, HostUnreachable, OperatorRefused, check
 from remote.hosts.local import LocalHost
@@ -140,7 +140,7 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
         if shared is None:
             return command
         place = place_of(shared, run_id, planned.trial_id, attempt)
-        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+        return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     return launch
 

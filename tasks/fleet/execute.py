@@ -85,11 +85,11 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 
     from bench.records.layout import RUN_FILE
     from remote.jobs.agent import Agent
-    from remote.jobs.job import slot_holder, slot_of
+    from remote.jobs.job import slot_of
     from tasks.connect.workers import answering
 
     with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        holders = list(pool.map(lambda host: slot_holder(Agent(host), slot_of(host)), hosts))
+        holders = list(pool.map(lambda host: Agent(host).holder(slot_of(host)), hosts))
     busy = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not busy:
         return

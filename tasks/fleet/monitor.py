@@ -83,12 +83,12 @@ def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     """Ask one worker. An answer that does not come is an answer too."""
     from remote.fleet.attempt import PROGRESS
     from remote.hosts.host import HostError
-    from remote.jobs.job import Job, slot_holder, slot_of
+    from remote.jobs.job import Job, slot_of
 
     worker = agent.host.name
     try:
         said = sample(agent.host)
-        holder = slot_holder(agent, slot_of(agent.host))
+        holder = agent.holder(slot_of(agent.host))
         progress = None
         if holder is not None:
             progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress

@@ -64,12 +64,12 @@ def others_at_work(settings: Settings, target: Target) -> list[str]:
     from bench.records.layout import RUN_FILE
     from remote.hosts.host import Host, HostError
     from remote.jobs.agent import Agent
-    from remote.jobs.job import slot_holder, slot_of
+    from remote.jobs.job import slot_of
     from tasks.connect.workers import pod_hosts
 
     def ask(host: Host) -> str | None:
         try:
-            holder = slot_holder(Agent(host), slot_of(host))
+            holder = Agent(host).holder(slot_of(host))
         except HostError:
             return None
         job = Path(holder or "")

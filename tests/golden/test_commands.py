@@ -17,7 +17,7 @@ from remote.hosts.command import Command
 from remote.hosts.host import Completed, Readable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_holder, slot_of
+from remote.jobs.job import Job, JobSpec, slot_of
 from remote.jobs.transfer import pull, push
 
 GOLDEN = Path(__file__).with_name("commands") / "job_and_transfer.txt"
@@ -65,7 +65,7 @@ def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Pat
     job.watch(lambda _: None, progress="out/progress.json", every_sec=0.5, for_sec=60.0)
     assert job.log_tail() == ["hello"]
     job.cancel(grace_sec=5.0)
-    assert slot_holder(agent, slot_of(host)) is None
+    assert agent.holder(slot_of(host)) is None
     pull(agent, job.folder, tmp_path / "here", only=("log.txt",))
     push(agent, tmp_path / "here", f"{host.workdir}/in put")
 

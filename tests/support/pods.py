@@ -32,7 +32,7 @@ from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Attempt, Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
-from remote.fleet.shared_volume import place_of, sheltered  # noqa: E402
+from remote.fleet.shared_volume import on_shared_volume, place_of  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Host  # noqa: E402
 from remote.pods.host import PodHost  # noqa: E402
@@ -163,9 +163,8 @@ class PodFleet(LocalFleet):
         return launch(self.shared, host, planned, attempt, folder)
 
     def pod_fleet(self, *, limits: Limits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
-        fleet = self.fleet(self.pod_hosts() if hosts is None else hosts, limits=limits, **more)
-        fleet.shared = self.shared
-        return fleet
+        hosts = self.pod_hosts() if hosts is None else hosts
+        return self.fleet(hosts, limits=limits, shared=self.shared, **more)
 
     def mend(self) -> None:
         """Undo every fault that can be undone."""
@@ -342,7 +341,7 @@ def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder:
         environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
     )
     place = place_of(shared, "r1", planned.trial_id, attempt)
-    return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+    return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
 
 def is_ours(pods: Pods) -> bool:

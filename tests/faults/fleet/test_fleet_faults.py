@@ -109,14 +109,12 @@ def test_a_trial_deaf_to_its_deadline_is_stopped_from_outside(local: LocalFleet)
 
 def test_a_progress_file_that_is_not_ours_does_not_disturb_the_run(local: LocalFleet) -> None:
     local.plan("slow", workers=1)
-    fleet = local.fleet(local.hosts(1))
 
     def launch(*given: object) -> Command:
         folder = str(given[3])
         return Command(argv=("sh", "-c", f"mkdir -p {folder}/out; echo 17 > {folder}/out/progress.json; kill -9 $$"))
 
-    fleet.launch = launch
-    fleet.run()
+    local.fleet(local.hosts(1), launch=launch).run()
     assert local.ends() == {"slow": "LOST"}
 
 

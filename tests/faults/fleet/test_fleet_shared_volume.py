@@ -13,7 +13,7 @@ from bench.records.layout import RESULT_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
-from remote.fleet.shared_volume import place_of, sheltered
+from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
@@ -35,12 +35,10 @@ class Volume(LocalFleet):
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         place = place_of(str(self.shared), "r1", planned.trial_id, attempt)
         command = super().launch(host, planned, attempt, folder)
-        return sheltered(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
+        return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     def sharing_fleet(self, wires: list[CuttableHost]) -> Fleet:
-        fleet = self.fleet(wires, limits=replace(QUICK, max_attempts=3))
-        fleet.shared = str(self.shared)
-        return fleet
+        return self.fleet(wires, limits=replace(QUICK, max_attempts=3), shared=str(self.shared))
 
     def pod_dies(self, wire: CuttableHost) -> None:
         """The worker with everything in it; the volume stays."""

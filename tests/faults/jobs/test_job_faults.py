@@ -19,7 +19,7 @@ import remote.jobs.job
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.jobs.agent import Agent, HostRefused
-from remote.jobs.job import HostBusy, Job, JobSpec, JobState, JobStatus, slot_holder
+from remote.jobs.job import HostBusy, Job, JobSpec, JobState, JobStatus
 from tests.support.hosts.local_fleet import (
     PATIENCE_SEC,
     ROOT,
@@ -347,12 +347,12 @@ def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(local: Local
     assert holders.count(None) == 1
     winner = job_in(local, f"job {holders.index(None)}", slot=True)
     agent = winner.agent
-    assert slot_holder(agent, f"{agent.host.workdir}/slot") == winner.folder
+    assert agent.holder(f"{agent.host.workdir}/slot") == winner.folder
     assert [path.parent.name for path in Path(agent.host.workdir).glob("*/ran")] == [Path(winner.folder).name]
     assert set(holders) - {None} <= {winner.folder, ""}  # "" in the instant before it has written its name
     place(winner, "go").touch()
     ended(winner)
-    assert slot_holder(agent, f"{agent.host.workdir}/slot") is None
+    assert agent.holder(f"{agent.host.workdir}/slot") is None
 
     loser = job_in(local, f"job {(holders.index(None) + 1) % 6}", slot=True)
     place(loser, "go").touch()
@@ -399,7 +399,7 @@ def test_an_orphan_of_a_killed_supervisor_keeps_the_slot(local: LocalFleet) -> N
 
 def test_a_job_that_cannot_be_made_is_refused_with_the_reason(local: LocalFleet) -> None:
     agent = local.agent()
-    assert slot_holder(agent, f"{agent.host.workdir}/slot") is None
+    assert agent.holder(f"{agent.host.workdir}/slot") is None
     Path(agent.host.workdir, "file").write_text("in the way")
     with pytest.raises(HostRefused, match="File exists"):
         Job(agent, f"{agent.host.workdir}/file/job").start(shell("exit 0"))
@@ -435,4 +435,4 @@ def test_a_job_on_a_full_disk_is_refused_and_one_that_fills_it_ends_once_there_i
     assert job.status().state is JobState.RUNNING
     place(job, "filler").unlink()
     assert ended(job).exit_code == 0
-    assert slot_holder(agent, f"{host.workdir}/slot") is None
+    assert agent.holder(f"{host.workdir}/slot") is None

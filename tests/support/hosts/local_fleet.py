@@ -34,6 +34,7 @@ from remote.fleet.events import FleetEvent  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
+from remote.fleet.worker import Launch  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Completed, Host, HostUnreachable, Readable  # noqa: E402
 from remote.hosts.local import LocalHost  # noqa: E402
@@ -187,7 +188,13 @@ class LocalFleet:
         return record
 
     def fleet(
-        self, hosts: Sequence[Host], *, limits: Limits = QUICK, on_event: Callable[[FleetEvent], None] | None = None
+        self,
+        hosts: Sequence[Host],
+        *,
+        limits: Limits = QUICK,
+        on_event: Callable[[FleetEvent], None] | None = None,
+        launch: Launch | None = None,
+        shared: str | None = None,
     ) -> Fleet:
         """A fleet over the plan and the ledger as they lie in the run's folder now."""
         ledger = Ledger(self.run_folder / LEDGER_FILE)
@@ -199,7 +206,8 @@ class LocalFleet:
             run=RunRecord.read(self.run_folder / "run.json"),
             run_folder=self.run_folder,
             ledger=ledger,
-            launch=self.launch,
+            launch=launch or self.launch,
+            shared=shared,
             on_event=on_event or (lambda _: None),
             limits=limits,
         )

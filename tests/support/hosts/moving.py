@@ -46,7 +46,7 @@ def leave_to_system_tests(local: LocalFleet, direction: str) -> None:
 
 def put_program(local: LocalFleet) -> None:
     """From now on the host has our program, and the first call with `send` is the one that moves bytes."""
-    local.agent().line("holder", {"slot": "/no/slot"})
+    local.agent().holder("/no/slot")
 
 
 class Narrow(CuttableHost):

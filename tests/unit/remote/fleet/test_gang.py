@@ -14,7 +14,7 @@ from remote.fleet.gang import GangAgent, place
 from remote.hosts.command import Command
 from remote.hosts.host import HostError, HostUnreachable
 from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, Job, JobSpec, JobState, slot_holder
+from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
 
@@ -91,7 +91,7 @@ def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(
     agent, wires = members(local, 2, monkeypatch)
     other = Job(Agent(wires[1]), "/same/runs/other", slot="/same/slot")
     other.start(spec(1))
-    assert str(slot_holder(agent, "/same/slot")).endswith("runs/other")
+    assert str(agent.holder("/same/slot")).endswith("runs/other")
     with pytest.raises(HostBusy, match="runs/other"):
         Job(agent, "/same/runs/job", slot="/same/slot").start(spec(2))
     assert not folder_of(wires[0]).exists()
@@ -110,7 +110,7 @@ def test_no_member_is_started_while_another_is_busy(local: LocalFleet, monkeypat
         assert [folder_of(wire).exists() for wire in wires] == [False, False, False]
         other.cancel()
     assert Job(agent, "/same/runs/job", slot="/same/slot").start(spec(3)).state is JobState.RUNNING
-    agent.line("cancel", {"job": "/same/runs/job", "grace_sec": 1.0})
+    agent.cancel("/same/runs/job", grace_sec=1.0)
 
 
 def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(local: LocalFleet, m
     with pytest.raises(HostUnreachable, match="worker-2"):
         Job(agent, "/same/runs/job").start(spec(2))
     with pytest.raises(HostUnreachable, match="worker-2"):
-        slot_holder(agent, "/same/slot")
+        agent.holder("/same/slot")
     assert not folder_of(wires[0]).exists()
 
 

@@ -1,0 +1,240 @@
+"""One host of a fleet: a thread that takes trials, starts and follows them, and settles what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from bench.records.result import End
+from bench.records.run import PlannedTrial
+from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE, Overtaken, bring, follow
+from remote.fleet.events import FleetEvent, Happening, of_attempt
+from remote.fleet.ledger import Attempt, Ledger
+from remote.fleet.patience import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
+from remote.fleet.queue import TrialQueue
+from remote.fleet.settle import Settlement
+from remote.fleet.shared_volume import place_of
+from remote.fleet.verdict import Verdict, judge
+from remote.hosts.command import Command
+from remote.hosts.host import Host, HostError, one_line
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_of
+
+Launch = Callable[[Host, PlannedTrial, int, str], Command]
+INCOMING = "incoming"  # below the run's folder: results on their way, before one of them is a trial's end
+
+
+@dataclass(kw_only=True)
+class OpenTrial:
+    """A trial that had no end when the fleet began. `budget`: how many attempts it may have, earlier runs included.
+
+    `begun` and `kept_out` are the folders of attempts: those that a host has taken, and those that found it busy.
+    """
+
+    planned: PlannedTrial
+    budget: int
+    begun: set[str] = field(default_factory=set)
+    kept_out: set[str] = field(default_factory=set)
+
+    def may_follow(self, attempt: Attempt) -> bool:
+        """Whether another attempt may follow this one. Those that only ever found their worker busy do not count."""
+        return attempt.number < self.budget + len(self.kept_out - self.begun)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetState:
+    """What the workers of one fleet share; all of it is safe to use from many threads."""
+
+    run_id: str
+    run_folder: Path
+    ledger: Ledger
+    queue: TrialQueue
+    settlement: Settlement
+    patience: Patience
+    launch: Launch
+    on_event: Callable[[FleetEvent], None]
+    shared: str | None
+    trials: dict[str, OpenTrial]
+
+
+class Worker:
+    """A host, by its agent. `earlier`: attempts on it of which it is not known now what became of them."""
+
+    def __init__(self, agent: Agent, fleet: FleetState) -> None:
+        self.agent, self.name = agent, agent.host.name
+        self._fleet, self._queue, self._patience = fleet, fleet.queue, fleet.patience
+        self.earlier: list[tuple[OpenTrial, Attempt]] = []
+
+    def serve(self) -> None:
+        """Run trials until there are no more, the host is given up, or the fleet is halted."""
+        while True:
+            try:
+                if self._patience.is_halted:
+                    raise Stopped
+                while self.earlier:
+                    self._pick_up(*self.earlier[0])
+                    self._queue.pass_on(self.earlier.pop(0)[0].planned.trial_id, self.name)
+                planned = self._queue.take(self.name)
+                if planned is None:
+                    return
+                self._begin(self._fleet.trials[planned.trial_id])
+            except WorkerLost as lost:
+                if not self._await_return(lost):
+                    return
+            except Stopped:
+                for trial, attempt in self.earlier:
+                    self._cancel(trial, attempt)
+                return
+
+    def _begin(self, trial: OpenTrial) -> None:
+        """Start a new attempt and see it through."""
+        planned = trial.planned
+        attempts = self._fleet.ledger.entries[planned.trial_id].attempts
+        if self._fleet.shared is not None and self._is_done_already(trial, attempts):
+            return
+        number = max((attempt.number for attempt in attempts), default=0) + 1
+        folder = f"{self.agent.host.workdir}/runs/{self._fleet.run_id}/{planned.trial_id}.{number}"
+        self._fleet.ledger.started(planned.trial_id, number, self.name, folder)
+        attempt = Attempt(number=number, worker=self.name, folder=folder)
+        self._fleet.on_event(of_attempt(Happening.STARTED, planned, attempt))
+        self._see_through(trial, attempt)
+
+    def _is_done_already(self, trial: OpenTrial, attempts: Sequence[Attempt]) -> bool:
+        """Whether an earlier attempt left its result on the shared volume before its host died; then it counts."""
+        gone = JobStatus(state=JobState.ABSENT)
+        try:
+            for attempt in attempts:
+                verdict, result = self._patience.ask(self.name, partial(self._bring, trial, attempt, gone))
+                if result is not None and not verdict.end.is_resumable:
+                    self._fleet.settlement.end(trial.planned, attempt, verdict, result)
+                    return True
+        except (WorkerLost, Stopped):
+            self._queue.put(trial.planned)
+            raise
+        return False
+
+    def _pick_up(self, trial: OpenTrial, attempt: Attempt) -> None:
+        """An earlier attempt on this host, after a resume or after the host was lost: go on from what it is now."""
+        planned, job = trial.planned, self._job(attempt)
+        status = self._patience.ask(self.name, job.status)
+        if self._queue.claim(planned.trial_id):
+            self._fleet.on_event(of_attempt(Happening.ATTACHED, planned, attempt))
+            if status.state is JobState.ABSENT and attempt.folder in trial.begun:
+                # It ran here once; its worker has come back with an empty disk.
+                self._settle(trial, attempt, judge(planned, attempt.number, status, None, []), None)
+            else:
+                self._see_through(trial, attempt, resumed=True)
+        elif status.state is JobState.ENDED and self._fleet.ledger.is_open(planned.trial_id):
+            # Done before its replacement: its result counts, if it has one.
+            verdict, result = self._patience.ask(self.name, lambda: self._bring(trial, attempt, status))
+            if not verdict.end.is_resumable:
+                self._fleet.settlement.end(planned, attempt, verdict, result)
+        elif status.state is JobState.RUNNING:
+            self._patience.ask(self.name, lambda: job.cancel(grace_sec=self._patience.limits.grace_sec))
+
+    def _see_through(self, trial: OpenTrial, attempt: Attempt, *, resumed: bool = False) -> None:
+        """Follow the attempt to its end, wherever it is now, and settle what comes of it."""
+        try:
+            outcome = self._outcome(trial, attempt)
+        except Stopped:
+            self._cancel(trial, attempt)
+        except WorkerLost as lost:
+            if isinstance(lost, WorkerBusy):
+                trial.kept_out.add(attempt.folder)
+            if (trial, attempt) not in self.earlier:
+                self.earlier.append((trial, attempt))
+            self._queue.release(trial.planned, self.name)
+            raise
+        else:
+            if outcome is None:
+                return
+            verdict, result = outcome
+            if resumed and verdict.end is End.CANCELLED and not self._patience.is_halted:
+                # The operator cancelled it in an earlier run, and has now resumed that run.
+                self._fleet.settlement.try_again(trial.planned, attempt, "cancelled earlier")
+            else:
+                self._settle(trial, attempt, verdict, result)
+
+    def _outcome(self, trial: OpenTrial, attempt: Attempt) -> tuple[Verdict, Path | None] | None:
+        """What the attempt came to, once its job is over; None when another attempt was first: this one is stopped."""
+        planned, job, limits = trial.planned, self._job(attempt), self._patience.limits
+        spec = JobSpec(
+            command=self._fleet.launch(self.agent.host, planned, attempt.number, attempt.folder),
+            deadline_sec=planned.trial.deadline_sec + limits.deadline_margin_sec,
+            grace_sec=limits.grace_sec,
+            files={TRIAL_FILE: planned.trial.to_text()},
+        )
+        try:
+            status = follow(
+                job,
+                spec,
+                self._patience,
+                is_open=lambda: self._fleet.ledger.is_open(planned.trial_id),
+                on_begun=lambda: trial.begun.add(attempt.folder),
+                on_progress=lambda now: self._fleet.on_event(
+                    of_attempt(Happening.PROGRESS, planned, attempt, progress=now)
+                ),
+            )
+            return self._patience.ask(self.name, lambda: self._bring(trial, attempt, status))
+        except Overtaken:
+            self._patience.ask(self.name, lambda: job.cancel(grace_sec=limits.grace_sec))
+            return None
+
+    def _bring(self, trial: OpenTrial, attempt: Attempt, status: JobStatus) -> tuple[Verdict, Path | None]:
+        """Bring what the attempt left: with its job, or, once its host is gone, on the shared volume."""
+        fleet, places = self._fleet, [f"{attempt.folder}/{OUT_FOLDER}"]
+        if fleet.shared is not None:
+            places.append(place_of(fleet.shared, fleet.run_id, trial.planned.trial_id, attempt.number))
+        incoming = fleet.run_folder / INCOMING
+        return bring(self._job(attempt), trial.planned, attempt, status, places=places, incoming=incoming)
+
+    def _settle(self, trial: OpenTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
+        if verdict.is_transient and trial.may_follow(attempt) and not self._patience.is_halted:
+            self._fleet.settlement.try_again(trial.planned, attempt, verdict.reason or verdict.end.value)
+        else:
+            self._fleet.settlement.end(trial.planned, attempt, verdict, result)
+
+    def _cancel(self, trial: OpenTrial, attempt: Attempt) -> None:
+        """Stop the attempt because the operator asked; if it got to its end first, that end counts."""
+        if self._patience.abandoning.is_set():
+            return
+        result = None
+        try:
+            status = self._job(attempt).cancel(grace_sec=self._patience.limits.grace_sec)
+            verdict, result = self._bring(trial, attempt, status)
+        except HostError as error:
+            reason = f"cancelled, but {self.name} could not be told: {one_line(error)}"
+            verdict = Verdict(end=End.CANCELLED, reason=reason)
+        if verdict.end is End.LOST:
+            verdict = Verdict(end=End.CANCELLED, reason="cancelled before it started")
+        self._fleet.settlement.end(trial.planned, attempt, verdict, result)
+
+    def _job(self, attempt: Attempt) -> Job:
+        return Job(self.agent, attempt.folder, slot=slot_of(self.agent.host))
+
+    def _await_return(self, lost: WorkerLost) -> bool:
+        """Give the lost host's trials to others and ask after it now and then.
+
+        True when it answers; False when it is given up, or nothing is left that it could do.
+        """
+        held = self.earlier[0][0].planned.trial_id if self.earlier else None
+        happened = Happening.WORKER_BUSY if isinstance(lost, WorkerBusy) else Happening.WORKER_LOST
+        self._fleet.on_event(FleetEvent(happening=happened, worker=self.name, trial_id=held, reason=str(lost)))
+        if not isinstance(lost, ShutOut):  # then what runs goes on, and no other host would take a trial
+            for trial, attempt in self.earlier:
+                if trial.planned.worker is None and trial.may_follow(attempt):
+                    self._queue.pass_on(trial.planned.trial_id, self.name)
+        reason = self._patience.await_return(self.agent, lost, lambda: self._queue.is_open_for(self.name))
+        if reason is None:
+            if not self._patience.is_halted:
+                self._fleet.on_event(FleetEvent(happening=Happening.WORKER_BACK, worker=self.name))
+            return True
+        verdict = Verdict(end=End.LOST, reason=reason)
+        for trial, attempt in self.earlier:
+            if self._queue.give_up(trial.planned.trial_id, self.name):
+                self._fleet.settlement.end(trial.planned, attempt, verdict)
+        for planned in self._queue.pinned_to(self.name):
+            self._fleet.settlement.end(planned, None, verdict)
+        return False
