@@ -27,9 +27,7 @@ from bench.records.sealed import ResultError
 # Where the `measure` of each kind is: modules that import torch, so only the one that is asked for is imported.
 KINDS = {
     "training": "bench.kinds.training",
-    "mfu": "bench.kinds.mfu",
     "hardware": "bench.kinds.hardware",
-    "disk": "bench.kinds.disk",
     "loading": "bench.kinds.loading",
     "inference": "bench.kinds.inference",
     "distributed": "bench.kinds.distributed.distributed",

@@ -6,6 +6,7 @@ Every kind of trial writes into the same record, so that whatever ends it, what 
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import sys
 import time
@@ -20,6 +21,8 @@ from bench.records import Trial
 from bench.records.interval import Interval, summarize
 from bench.records.result import End, Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
+
+LOG_EVERY_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,20 @@ class Record:
         said = "none" if value is None else f"{value:.4g}"
         self.log(f"{name} ({on}): {said}{share}" + (f": {note}" if note else ""))
         self.show()
+
+    def add_step(self, steps: Steps, *, seconds: float, loss: float, samples: float, tokens: int, useful: int) -> None:
+        """Add one step to `steps`, which are `warmup` or `steps`; log every fifth and the last."""
+        steps.step_time_sec.append(seconds)
+        steps.loss.append(loss if math.isfinite(loss) else None)
+        steps.samples.append(round(samples, 6))
+        steps.tokens.append(tokens)
+        steps.useful_tokens.append(useful)
+        self.show()
+        done = len(steps.step_time_sec)
+        planned = self.trial.measured_steps if steps is self.steps else self.trial.warmup_steps
+        if done % LOG_EVERY_STEPS == 0 or done == planned:
+            times = steps.step_time_sec[-LOG_EVERY_STEPS:]
+            self.log(f"{self.phase} {done}/{planned}: {sum(times) / len(times):.3f} s/step, loss {loss:.4f}")
 
     @property
     def steps_done(self) -> int:

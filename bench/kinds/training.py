@@ -25,8 +25,6 @@ from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records.interval import summarize
 from bench.records.result import Steps
 
-LOG_EVERY_STEPS = 5
-
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     """Load, train, and leave every step in the record. Raises NotFinite, and whatever the stack raises."""
@@ -120,16 +118,14 @@ def _one_step(record: Record, step: TrainingStep, batches: Iterator[Batch], step
     # Everything below is outside the timed region.
     stops.check()
     loss = float(total)
-    steps.step_time_sec.append(seconds)
-    steps.loss.append(loss if math.isfinite(loss) else None)
-    steps.samples.append(round(sum(batch.samples for batch in used), 6))
-    steps.tokens.append(sum(batch.tokens for batch in used))
-    steps.useful_tokens.append(sum(batch.useful_tokens for batch in used))
-    record.show()
-    done = len(steps.step_time_sec)
-    planned = record.trial.measured_steps if steps is record.steps else record.trial.warmup_steps
-    if done % LOG_EVERY_STEPS == 0 or done == planned:
-        group = steps.step_time_sec[-LOG_EVERY_STEPS:]
-        record.log(f"{record.phase} {done}/{planned}: {sum(group) / len(group):.3f} s/step, loss {loss:.4f}")
+    record.add_step(
+        steps,
+        seconds=seconds,
+        loss=loss,
+        samples=sum(batch.samples for batch in used),
+        tokens=sum(batch.tokens for batch in used),
+        useful=sum(batch.useful_tokens for batch in used),
+    )
     if not math.isfinite(loss):
-        raise NotFinite(f"the loss is {loss} at {record.phase} step {done}; try a lower learning_rate")
+        number = len(steps.step_time_sec)
+        raise NotFinite(f"the loss is {loss} at {record.phase} step {number}; try a lower learning_rate")

@@ -39,7 +39,6 @@ LATER_SEC = 5.0  # a rank's silence is noticed first, and names it; that no step
 SLOWEST_TOKENS_PER_SEC = 364.0  # half of what an A10 does: no step of a rank is slower unless it hangs
 POLL_SEC = 0.1
 COUNT_SEC = 120.0
-LOG_EVERY_STEPS = 5
 REDUCE_SIZES = {"gpu": 5, "tiny": 3}
 
 
@@ -222,18 +221,14 @@ class Told:
             return
         steps: Steps = self.record.warmup if kind == "warmup" else self.record.steps
         seconds, losses, samples, tokens, useful, _ = zip(*table, strict=True)
-        loss = mean(losses)
-        steps.step_time_sec.append(max(seconds))
-        steps.loss.append(loss if abs(loss) < float("inf") else None)
-        steps.samples.append(round(mean(samples), 6))
-        steps.tokens.append(round(mean(tokens)))
-        steps.useful_tokens.append(round(mean(useful)))
-        self.record.show()
-        done = len(steps.step_time_sec)
-        planned = self.record.trial.warmup_steps if kind == "warmup" else self.record.trial.measured_steps
-        if done % LOG_EVERY_STEPS == 0 or done == planned:
-            times = steps.step_time_sec[-LOG_EVERY_STEPS:]
-            self.record.log(f"{self.record.phase} {done}/{planned}: {mean(times):.3f} s/step, loss {loss:.4f}")
+        self.record.add_step(
+            steps,
+            seconds=max(seconds),
+            loss=mean(losses),
+            samples=mean(samples),
+            tokens=round(mean(tokens)),
+            useful=round(mean(useful)),
+        )
 
     def slowest(self, kind: str) -> list[list[float]]:
         """Step times of a kind, the slowest rank's, by block."""

@@ -210,11 +210,11 @@ class Link:
     def mirror(self, folder: Path, ranks: range, logs: dict[int, list[str]]) -> None:
         """Send what has changed of these ranks' files, and their last lines."""
         for rank in ranks:
-            self._file(f"rank-{rank}.json", _read(folder / f"rank-{rank}.json"))
-            error = _read(folder / f"error-{rank}.json")
-            if error is not None and f"error-{rank}.json" not in self._sent:
+            self._file(f"rank-{rank}.json", read_object(folder / f"rank-{rank}.json"))
+            error = read_object(folder / f"error-{rank}.json")
+            if error and f"error-{rank}.json" not in self._sent:
                 self._file(f"error-{rank}.json", {**error, "age_sec": time.monotonic() - error.pop("at")})
-            self._file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]) or None)
+            self._file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]))
 
     def complain(self, rank: int, reason: str) -> None:
         """This machine cannot take part: the trial's input is not usable here."""
@@ -235,7 +235,7 @@ class Link:
                 time.sleep(0.05)
 
     def _file(self, name: str, content: Any) -> None:
-        if content is None:
+        if not content:
             return
         if isinstance(content, dict):
             content.pop("pid", None)  # another machine's processes have other numbers
@@ -264,9 +264,10 @@ class Link:
                 return link
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a small file; empty where it is missing, unreadable or anything else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
+        return {}
+    return document if isinstance(document, dict) else {}

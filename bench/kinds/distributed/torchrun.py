@@ -29,7 +29,7 @@ from typing import Any
 
 from bench.data.inputs import InputError
 from bench.harness.ends import Stopped, WorkerGone
-from bench.kinds.distributed.machines import Machines
+from bench.kinds.distributed.machines import Machines, read_object
 from bench.records import Trial
 from bench.records.result import End
 
@@ -144,7 +144,7 @@ class Torchrun:
         """Take in the ranks' signs. Raises RankFailed for a rank that gives none, or a step that never ends."""
         now = time.monotonic()
         for rank, seen in enumerate(self._seen):
-            sign = _read(self.folder / f"rank-{rank}.json")
+            sign = read_object(self.folder / f"rank-{rank}.json")
             if sign and sign.get("count") != seen.sign.get("count"):
                 if sign.get("moves") != seen.sign.get("moves"):
                     seen.moved = now
@@ -169,7 +169,7 @@ class Torchrun:
         """Why torchrun ended with an error: the rank that failed first, by signal, by its own words, by exit code."""
         known = self.failures()
         for path in self.folder.glob("failures-*.json"):
-            for name, more in _read(path).items():
+            for name, more in read_object(path).items():
                 known.setdefault(name, []).extend(more)
         for rank, code in known.get("ranks", []):
             if code < 0 and code != -signal.SIGTERM:  # torchrun ends the others by SIGTERM
@@ -177,7 +177,11 @@ class Torchrun:
                 return RankFailed(f"rank {rank} was killed by {name} in {self._seen[rank].place}{self.last(rank)}")
         for rank in known.get("gone", []):
             return RankGone(f"rank {rank} is gone with its machine in {self._seen[rank].place}{self.last(rank)}")
-        said = [error for rank in range(self._trial.world_size) if (error := _read(self.folder / f"error-{rank}.json"))]
+        said = [
+            error
+            for rank in range(self._trial.world_size)
+            if (error := read_object(self.folder / f"error-{rank}.json"))
+        ]
         if said:
             first = min(said, key=lambda error: float(error["at"]))
             if first["kind"] == "input":
@@ -194,7 +198,7 @@ class Torchrun:
 
     def failures(self) -> dict[str, Any]:
         """What torchrun itself wrote of ranks that failed on this machine; empty where none did."""
-        return _read(self.folder / FAILURES_FILE)
+        return read_object(self.folder / FAILURES_FILE)
 
     def last(self, rank: int) -> str:
         """A rank's last log line, to end a reason with."""
@@ -296,14 +300,6 @@ def _state(pid: int | None) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _tail(path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """`python -m bench` by hand: what it prints, what it refuses, and how it exits. No trial runs here."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -16,25 +17,13 @@ from bench.records import Trial, suite
 from bench.records.interval import Interval
 from bench.records.result import End, Metrics, TrialResult
 from bench.records.run import Progress
+from bench.records.trial import KINDS
 from tests.support.paths import ROOT
 
-STANDARD = (
-    "commands/cli.py",
-    "commands/run.py",
-    "commands/trial_flags.py",
-    "data/corpus.py",
-    "data/inputs.py",
-    "harness/ends.py",
-    "harness/out_of_memory.py",
-    "harness/phases.py",
-    "machine/fingerprint.py",
-    "records/__init__.py",
-    "records/gang.py",
-    "records/result.py",
-    "records/schema.py",
-    "records/suites.py",
-    "records/trial.py",
-    "records/trial_files.py",
+BEFORE_THE_STACK = (
+    *("commands/cli.py", "commands/run.py", "commands/trial_flags.py", "data/corpus.py", "data/inputs.py"),
+    *("harness/ends.py", "harness/out_of_memory.py", "harness/phases.py", "machine/fingerprint.py"),
+    *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
 )
 
 
@@ -95,12 +84,18 @@ def test_inspect_needs_the_standard_library_alone(model_folder: Path, data_file:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", STANDARD)
+@pytest.mark.parametrize("name", BEFORE_THE_STACK)
 def test_what_stands_before_the_stack_imports_it_nowhere(name):
     tree = ast.parse((ROOT / "bench" / name).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module.split(".")[0] for module in imported} <= {*sys.stdlib_module_names, "bench"}
+
+
+def test_every_kind_that_a_trial_may_have_is_measured_by_a_module_of_its_own():
+    assert tuple(run.KINDS) == KINDS
+    for module in run.KINDS.values():
+        assert callable(importlib.import_module(module).measure)
 
 
 @pytest.mark.parametrize("words", [[], ["dance"], ["run"], ["run", "--trial", "t.json"], ["list", "--suite", "huge"]])

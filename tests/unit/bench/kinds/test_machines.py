@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.data.inputs import InputError
-from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Nodes
+from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 
 WAIT_SEC = 20.0
@@ -29,8 +29,8 @@ def _place(monkeypatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def nodes(rank: int, port: int, **changes: str) -> Nodes:
-    return Nodes(**({"count": 2, "rank": rank, "address": "127.0.0.1", "port": port, "token": "word"} | changes))
+def machines(rank: int, port: int, **changes: str) -> Machines:
+    return Machines(**({"count": 2, "rank": rank, "address": "127.0.0.1", "port": port, "token": "word"} | changes))
 
 
 @pytest.fixture
@@ -41,22 +41,22 @@ def port() -> int:
 
 @pytest.fixture
 def hub(port, tmp_path) -> Iterator[Hub]:
-    with Hub(nodes(0, port), 2, tmp_path) as hub:
+    with Hub(machines(0, port), 2, tmp_path) as hub:
         yield hub
 
 
 @pytest.mark.usefixtures("_place")
 def test_a_trial_on_one_machine_has_no_place(monkeypatch):
     monkeypatch.setenv(NODE_COUNT, "1")
-    assert Nodes.from_environment() is None
+    assert Machines.from_environment() is None
     monkeypatch.delenv(NODE_COUNT)
-    assert Nodes.from_environment() is None
+    assert Machines.from_environment() is None
 
 
 @pytest.mark.usefixtures("_place")
 def test_a_place_comes_from_the_environment():
-    found = Nodes.from_environment()
-    assert found == Nodes(count=4, rank=2, address="10.0.0.7", port=21000, token="word")
+    found = Machines.from_environment()
+    assert found == Machines(count=4, rank=2, address="10.0.0.7", port=21000, token="word")
     assert (found.ranks_here(4), found.ranks_here(8), found.ranks_here(8, 0)) == (range(2, 3), range(4, 6), range(2))
 
 
@@ -75,12 +75,12 @@ def test_a_place_comes_from_the_environment():
 def test_a_place_that_makes_no_sense_is_refused_by_name(monkeypatch, name, value, says):
     monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=f"{name}: {says}"):
-        Nodes.from_environment()
+        Machines.from_environment()
 
 
 @pytest.mark.usefixtures("_place")
 def test_ranks_that_cannot_be_shared_out_are_refused():
-    found = Nodes.from_environment()
+    found = Machines.from_environment()
     for world_size in (2, 6):
         with pytest.raises(InputError, match=f"{world_size} ranks cannot be shared out over 4 machines"):
             found.ranks_here(world_size)
@@ -91,7 +91,7 @@ def test_signs_errors_and_last_lines_are_laid_down_beside_the_local_ones(hub, po
     theirs.mkdir()
     (theirs / "rank-1.json").write_text('{"pid": 7, "count": 3, "phase": "measure", "step": 2}')
     (theirs / "error-1.json").write_text(json.dumps({"rank": 1, "kind": "failed", "reason": "no", "at": 5.0}))
-    with Link(nodes(1, port), 0.5) as link:
+    with Link(machines(1, port), 0.5) as link:
         link.mirror(theirs, range(1, 2), {1: ["last", "line"]})
         link.end({"ranks": [[1, -9]]})
     until(lambda: hub.has_failure)
@@ -103,11 +103,11 @@ def test_signs_errors_and_last_lines_are_laid_down_beside_the_local_ones(hub, po
 
 
 def test_a_machine_that_goes_without_a_word_is_gone_and_one_that_says_good_bye_is_not(hub, port, tmp_path):
-    with Link(nodes(1, port), WAIT_SEC) as link:
+    with Link(machines(1, port), WAIT_SEC) as link:
         link.end({})
     hub.settle()
     assert not hub.has_failure
-    with Link(nodes(1, port), WAIT_SEC):
+    with Link(machines(1, port), WAIT_SEC):
         pass
     until(lambda: hub.has_failure)
     assert json.loads((tmp_path / "failures-1.json").read_text()) == {"gone": [1]}
@@ -115,7 +115,7 @@ def test_a_machine_that_goes_without_a_word_is_gone_and_one_that_says_good_bye_i
 
 def test_after_a_failure_a_machine_stays_until_the_first_one_has_ended(port, tmp_path):
     """Its pod's end would have the Job stop the first machine, in the middle of writing down what has failed."""
-    with Hub(nodes(0, port), 2, tmp_path) as hub, Link(nodes(1, port), WAIT_SEC) as link:
+    with Hub(machines(0, port), 2, tmp_path) as hub, Link(machines(1, port), WAIT_SEC) as link:
         last_word = threading.Thread(target=link.end, args=({"ranks": [[1, -9]]},))
         last_word.start()
         hub.settle()
@@ -129,9 +129,9 @@ def test_after_a_failure_a_machine_stays_until_the_first_one_has_ended(port, tmp
 def test_strangers_and_names_outside_the_folder_are_not_listened_to(hub, port, tmp_path):
     with socket.create_connection(("127.0.0.1", port + 1)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    with Link(nodes(1, port, token="guessed"), WAIT_SEC) as link, pytest.raises(LeaderGone):
+    with Link(machines(1, port, token="guessed"), WAIT_SEC) as link, pytest.raises(LeaderGone):
         until(link.check)
-    with Link(nodes(1, port), WAIT_SEC) as link:
+    with Link(machines(1, port), WAIT_SEC) as link:
         link._file("../escaped.json", {"count": 1})
         link._file("failures-1.json", {"count": 1})
         link._file("rank-1.json", {"count": 1})
@@ -142,8 +142,8 @@ def test_strangers_and_names_outside_the_folder_are_not_listened_to(hub, port, t
 
 
 def test_the_others_notice_that_the_first_machine_has_ended(port, tmp_path):
-    with Hub(nodes(0, port), 2, tmp_path):
-        link = Link(nodes(1, port), WAIT_SEC)
+    with Hub(machines(0, port), 2, tmp_path):
+        link = Link(machines(1, port), WAIT_SEC)
         link.check()
     with link, pytest.raises(LeaderGone, match="the first machine"):
         until(link.check)
@@ -151,5 +151,5 @@ def test_the_others_notice_that_the_first_machine_has_ended(port, tmp_path):
 
 def test_a_first_machine_that_falls_silent_is_given_up(port):
     server = socket.create_server(("127.0.0.1", port + 1))
-    with server, Link(nodes(1, port), 0.5) as link, pytest.raises(LeaderGone, match=r"silent for 0\.5 s"):
+    with server, Link(machines(1, port), 0.5) as link, pytest.raises(LeaderGone, match=r"silent for 0\.5 s"):
         until(link.check)
