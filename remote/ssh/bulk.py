@@ -1,4 +1,4 @@
-"""Gigabytes to and from the build VM: rsync over the OpenSSH client, tar where one side has no rsync.
+"""Gigabytes to the build VM: rsync over the OpenSSH client, tar where one side has no rsync.
 
     push_folder(host, Path("models/org--name"), "/mnt/fss/models/org--name", timeout_sec=7200.0)
 
@@ -14,11 +14,9 @@ What this does not do: prove content. Equal size and time count as equal; who ne
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 import time
@@ -40,17 +38,6 @@ _BROKEN = {10, 12, 30, 35, 255}  # rsync(1), EXIT VALUES: socket, protocol strea
 _NEXT_TO_NOTHING_BYTES = 1 << 20
 # GNU tar tells a full disk as a write that came out short.
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes")
-# What is at a place: path, size, whole seconds of its time. Links by what they point to.
-_LIST = """
-import json, os, sys
-root = os.fsencode(sys.argv[1])
-for folder, _, names in os.walk(root):
-    for name in names:
-        path = os.path.join(folder, name)
-        seen = os.lstat(path)
-        print(json.dumps([os.fsdecode(os.path.relpath(path, root)), seen.st_size, int(seen.st_mtime)]))
-print(json.dumps("end"))
-"""
 
 
 class NoSpace(HostError):
@@ -90,38 +77,8 @@ def push_folder(
     command = Command(argv=("mkdir", "-p", "--", target))
     check(host, command, host.run(command, timeout_sec=_ASK_SEC))
 
-    def free_bytes() -> int:
-        room = Command(argv=("df", "-Pk", "--", target))
-        last = check(host, room, host.run(room, timeout_sec=_ASK_SEC)).stdout.split(b"\n")[1]
-        return int(last.split()[3]) * 1024
-
-    move = _Move(
-        host=host,
-        place=f"{host.name}: {target}",
-        free_bytes=free_bytes,
-        timeout_sec=timeout_sec,
-        on_progress=on_progress,
-    )
-    if _has_rsync(host):
-        return move.rsync(f"{source}/", f"{_remote_name(host)}:{target}/")
-    return move.tar_out(source, target)
-
-
-def pull_folder(
-    host: SshHost, source: str, target: Path, *, timeout_sec: float, on_progress: Listener | None = None
-) -> BulkMoved:
-    """Bring what is below the folder `source` on the host into `target` here; raises as `push_folder`."""
-    target.mkdir(parents=True, exist_ok=True)
-    move = _Move(
-        host=host,
-        place=str(target),
-        free_bytes=lambda: shutil.disk_usage(target).free,
-        timeout_sec=timeout_sec,
-        on_progress=on_progress,
-    )
-    if _has_rsync(host):
-        return move.rsync(f"{_remote_name(host)}:{source}/", f"{target}/")
-    return move.tar_in(source, target)
+    move = _Move(host=host, source=source, target=target, timeout_sec=timeout_sec, on_progress=on_progress)
+    return move.by_rsync() if _has_rsync(host) else move.by_tar()
 
 
 def ssh_argv(host: SshHost) -> tuple[str, ...]:
@@ -133,10 +90,6 @@ def ssh_argv(host: SshHost) -> tuple[str, ...]:
         *(() if asked.port is None else ("-p", str(asked.port))),
         *(() if asked.identity is None else ("-i", str(Path(asked.identity).expanduser()))),
     )
-
-
-def _remote_name(host: SshHost) -> str:
-    return f"[{host.destination.host}]" if ":" in host.destination.host else host.destination.host
 
 
 def _has_rsync(host: SshHost) -> bool:
@@ -154,17 +107,19 @@ def _has_rsync(host: SshHost) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class _Move:
     host: SshHost
-    place: str
-    free_bytes: Callable[[], int]
+    source: Path
+    target: str
     timeout_sec: float
     on_progress: Listener | None
 
-    def rsync(self, source: str, target: str) -> BulkMoved:
+    def by_rsync(self) -> BulkMoved:
+        name = self.host.destination.host
+        place = f"[{name}]" if ":" in name else name
         command = Command(
             argv=(
                 *("rsync", "--recursive", "--links", "--times", "--chmod=u+rw", "--protect-args"),
                 *(f"--partial-dir={PARTIAL}", f"--timeout={_STALL_SEC}", "--info=progress2", "--no-inc-recursive"),
-                *("--rsh", shlex.join(ssh_argv(self.host)), "--", source, target),
+                *("--rsh", shlex.join(ssh_argv(self.host)), "--", f"{self.source}/", f"{place}:{self.target}/"),
             )
         )
         heard = _Heard(self.on_progress)
@@ -180,35 +135,25 @@ class _Move:
             raise self._explained(command, ended)
         return BulkMoved(way="rsync", sent_bytes=heard.byte_count, wall_time_sec=time.monotonic() - began)
 
-    def tar_out(self, source: Path, target: str) -> BulkMoved:
-        there = self._there(target)
-        here = {path: seen for path, *seen in _listed(source)}
-        names = [path for path, seen in here.items() if there.get(path) != seen]
-        packer = ("tar", "--create", "--file=-", f"--directory={source}", "--no-recursion", "--null", "--files-from=-")
-        unpack = ("tar", "--extract", "--file=-", f"--directory={target}")
-        taker = (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {shlex.join(unpack)}")
-        return self._tar(packer, taker, names)
+    def by_tar(self) -> BulkMoved:
+        there = self._there()
+        names = [name for name, seen in _listed(self.source).items() if there.get(name) != seen]
+        pack = ("tar", "--create", "--file=-", f"--directory={self.source}", "--no-recursion", "--null", "-T-")
+        unpack = shlex.join(("tar", "--extract", "--file=-", f"--directory={self.target}"))
+        return self._pipe(pack, (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {unpack}"), names)
 
-    def tar_in(self, source: str, target: Path) -> BulkMoved:
-        there = self._there(source)
-        here = {path: seen for path, *seen in _listed(target)}
-        names = [path for path, seen in there.items() if here.get(path) != seen]
-        pack = ("tar", "--create", "--file=-", f"--directory={source}", "--no-recursion", "--null", "--files-from=-")
-        packer = (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {shlex.join(pack)}")
-        return self._tar(packer, ("tar", "--extract", "--file=-", f"--directory={target}"), names)
-
-    def _tar(self, packer: Sequence[str], taker: Sequence[str], names: Sequence[str]) -> BulkMoved:
+    def _pipe(self, packer: Sequence[str], taker: Sequence[str], names: Sequence[str]) -> BulkMoved:
         """`packer | taker`, with the names of the files on the first one's input; both exit codes count."""
         began, command = time.monotonic(), Command(argv=tuple(taker))
         if not names:
             return BulkMoved(way="tar", sent_bytes=0, wall_time_sec=0.0)
         with contextlib.ExitStack() as stack:
-            listed, said = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            listed, complaints = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             listed.write(b"".join(os.fsencode(f"./{name}") + b"\0" for name in names))
             listed.seek(0)
             packing = stack.enter_context(
                 subprocess.Popen(
-                    list(packer), stdin=listed, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+                    list(packer), stdin=listed, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True
                 )
             )
             stack.callback(packing.kill)
@@ -218,49 +163,49 @@ class _Move:
             packing.stdout.close()
             try:
                 code = packing.wait(_ASK_SEC)
-            except subprocess.TimeoutExpired:  # its output is closed, and it stays: an ssh whose link is dead
+            except subprocess.TimeoutExpired:  # its output is closed, and it stays
                 packing.kill()
                 packing.wait()
-                code = 255  # as it would have said itself, some day
-            said.seek(0)
-            complaint = said.read()
-        if ended.exit_code != 0 or code != 0:
+                code = 255
+            complaints.seek(0)
+            complaint = complaints.read()
+        if ended.exit_code == 0 and code != 0:
             # The one that failed of itself says more than the one whose pipe broke.
-            by_taker = Completed(exit_code=ended.exit_code, stderr=ended.stderr)
-            by_packer = Completed(exit_code=code if code > 0 else 128 - code, stderr=complaint)
-            raise self._explained(command, by_taker if ended.exit_code != 0 else by_packer)
+            ended = Completed(exit_code=code if code > 0 else 128 - code, stderr=complaint)
+        if ended.exit_code != 0:
+            raise self._explained(command, ended)
         return BulkMoved(way="tar", sent_bytes=pipe.byte_count, wall_time_sec=time.monotonic() - began)
 
-    def _there(self, folder: str) -> dict[str, list[int]]:
-        command = Command(argv=(*self.host.python, "-I", "-S", "-c", _LIST, folder))
-        lines = check(self.host, command, self.host.run(command, timeout_sec=_ASK_SEC * 5)).stdout.splitlines()
-        found = [json.loads(line) for line in lines]
-        if not found or found.pop() != "end":
-            raise HostUnreachable(f"{self.host.name}: the list of files below {folder} was cut short")
-        return {path: seen for path, *seen in found}
+    def _there(self) -> dict[str, tuple[int, int]]:
+        """What `_listed` says of a folder here, of the target there."""
+        command = Command(argv=("find", self.target, "!", "-type", "d", "-printf", r"%s %T@ %P\0"))
+        listed = check(self.host, command, self.host.run(command, timeout_sec=_ASK_SEC * 5)).stdout
+        files = (entry.split(b" ", 2) for entry in listed.split(b"\0") if entry)
+        return {os.fsdecode(name): (int(size), int(float(moment))) for size, moment, name in files}
+
+    def _free_bytes(self) -> int:
+        room = Command(argv=("df", "-Pk", "--", self.target))
+        last = check(self.host, room, self.host.run(room, timeout_sec=_ASK_SEC)).stdout.split(b"\n")[1]
+        return int(last.split()[3]) * 1024
 
     def _explained(self, command: Command, ended: Completed) -> HostError:
         said = ended.stderr.decode(errors="replace")
         if "Host key verification failed" in said:
             return HostKeyRefused(f"{self.host.name}: {' '.join(said.split())}")
         # Told by exit code 11, rsync's own words may be lost: it ends the ssh that carries them. The disk still knows.
-        if _FULL.search(said) or (ended.exit_code == 11 and self.free_bytes() < _NEXT_TO_NOTHING_BYTES):
-            return NoSpace(
-                f"{self.place}: no space left on its disk; free some, and the same command goes on from here"
-            )
+        if _FULL.search(said) or (ended.exit_code == 11 and self._free_bytes() < _NEXT_TO_NOTHING_BYTES):
+            place = f"{self.host.name}: {self.target}"
+            return NoSpace(f"{place}: no space left on its disk; free some, and the same command goes on from here")
         if ended.exit_code in _BROKEN or ended.exit_code < 0:
             last = (said.strip().splitlines() or ["it said nothing"])[0]
             return HostUnreachable(f"{self.host.name}: the connection broke while files were moving: {last}")
         return CommandFailed(self.host.name, command, ended)
 
 
-def _listed(folder: Path) -> list[tuple[str, int, int]]:
-    found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not path.is_dir():
-            seen = path.lstat()
-            found.append((str(path.relative_to(folder)), seen.st_size, int(seen.st_mtime)))
-    return found
+def _listed(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file below `folder` with its size and the whole seconds of its time; of a link those of its own."""
+    files = ((path, path.lstat()) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return {str(path.relative_to(folder)): (seen.st_size, int(seen.st_mtime)) for path, seen in files}
 
 
 class _Heard:

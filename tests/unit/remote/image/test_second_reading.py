@@ -49,14 +49,14 @@ def test_a_whole_model_is_seen_with_its_files(local: LocalFleet, tmp_path: Path)
     assert [tuple(file) for file in seen["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
 
 
-def test_a_tar_whose_ssh_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tar_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_ASK_SEC", 0.2)
     host: Any = SimpleNamespace(name="vm")
-    move = bulk._Move(host=host, place="vm: /x", free_bytes=lambda: 1 << 40, timeout_sec=30.0, on_progress=None)
+    move = bulk._Move(host=host, source=Path("/"), target="/x", timeout_sec=30.0, on_progress=None)
     # It has closed its output, as an ssh does whose peer is done, and stays.
     packer = ("sh", "-c", "exec 1>&-; sleep 60")
     with pytest.raises(HostError, match="the connection broke while files were moving"):
-        move._tar(packer, ("true",), ["a"])
+        move._pipe(packer, ("true",), ["a"])
 
 
 @pytest.mark.parametrize("kind", [requests.ReadTimeout, requests.ConnectionError])
