@@ -13,68 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from remote.hosts.command import Command
+from remote.hosts.delivery import once
 from remote.hosts.host import Completed, Host, HostError, HostUnreachable, check
 
 _LOOK_SEC = 60.0
 _BUILDKIT_SINCE = (18, 9)
-# One look at all that a plan needs, with the host's own Python: places (the nearest folder that exists answers for one
-# that does not), models with their manifests, and the engine's DOCKER_TMPDIR as far as this user may know it.
-_LOOK = r"""
-import hashlib, json, os, subprocess, sys
-asked = json.loads(sys.argv[1])
-mounts = []
-for line in open("/proc/self/mountinfo"):
-    left, right = line.rstrip("\n").split(" - ", 1)
-    mounts.append((left.split()[4].encode().decode("unicode_escape"), right.split()[0]))
-def place(path):
-    there = path
-    while not os.path.lexists(there) and there != "/":
-        there = os.path.dirname(there)
-    real = os.path.realpath(there)
-    inside = [m for m in mounts if real == m[0] or real.startswith(m[0].rstrip("/") + "/")]
-    kind = max(inside, key=lambda m: len(m[0]))[1] if inside else "unknown"
-    room = os.statvfs(real)
-    return {"path": path, "exists": there == path, "is_folder": os.path.isdir(real), "kind": kind,
-            "device": os.stat(real).st_dev, "free_bytes": room.f_bavail * room.f_frsize,
-            "size_bytes": room.f_blocks * room.f_frsize,
-            "writable": os.access(real, os.W_OK | os.X_OK)}
-def model(name, folder):
-    manifest = os.path.join(folder, "manifest.json")
-    try:
-        content = open(manifest, "rb").read()
-        listed = [(entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(content)["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"name": name, "folder": folder, "found": os.path.isdir(folder), "sha256": None, "files": []}
-    digest = hashlib.sha256(content).hexdigest()
-    files = [["manifest.json", len(content), len(content), digest]]
-    for path, size, sha256 in listed:
-        full = os.path.join(folder, path)
-        files.append([path, os.path.getsize(full) if os.path.isfile(full) else None, size, sha256])
-    sums = os.path.join(folder, "SHA256SUMS")  # the bench reads it instead of 14 GB
-    if os.path.isfile(sums):
-        size = os.path.getsize(sums)
-        files.append(["SHA256SUMS", size, size, hashlib.sha256(open(sums, "rb").read()).hexdigest()])
-    return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
-def docker_tmpdir():
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and open("/proc/%s/comm" % entry).read().strip() == "dockerd":
-                for pair in open("/proc/%s/environ" % entry, "rb").read().split(b"\0"):
-                    if pair.startswith(b"DOCKER_TMPDIR="):
-                        return pair.split(b"=", 1)[1].decode()
-        except OSError:
-            pass
-    try:
-        said = subprocess.run(["systemctl", "show", "docker", "-p", "Environment"], capture_output=True, text=True)
-    except OSError:
-        return None
-    for pair in said.stdout.replace("Environment=", "").split():
-        if pair.startswith("DOCKER_TMPDIR="):
-            return pair.split("=", 1)[1]
-    return None
-print(json.dumps({"places": [place(p) for p in asked["places"]], "models": [model(*m) for m in asked["models"]],
-                  "docker_tmpdir": docker_tmpdir(), "cores": os.cpu_count()}))
-"""
 
 
 class EngineError(HostError):
@@ -116,8 +59,6 @@ class Place:
 class EngineFacts:
     """What the engine says of itself."""
 
-    client_version: str
-    server_version: str
     api_version: str
     data_root: str
     storage_driver: str
@@ -152,8 +93,6 @@ def observe(host: Host, client: Client) -> EngineFacts:
             )
     info = _ask(host, client, "info", "--format", "{{json .}}")
     return EngineFacts(
-        client_version=found["Version"],
-        server_version=server["Version"],
         api_version=server["ApiVersion"],
         data_root=info["DockerRootDir"],
         storage_driver=info["Driver"],
@@ -175,7 +114,7 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
 def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> Look:
     """The file systems below `places` and the `models` (name, folder), in one round trip. Raises HostError."""
     asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
-    command = Command(argv=(*host.python, "-c", _LOOK, asked))
+    command = once(host, "remote.image.onvm.scripts.look", asked)
     completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
     said = _parsed(host, command, completed.stdout)
     return Look(

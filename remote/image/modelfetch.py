@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remote.hosts.command import Command, Secret
+from remote.hosts.command import Secret
+from remote.hosts.delivery import once
 from remote.hosts.host import HostError, check
 from remote.image import vmjob
-from remote.image.onvm import sources as onvm_sources
 from remote.image.onvm.fetch import chosen
 from remote.image.onvm.job import Failed
-from remote.image.onvm.sources import BROUGHT, TOKEN_PIPE
+from remote.image.onvm.sources import BROUGHT, TOKEN_PIPE, files_of, snapshot_in
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job
 from remote.ssh.bulk import Progress, push_folder
@@ -30,20 +30,6 @@ VERB = "fetch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
 _FEED_SEC = 90.0
-# Waits for the pipe that the job makes, then hands on all of its own standard input.
-_FEED = """
-import os, stat, sys, time
-path, content, until = sys.argv[1], sys.stdin.buffer.read(), time.monotonic() + 60
-while not os.path.exists(path):
-    if time.monotonic() > until:
-        sys.exit("the job has not asked for its token")
-    time.sleep(0.05)
-if not stat.S_ISFIFO(os.stat(path).st_mode):
-    sys.exit("that is no pipe")
-handle = os.open(path, os.O_WRONLY)
-os.write(handle, content)
-os.close(handle)
-"""
 
 
 class FetchError(HostError):
@@ -110,8 +96,7 @@ def start(
     job = vmjob.new(agent, VERB, _slug(fetch))
     vmjob.start(job, fetch.to_job(source, token=token is not None), deadline_sec=deadline_sec)
     if token is not None:
-        argv = (*agent.host.python, "-I", "-S", "-c", _FEED, f"{job.folder}/{TOKEN_PIPE}")
-        command = Command(argv=argv, secrets=(token,))
+        command = once(agent.host, "remote.image.onvm.scripts.feed", f"{job.folder}/{TOKEN_PIPE}", secrets=(token,))
         fed = agent.host.run(command, stdin=token.reveal().encode(), timeout_sec=_FEED_SEC)
         check(agent.host, command, fed)
     return job
@@ -125,8 +110,8 @@ def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], 
     """Put the laptop's copy beside the model's place on the VM, as the job wants it."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:
-        snapshot = onvm_sources.snapshot_in(fetch.cache_here.expanduser(), fetch.model, fetch.revision)
-        files = chosen(onvm_sources.files_of(snapshot))
+        snapshot = snapshot_in(fetch.cache_here.expanduser(), fetch.model, fetch.revision)
+        files = chosen(files_of(snapshot))
     except Failed as failed:
         raise FetchError(str(failed)) from None
     if not isinstance(agent.host, SshHost):

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from remote.hosts.command import Command, Secret
+from remote.hosts.delivery import once
 from remote.hosts.host import Host, HostError, HostUnreachable, LoginRefused, check
 from remote.image.engine import Client
 
@@ -25,21 +26,6 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _OCIR = re.compile(r"(?P<key>[^.]+)\.ocir\.io\Z|ocir\.(?P<region>[^.]+)\.oci\.oraclecloud\.com\Z")
 _REGION_KEY = re.compile(r"[a-z]{3}\Z")
 _REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
-# In memory where the VM has such a place. The empty entry keeps the client from handing the password to a keyring.
-_MAKE_FOLDER = """
-import json, os, shutil, sys, tempfile
-prefix, tidy = sys.argv[1], sys.argv[2] == "tidy"
-parent = next((p for p in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR")) if p and os.access(p, os.W_OK)), None)
-parent = parent or tempfile.gettempdir()
-for name in os.listdir(parent) if tidy else ():
-    path = os.path.join(parent, name)
-    if name.startswith(prefix) and os.stat(path).st_uid == os.getuid():
-        shutil.rmtree(path, ignore_errors=True)
-folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
-with open(os.path.join(folder, "config.json"), "w") as file:
-    json.dump({"auths": {"qlora-fleet.invalid": {}}}, file)
-print(folder)
-"""
 
 
 class NameWrong(ValueError):
@@ -110,7 +96,7 @@ def log_in(host: Host, client: Client, where: Reference, user: str, password: Se
     Whoever gets the folder removes it. `tidy` removes what killed ones left. The password goes over standard input
     alone. Raises LoginRefused, HostUnreachable for a registry that did not answer, and as `Host.run`.
     """
-    make = Command(argv=(*host.python, "-c", _MAKE_FOLDER, LOGIN_FOLDER, "tidy" if tidy else "keep"))
+    make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER, "tidy" if tidy else "keep")
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", where.host),

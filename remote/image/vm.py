@@ -5,37 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from remote.hosts.command import Command
+from remote.hosts.delivery import once
 from remote.hosts.host import AddressWrong, Host, HostUnreachable, check
 
 PYTHON_AT_LEAST = (3, 9)
 MACHINE = "x86_64"  # the GPU nodes' processor; an image built on another one does not start there
 _ASK_SEC = 60.0
-# Runs on any Python 3, so that one that is too old can be told from none.
-_LOOK = """
-import grp, json, os, platform, pwd, sys
-system = ""
-try:
-    for line in open("/etc/os-release"):
-        if line.startswith("PRETTY_NAME="):
-            system = line.split("=", 1)[1].strip().strip('"')
-except OSError:
-    pass
-groups = []
-for number in set(os.getgroups() + [os.getgid()]):
-    try:
-        groups.append(grp.getgrgid(number).gr_name)
-    except KeyError:
-        groups.append(str(number))
-try:
-    user = pwd.getpwuid(os.getuid()).pw_name
-except KeyError:
-    user = str(os.getuid())
-memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-print(json.dumps({"system": system or platform.system(), "kernel": platform.release(), "machine": platform.machine(),
-                  "python": list(sys.version_info[:3]), "user": user, "groups": sorted(groups),
-                  "home": os.path.expanduser("~"), "cores": os.cpu_count(), "memory_bytes": memory}))
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +40,7 @@ class VmFacts:
 
 def observe(host: Host) -> VmFacts:
     """Ask the VM. Raises AddressWrong where it has no Python at all, HostUnreachable, CommandFailed."""
-    command = Command(argv=(*host.python, "-c", _LOOK))
+    command = once(host, "remote.image.onvm.scripts.facts")
     completed = host.run(command, timeout_sec=_ASK_SEC)
     if completed.exit_code in (126, 127):
         raise AddressWrong(f"{host.name}: has no {host.python[0]}; install Python 3.9 or newer there")

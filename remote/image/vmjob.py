@@ -10,24 +10,15 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable
-from remote.jobs.agent import Agent
+from remote.hosts.delivery import program
+from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable
+from remote.jobs.agent import ONHOST, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
-_PARTS = ("job.py", "build.py", "push.py", "archive.py", "fetch.py", "sources.py", "hub.py")
-# Our files stand flat in the job's folder; this makes them the package they are at home.
-_LAUNCH = (
-    "import sys, types\n"
-    "for name in ('remote', 'remote.image', 'remote.image.onvm'):\n"
-    "    sys.modules[name] = types.ModuleType(name)\n"
-    "    sys.modules[name].__path__ = ['.']\n"
-    "from remote.image.onvm.job import main\n"
-    "sys.exit(main())"
-)
+_ONVM = "remote.image.onvm"
 _SHOWN_EVERY_SEC = 1.0
 _SILENT_FOR_SEC = 60.0
 _QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened anew, which costs the job nothing
@@ -59,6 +50,11 @@ class Outcome:
     wall_time_sec: float
 
 
+def agent_on(host: Host) -> Agent:
+    """The agent of the build VM: its program holds what the jobs below run."""
+    return Agent(host, program(ONHOST, _ONVM))
+
+
 def slot(agent: Agent) -> str:
     return f"{agent.host.workdir}/vm.slot"
 
@@ -84,10 +80,11 @@ def new(agent: Agent, verb: str, name: str) -> Job:
 
 def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
     """Start `job`. Raises HostBusy when another one was quicker, and as `Agent`."""
-    files = {name: resources.files("remote.image.onvm").joinpath(name).read_text(encoding="utf-8") for name in _PARTS}
-    argv = (*job.agent.host.python, "-c", _LAUNCH, "job.json")
-    files["job.json"] = json.dumps({"verb": verb_of(job), **document})
-    return job.start(JobSpec(command=Command(argv=argv), deadline_sec=deadline_sec, files=files))
+    verb, agent = verb_of(job), job.agent
+    agent.path(f"{_ONVM}.{verb}")  # raises for a verb that is not delivered
+    command = Command(argv=(*agent.host.python, agent.path(f"{_ONVM}.__main__"), "job.json"))
+    files = {"job.json": json.dumps({"verb": verb, **document})}
+    return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
 def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostError], None]) -> Outcome:

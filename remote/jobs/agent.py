@@ -5,49 +5,19 @@ Everything above (jobs, transfer) speaks through this one class, so a new kind o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 from remote.hosts.command import Command
+from remote.hosts.delivery import PYTHON_FLAGS, Program, once, program
 from remote.hosts.host import Completed, Host, HostError, HostUnreachable, Readable, check
 from remote.jobs.onhost.basics import CUT_SHORT, REFUSED
 
+ONHOST = "remote.jobs.onhost"
 _CALL_SEC = 60.0
-# Isolated, no site packages: the program needs none and starts in half the time. What Python compiles it keeps beside
-# it, in a folder that is ours alone.
-_PYTHON_FLAGS = ("-I", "-S")
 _CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
-_ENTRY = "remote/jobs/onhost/__main__.py"
-_INSTALL = """
-import json, os, shutil, sys
-folder, name = sys.argv[1:]
-content = sys.stdin.buffer.read(%d)
-if len(content) != %d:
-    sys.stderr.write("the program arrived cut short")
-    sys.exit(%d)
-place = os.path.join(folder, name)
-made = f"{place}.{os.getpid()}.part"
-try:
-    for path, text in json.loads(content).items():
-        path = os.path.join(made, path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    if not os.path.isdir(place):
-        os.rename(made, place)
-except OSError as error:
-    if not os.path.isdir(place):
-        sys.stderr.write(str(error))
-        sys.exit(%d)
-finally:
-    shutil.rmtree(made, ignore_errors=True)
-"""
 
 
 class HostRefused(HostError):
@@ -57,12 +27,10 @@ class HostRefused(HostError):
 class Agent:
     """One host, with jobs and files."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self._source = program()
+    def __init__(self, host: Host, delivered: Program | None = None) -> None:
+        """`delivered` holds the package `ONHOST`, and may hold more; None: that package alone."""
+        self.host, self.program = host, delivered or program(ONHOST)
         self._installed = False
-        # The content's digest in the name: an older version still running keeps its own files.
-        self._program = f".onhost-{hashlib.sha256(self._source).hexdigest()[:12]}"
 
     def start(self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float) -> dict[str, Any]:
         """Start the job at this folder unless it was started before; what it is now, or which job holds the slot."""
@@ -144,8 +112,7 @@ class Agent:
     ) -> None:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
-        entry = f"{self.host.workdir}/{self._program}/{_ENTRY}"
-        argv = (*self.host.python, *_PYTHON_FLAGS, entry, verb, json.dumps(arguments))
+        argv = (*self.host.python, *PYTHON_FLAGS, self.path(f"{ONHOST}.__main__"), verb, json.dumps(arguments))
         command = Command(argv=argv, proves_itself=proves_itself)
 
         def run() -> Completed:
@@ -160,7 +127,7 @@ class Agent:
         if bulk is not None and not self._installed:
             self._install()  # a stream that was begun cannot be rewound for a second try
         completed = run()
-        if completed.exit_code == _CANNOT_OPEN and self._program.encode() in completed.stderr:
+        if completed.exit_code == _CANNOT_OPEN and self.program.folder.encode() in completed.stderr:
             self._install()
             completed = run()
         self._check(command, completed)
@@ -182,21 +149,16 @@ class Agent:
         document: dict[str, Any] = json.loads(text)
         return document
 
+    def path(self, module: str) -> str:
+        """Where `module` of the program is on the host. Raises KeyError for one that is not in it."""
+        return f"{self.host.workdir}/{self.program.path(module)}"
+
     def _install(self) -> None:
-        size = len(self._source)
-        script = _INSTALL % (size, size, CUT_SHORT, REFUSED)
-        command = Command(argv=(*self.host.python, *_PYTHON_FLAGS, "-c", script, self.host.workdir, self._program))
-        self._check(command, self.host.run(command, stdin=self._source, timeout_sec=_CALL_SEC))
+        content = self.program.content
+        place = (self.host.workdir, self.program.folder, str(len(content)))
+        command = once(self.host, f"{ONHOST}.install", *place)
+        self._check(command, self.host.run(command, stdin=content, timeout_sec=_CALL_SEC))
         self._installed = True
-
-
-def program() -> bytes:
-    """The text of every module that travels, by its path, as JSON."""
-    package = resources.files("remote")
-    onhost = package / "jobs" / "onhost"
-    modules = [f"jobs/onhost/{entry.name}" for entry in onhost.iterdir() if entry.name.endswith(".py")]
-    paths = ["__init__.py", "jobs/__init__.py", *sorted(modules)]
-    return json.dumps({f"remote/{path}": package.joinpath(path).read_text("utf-8") for path in paths}).encode()
 
 
 class _Joined:

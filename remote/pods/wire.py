@@ -6,14 +6,13 @@ those of all that came before; anything less is a stream that broke.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 
 from remote.hosts.command import Command
+from remote.hosts.delivery import digest
 from remote.hosts.host import HostUnreachable, Readable
 
 _FRAME_BYTES = 1 << 15
@@ -34,18 +33,13 @@ class Ending:
     why: str
 
 
-def program() -> bytes:
-    """The text of `remote.pods.far_end`."""
-    return resources.files("remote.pods").joinpath("far_end.py").read_bytes()
-
-
 def bootstrap(content: bytes, workdir: str) -> str:
     """What Python in the pod is given as its one argument: it reads the program off its input, and runs the copy that
     an earlier one left in `workdir`, or else what it has read.
 
     argv stays short because it travels in the address of an HTTP request, where proxies allow a few kB.
     """
-    size, module = len(content), f"inpod_{hashlib.sha256(content).hexdigest()[:12]}"
+    size, module = len(content), f"inpod_{digest(content)}"
     return (
         f'import os,sys;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\n'
         f"sys.path.append({workdir!r})\n"

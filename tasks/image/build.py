@@ -41,7 +41,6 @@ GIT_SEC = 20.0
 def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False) -> None:
     """Build the offline image on the build VM, or follow its build."""
     from remote.image import vmjob
-    from remote.jobs.agent import Agent
     from tasks.connect.buildvm import build_vm, tmpdir_on
     from tasks.settings import load as house
 
@@ -50,7 +49,7 @@ def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, ca
     began = time.monotonic()
     try:
         with build_vm(settings, again) as host:
-            agent = Agent(host)
+            agent = vmjob.agent_on(host)
             if cancel:
                 _cancel(vmjob.running(agent))
                 return

@@ -239,7 +239,6 @@ def load(context: Context, path: str) -> None:
 
 def _archive_job(context: Context, action: str, path: str, again: str) -> Outcome:
     from remote.image import vmjob
-    from remote.jobs.agent import Agent
     from remote.jobs.job import HostBusy
     from tasks.connect.buildvm import build_vm, show_cut, show_line
     from tasks.image import profiles
@@ -258,7 +257,7 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
         "path": path,
     }
     with _left_running(again), build_vm(settings, again) as host:
-        agent = Agent(host)
+        agent = vmjob.agent_on(host)
         job = vmjob.running(agent)
         if job is None:
             if action == "archive":

@@ -71,7 +71,7 @@ def fetch(
     dry_run: bool = False,
 ) -> None:
     """Bring models to the build VM, every file verified."""
-    from remote.jobs.agent import Agent
+    from remote.image import vmjob
     from tasks.connect.buildvm import build_vm, tmpdir_on
     from tasks.settings import load as house
 
@@ -93,7 +93,7 @@ def fetch(
                         f"{one.model} ({one.revision or 'as it is there, or main'}) from {one.source} -> {one.folder}"
                     )
                 else:
-                    _fetch(settings, Agent(host), one)
+                    _fetch(settings, vmjob.agent_on(host), one)
     except KeyboardInterrupt:
         raise Interrupted(f"left; what runs on the VM goes on: `{again}` goes back to it") from None
 

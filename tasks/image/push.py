@@ -33,7 +33,7 @@ LOGINS = 2  # a token may expire between the first layer and the last
 @task(help={"dry-run": "print what would be pushed where, and touch nothing"})
 def push(context: Context, dry_run: bool = False) -> None:
     """Push the image, and write down the digest that pods run."""
-    from remote.jobs.agent import Agent
+    from remote.image import vmjob
     from tasks.connect.buildvm import build_vm
     from tasks.image import profiles
     from tasks.settings import load as house
@@ -46,7 +46,7 @@ def push(context: Context, dry_run: bool = False) -> None:
         return
     try:
         with build_vm(settings, AGAIN) as host:
-            outcome = _work(settings, Agent(host), where, user, image)
+            outcome = _work(settings, vmjob.agent_on(host), where, user, image)
     except KeyboardInterrupt:
         raise Interrupted(f"left; a push on the VM goes on: `{AGAIN}` goes back to it") from None
     facts = outcome.facts

@@ -7,7 +7,6 @@ not touched. Typed again it brings everything back, as after a reboot.
 from __future__ import annotations
 
 import json
-from importlib import resources
 
 from invoke.context import Context
 from invoke.tasks import task
@@ -30,6 +29,7 @@ UP_SEC = 900.0  # mkfs on a busy share, and dockerd's first start
 def engine(context: Context, tmpdir: str | None = None, size_gb: str = "150") -> None:
     """Start an engine on the VM that keeps its data on the share."""
     from remote.hosts.command import Command
+    from remote.hosts.delivery import once
     from remote.hosts.host import check
     from tasks.connect.buildvm import build_vm, tmpdir_on
     from tasks.settings import load as house
@@ -47,9 +47,8 @@ def engine(context: Context, tmpdir: str | None = None, size_gb: str = "150") ->
         }
         who = Command(argv=("id", "-u"))
         is_root = check(host, who, host.run(who, timeout_sec=60.0)).stdout.strip() == b"0"
-        program = resources.files("remote.image.onvm").joinpath("engine.py").read_text(encoding="utf-8")
         root = () if is_root else ("sudo", "-n")
-        command = Command(argv=(*root, *host.python, "-c", program, json.dumps(asked)))
+        command = Command(argv=(*root, *once(host, "remote.image.onvm.scripts.engine", json.dumps(asked)).argv))
         completed = host.run(command, timeout_sec=UP_SEC)
         if completed.exit_code != 0:
             said = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]

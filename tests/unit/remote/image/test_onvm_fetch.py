@@ -18,7 +18,6 @@ from remote.image.onvm.fetch import chosen, digests, read_manifest, weights_of
 from remote.image.onvm.hub import failure
 from remote.image.onvm.job import Failed
 from remote.image.onvm.sources import files_of, snapshot_in
-from remote.jobs.agent import Agent
 from tests.support.hosts.local_fleet import LocalFleet
 
 COMMIT = "a" * 40
@@ -155,7 +154,7 @@ def test_a_model_comes_from_a_cache_under_another_python_without_any_package(loc
     for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):
         (home / "blobs" / hashlib.sha256(content).hexdigest()).write_bytes(content)
         (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{hashlib.sha256(content).hexdigest()}")
-    agent = Agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
+    agent = vmjob.agent_on(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
     folder = local.folder / "models" / "org--name"
     wanted = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
     lines: list[vmjob.Line] = []

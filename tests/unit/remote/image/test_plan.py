@@ -15,8 +15,6 @@ from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
 from remote.image.plan import CannotFit, Profile, Wanted, is_built, plan
 
 FACTS = EngineFacts(
-    client_version="20.10.24",
-    server_version="20.10.24",
     api_version="1.41",
     data_root="/var/lib/docker",
     storage_driver="overlay2",

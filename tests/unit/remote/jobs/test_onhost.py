@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import subprocess
-import sys
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from remote.hosts.command import Command
+from remote.hosts.delivery import Program
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
@@ -20,24 +18,6 @@ from remote.jobs.onhost.basics import Refusal, inside
 from remote.jobs.onhost.files import LONGEST_NAME, part_of
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
-
-MODULES = {module.name: module.read_text() for module in (resources.files("remote.jobs") / "onhost").glob("*.py")}  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_it_parses_as_python_3_9(module: str) -> None:
-    ast.parse(MODULES[module], feature_version=(3, 9))
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_it_imports_the_standard_library_and_itself_alone(module: str) -> None:
-    names = set()
-    for node in ast.walk(ast.parse(MODULES[module])):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("remote.jobs.onhost."):
-            names.add((node.module or "").split(".")[0])
-    assert names <= set(sys.stdlib_module_names)
 
 
 def other_python(version: str) -> str | None:
@@ -78,7 +58,7 @@ def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) 
 def test_a_new_version_is_put_beside_an_old_one(local: LocalFleet) -> None:
     agent = local.agent()
     Job(agent, f"{agent.host.workdir}/job").status()
-    agent._program = ".onhost-of-another-version"
+    agent.program = Program(texts={**agent.program.texts, "remote/new.py": ""})
     Job(agent, f"{agent.host.workdir}/job").status()
     assert len(list((local.folder / "hosts" / "worker-1").glob(".onhost-*"))) == 2
 

@@ -22,10 +22,11 @@ import pytest
 from remote.cluster.errors import Forbidden, Misconfigured, Unreachable
 from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
+from remote.hosts.delivery import source
 from remote.hosts.host import CommandTimedOut, Completed, HostUnreachable
 from remote.pods.host import PodHost
 from remote.pods.listing import PodGone, Pods
-from remote.pods.wire import Ending, Reply, bootstrap, program, request
+from remote.pods.wire import Ending, Reply, bootstrap, request
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, kill_kubectls, processes_under, wait_for
 from tests.support.paths import ROOT
 
@@ -177,12 +178,12 @@ def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path)
     """Such as a file opened for appending, into which the kernel moves nothing by itself."""
     command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), "0" * 32
     asked = request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
-    argv = (sys.executable, "-I", "-S", "-c", bootstrap(program(), str(tmp_path)))
+    argv = (sys.executable, "-I", "-S", "-c", bootstrap(source("remote.pods.far_end").encode(), str(tmp_path)))
     with (tmp_path / "out").open("ab") as out:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(program() + asked + bytes(4))
+            stdin.write(source("remote.pods.far_end").encode() + asked + bytes(4))
             stdin.flush()
             process.wait(PATIENCE_SEC)
     reply = Reply("worker-0", nonce, proves_itself=True)
@@ -202,7 +203,7 @@ def copy_of_the_program(network: Network) -> Path:
 
 def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(network: Network) -> None:
     copy = copy_of_the_program(network)
-    assert copy.read_bytes() == program()
+    assert copy.read_bytes() == source("remote.pods.far_end").encode()
     network.run("true")
     assert list((network.folder / "scratch" / "__pycache__").glob("inpod_*.pyc")), "compiled once, for all that follow"
     copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")

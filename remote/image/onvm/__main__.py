@@ -1,0 +1,13 @@
+"""The way in: `python .../remote/image/onvm/__main__.py job.json`, in the job's folder."""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    folder = __file__.rsplit("/", 1)[0]
+    # The folder above `remote` instead of this one, whose modules have names that others may have too.
+    sys.path = [folder.rsplit("/", 3)[0], *(path for path in sys.path if path != folder)]
+    from remote.image.onvm.job import main
+
+    sys.exit(main())

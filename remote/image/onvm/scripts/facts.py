@@ -1,0 +1,45 @@
+"""What the build VM is: one JSON line. Python 3.5 or newer runs this, so that one that is too old can be named."""
+
+import grp
+import json
+import os
+import platform
+import pwd
+import sys
+from pathlib import Path
+from typing import Any, Callable  # noqa: UP035 - that of collections.abc needs Python 3.9
+
+
+def system() -> str:
+    try:
+        lines = Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split("=", 1)[1].strip().strip('"') for line in lines if line.startswith("PRETTY_NAME=")]
+    return names[0] if names else platform.system()
+
+
+def name_of(find: Callable[[int], Any], number: int) -> str:
+    try:
+        return str(find(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def main() -> None:
+    facts = {
+        "system": system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": list(sys.version_info[:3]),
+        "user": name_of(pwd.getpwuid, os.getuid()),
+        "groups": sorted(name_of(grp.getgrgid, number) for number in {*os.getgroups(), os.getgid()}),
+        "home": str(Path.home()),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    sys.stdout.write(json.dumps(facts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What is delivered to hosts: every name points to a file, and every file runs there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from remote.hosts.delivery import program, source
+from remote.image.vmjob import agent_on
+from remote.jobs.agent import ONHOST
+from remote.jobs.onhost import basics, install
+from tests.support.hosts.local_fleet import LocalFleet
+
+ROOT = Path(__file__).parents[4]
+DELIVERED = (ONHOST, "remote.image.onvm", "remote.image.onvm.scripts")
+MODULES = sorted(
+    f"{package}.{file.name.removesuffix('.py')}"
+    for package in DELIVERED
+    for file in resources.files(package).iterdir()
+    if file.name.endswith(".py")
+)
+SCRIPTS = [module for module in (*MODULES, "remote.pods.far_end") if "scripts." in module or "far_end" in module]
+
+
+def imports_of(module: str) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(source(module))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("module", [*MODULES, "remote.pods.far_end"])
+def test_what_is_delivered_parses_as_python_3_9_and_imports_what_is_delivered_with_it(module: str) -> None:
+    ast.parse(source(module), feature_version=(3, 9))
+    ours = program(ONHOST, "remote.image.onvm")
+    for name in imports_of(module):
+        if name.startswith("remote."):
+            assert module not in SCRIPTS, "a script stands alone"
+            assert ours.path(name)
+        else:
+            assert name.split(".")[0] in sys.stdlib_module_names or (module, name) == (
+                "remote.image.onvm.hub",
+                "huggingface_hub",
+            )
+
+
+def test_every_module_of_ours_that_a_string_names_is_there() -> None:
+    named = set()
+    for folder in ("remote", "tasks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+            named |= {text for text in constants if isinstance(text, str) and re.fullmatch(r"remote(\.\w+)+", text)}
+    assert {"remote.image.onvm.scripts.look", "remote.pods.far_end", ONHOST} <= named
+    assert [name for name in named if find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize("verb", ["build", "push", "archive", "fetch"])
+def test_every_verb_of_the_build_vm_is_delivered_and_acts(local: LocalFleet, verb: str) -> None:
+    module = f"remote.image.onvm.{verb}"
+    assert agent_on(local.host()).path(module).endswith(f"/remote/image/onvm/{verb}.py")
+    assert callable(importlib.import_module(module).act)
+
+
+def test_a_name_that_points_to_nothing_is_said_here_and_not_on_the_host(local: LocalFleet) -> None:
+    with pytest.raises(KeyError, match=r"remote\.image\.onvm\.brew is not in the program"):
+        agent_on(local.host()).path("remote.image.onvm.brew")
+    with pytest.raises(FileNotFoundError):
+        source("remote.image.onvm.scripts.brew")
+    with pytest.raises(ModuleNotFoundError):
+        program("remote.brew")
+
+
+def test_the_installer_and_the_program_have_the_same_exit_codes() -> None:
+    assert (install.REFUSED, install.CUT_SHORT) == (basics.REFUSED, basics.CUT_SHORT)
+
+
+def test_the_description_of_the_vm_needs_no_newer_python_than_3_5() -> None:
+    text = source("remote.image.onvm.scripts.facts")
+    ast.parse(text, feature_version=(3, 5))
+    assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(ast.parse(text)))
+    assert "__future__" not in imports_of("remote.image.onvm.scripts.facts")
+
+
+def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
+    delivered = program(ONHOST, "remote.image.onvm")
+    for path, text in delivered.texts.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "job.json").write_text('{"verb": "archive", "action": "load", "path": "/none.tar.gz", '
+                                       '"docker": ["false"], "environment": {}}')  # fmt: skip
+    argv = [sys.executable, "-I", "-S", "remote/image/onvm/__main__.py", "job.json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert '"kind": "refused"' in (tmp_path / "outcome.json").read_text()
