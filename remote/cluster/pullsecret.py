@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from typing import Any
 
 from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL
 from remote.hosts.command import Secret
-
-_OCIR = re.compile(r"^([a-z0-9-]+\.ocir\.io|ocir\.[a-z0-9-]+\.oci\.oraclecloud\.com)$")
 
 
 def pull_secret(
@@ -35,16 +32,3 @@ def pull_secret(
         "data": {".dockerconfigjson": config},
     }
     return secret, (password, Secret(auth), Secret(config))
-
-
-def user_problem(registry: str, repository: str, user: str) -> str | None:
-    """What is wrong with the user name for this registry, or None. OCIR's user names have three forms."""
-    if not _OCIR.match(registry):
-        return None
-    tenancy = repository.split("/")[1] if repository.count("/") >= 2 else None
-    parts = user.split("/")
-    if tenancy is not None and parts[0] != tenancy:
-        return f"{user!r} does not begin with the tenancy's namespace, {tenancy}/, as the image does"
-    if len(parts) not in (2, 3) or not all(parts):
-        return f"{user!r} is none of NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER, NAMESPACE/DOMAIN/USER"
-    return None

@@ -146,7 +146,7 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
 
 
 def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:
-    from remote.cluster.pullsecret import user_problem
+    from remote.image.names import NameWrong, check_user
 
     section = settings.cluster
     if section.pull_secret is None:
@@ -160,9 +160,10 @@ def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
             f"namespace {section.namespace} has no secret {section.pull_secret}; set cluster.registry_user and type "
             "the same with the auth token on standard input, or set cluster.pull_secret to null for a public image"
         )
-    problem = user_problem(image.registry, image.repository, section.registry_user)
-    if problem is not None:
-        raise UsageError(f"cluster.registry_user: {problem}")
+    try:
+        check_user(section.registry_user, image.repository)
+    except NameWrong as error:
+        raise UsageError(f"cluster.registry_user: {error}") from None
     return True
 
 

@@ -20,7 +20,7 @@ from tasks.errors import Interrupted, Resumable, UsageError
 
 if TYPE_CHECKING:
     from remote.hosts.command import Secret
-    from remote.image.registry import Reference
+    from remote.image.names import Reference
     from remote.image.vmjob import Outcome
     from remote.jobs.agent import Agent
     from remote.jobs.job import Job
@@ -56,7 +56,7 @@ def push(context: Context, dry_run: bool = False) -> None:
 
 
 def _where(settings: Settings) -> tuple[Reference, str]:
-    from remote.image.registry import USER_FORMS, NameWrong, check_user, reference
+    from remote.image.names import USER_FORMS, NameWrong, check_user, reference
 
     section = settings.registry
     if section.image is None:
@@ -70,7 +70,7 @@ def _where(settings: Settings) -> tuple[Reference, str]:
     except NameWrong as error:
         raise UsageError(f"registry.image: {error}") from None
     try:
-        check_user(section.user, where)
+        check_user(section.user, where.repository)
     except NameWrong as error:
         raise UsageError(f"registry.user: {error}") from None
     return where, section.user

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from remote.image.registry import NameWrong, check_user, reference
+from remote.image.names import NameWrong, check_user, reference
 
 GOOD = {
-    "fra.ocir.io/axabc/team/qlora-fleet:1.0": ("fra.ocir.io", "axabc/team/qlora-fleet", "1.0", "axabc"),
-    "fra.ocir.io/axabc/qlora-fleet": ("fra.ocir.io", "axabc/qlora-fleet", "current", "axabc"),
-    "ocir.eu-frankfurt-1.oci.oraclecloud.com/axabc/q:v": (
-        *("ocir.eu-frankfurt-1.oci.oraclecloud.com", "axabc/q"),
-        *("v", "axabc"),
-    ),
-    "registry.example.com:5000/q:v": ("registry.example.com:5000", "q", "v", None),
-    "localhost/q": ("localhost", "q", "current", None),
+    "fra.ocir.io/axabc/team/qlora-fleet:1.0": ("fra.ocir.io", "axabc/team/qlora-fleet", "1.0"),
+    "fra.ocir.io/axabc/qlora-fleet": ("fra.ocir.io", "axabc/qlora-fleet", "current"),
+    "ocir.eu-frankfurt-1.oci.oraclecloud.com/axabc/q:v": ("ocir.eu-frankfurt-1.oci.oraclecloud.com", "axabc/q", "v"),
+    "registry.example.com:5000/q:v": ("registry.example.com:5000", "q", "v"),
+    "localhost/q": ("localhost", "q", "current"),
 }
 BAD = {
     "": "expected HOST/REPOSITORY:TAG",
@@ -38,7 +35,7 @@ BAD = {
 @pytest.mark.parametrize("text", GOOD)
 def test_a_name_is_taken_apart(text: str) -> None:
     found = reference(text, "current")
-    assert (found.host, found.path, found.tag, found.namespace) == GOOD[text]
+    assert (found.host, found.path, found.tag) == GOOD[text]
     assert str(found) == (text if ":" in text.partition("/")[2] else f"{text}:current")
 
 
@@ -48,20 +45,29 @@ def test_a_name_that_cannot_be_says_which_part(text: str) -> None:
         reference(text, "current")
 
 
-OCIR = reference("fra.ocir.io/axabc/q:1", "current")
+OCIR = "fra.ocir.io/axabc/q"
 USERS = ("axabc/me@example.com", "axabc/oracleidentitycloudservice/me@example.com", "axabc/Default/me@example.com")
+FOREIGN, FORM = "does not begin with the tenancy's namespace, axabc/", "is none of NAMESPACE/USER"
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_the_three_forms_of_a_user_name_are_taken(user: str) -> None:
-    check_user(user, OCIR)
+@pytest.mark.parametrize("repository", [OCIR, "ocir.eu-frankfurt-1.oci.oraclecloud.com/axabc/q"])
+def test_the_three_forms_of_a_user_name_are_taken(repository: str, user: str) -> None:
+    check_user(user, repository)
 
 
-@pytest.mark.parametrize("user", ["", "me@example.com", "other/me", "axabc/", "axabc/a/b/c", "axabc/m e", "axabc//me"])
-def test_another_form_is_refused_before_the_registry_answers_401(user: str) -> None:
-    with pytest.raises(NameWrong):
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        *((user, "is no user name") for user in ("", "axabc/m e")),
+        *((user, FOREIGN) for user in ("me@example.com", "other/me")),
+        *((user, FORM) for user in ("axabc", "axabc/", "axabc/a/b/c", "axabc//me")),
+    ],
+)
+def test_another_form_is_refused_before_the_registry_answers_401(user: str, words: str) -> None:
+    with pytest.raises(NameWrong, match=words):
         check_user(user, OCIR)
 
 
 def test_another_registrys_users_are_its_own_business() -> None:
-    check_user("anybody", reference("registry.example.com/q", "current"))
+    check_user("anybody", "registry.example.com/a/q")

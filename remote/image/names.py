@@ -1,0 +1,88 @@
+"""Names of registries, of images in them and of their users, checked before anything is sent.
+
+OCIR: `<region-key>.ocir.io/<namespace>/<repository>:<tag>` or `ocir.<region-id>.oci.oraclecloud.com/...`, and three
+forms of user name. Its 401 does not say which part was wrong; usually it is the form. Of any other registry only the
+syntax of the name is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+USER_FORMS = "NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?\Z")
+_PART = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_OCIR = re.compile(r"(?P<key>[^.]+)\.ocir\.io\Z|ocir\.(?P<region>[^.]+)\.oci\.oraclecloud\.com\Z")
+_REGION_KEY = re.compile(r"[a-z]{3}\Z")
+_REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
+
+
+class NameWrong(ValueError):
+    """A name that cannot be one; the message says which part and what it should look like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Where an image goes: `host/path:tag`."""
+
+    host: str
+    path: str
+    tag: str
+
+    @property
+    def repository(self) -> str:
+        return f"{self.host}/{self.path}"
+
+    def __str__(self) -> str:
+        return f"{self.repository}:{self.tag}"
+
+
+def reference(text: str, default_tag: str) -> Reference:
+    """`text` taken apart. Raises NameWrong."""
+    host, _, rest = text.partition("/")
+    path, colon, tag = rest.partition(":")
+    if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
+        raise NameWrong(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
+    if "@" in rest:
+        raise NameWrong(f"{text!r}: a digest is what a push answers with, not what it is given; leave it out")
+    parts = path.split("/")
+    for part in parts:
+        if not _PART.match(part):
+            raise NameWrong(f"{text!r}: {part!r}: lower case letters, digits and single . _ - between them are allowed")
+    if colon and not _TAG.match(tag):
+        raise NameWrong(f"{text!r}: tag {tag!r}: up to 128 letters, digits and . _ -, not starting with . or -")
+    _check_ocir(text, host, parts)
+    return Reference(host=host, path=path, tag=tag or default_tag)
+
+
+def _check_ocir(text: str, host: str, parts: list[str]) -> None:
+    found = _OCIR.match(host.lower())
+    if found is None:
+        return
+    if found["key"] is not None and not _REGION_KEY.match(found["key"]):
+        raise NameWrong(f"{text!r}: {found['key']!r} is no region key; three letters like fra, iad, phx")
+    if found["region"] is not None and not _REGION_ID.match(found["region"]):
+        raise NameWrong(f"{text!r}: {found['region']!r} is no region; like eu-frankfurt-1")
+    if len(parts) < 2:
+        raise NameWrong(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
+
+
+def check_user(user: str, repository: str) -> None:
+    """Raises NameWrong for a user name with which the registry of `repository` (HOST/PATH) would answer 401."""
+    if not user or not user.isprintable() or " " in user:
+        raise NameWrong(f"{user!r} is no user name")
+    host, _, path = repository.partition("/")
+    if not is_ocir(host):
+        return
+    (namespace, inner, _), parts = path.partition("/"), user.split("/")
+    if inner and parts[0] != namespace:
+        raise NameWrong(f"{user!r} does not begin with the tenancy's namespace, {namespace}/, as the image does")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise NameWrong(f"{user!r} is none of {USER_FORMS}")
+
+
+def is_ocir(host: str) -> bool:
+    return _OCIR.match(host.lower()) is not None
