@@ -1,0 +1,53 @@
+"""The documents name what is there: links, files, folders, tests; and the first page stays one page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+FOLDERS = ("docs", "image", "manifests", "reports", "tests")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+IN_CODE = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"(?:tasks|remote|bench|reports|tests|image|manifests|docs)/[\w./-]*[\w/]")
+ROW = re.compile(r"^\| (?!fault \|)(?!-)", re.MULTILINE)
+NAME = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_and_path_that_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    links = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+    paths = [code for code in IN_CODE.findall(text) if PATH.fullmatch(code) and not (ROOT / code).exists()]
+    assert (links, paths) == ([], [])
+
+
+def test_the_first_page_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_no_walk_passes_more_than_ten_rooms() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walks = text.split("## Four walks")[1].split("\n## ")[0].split("\n**")[1:]
+    assert len(walks) == 4
+    assert max(len(re.findall(r"^\d+\. ", walk, re.MULTILINE)) for walk in walks) <= 10
+
+
+def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
+    """Mermaid takes it for the end of the statement, and draws a syntax error."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    diagrams = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", text, re.DOTALL)
+    assert len(diagrams) == 2
+    assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
+
+
+def test_every_test_that_the_table_of_faults_names_is_there() -> None:
+    tests = ROOT / "tests"
+    modules = {path.stem: path.read_text(encoding="utf-8") for path in tests.rglob("test_*.py")}
+    names = re.findall(r"def (test_\w+)", "\n".join(modules.values()))
+    rows = [line for line in (tests / "faults" / "README.md").read_text().splitlines() if ROW.match(line)]
+    assert len(rows) > 20
+    named = [name for row in rows for name in NAME.findall(row)]
+    assert [name for name in named if name not in modules and not any(name in test for test in names)] == []
