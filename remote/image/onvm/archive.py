@@ -16,7 +16,8 @@ import threading
 from pathlib import Path
 from typing import IO, Any, cast
 
-from remote.image.onvm.job import PIECE, Failed, Watcher, ask, reason, sha256_of
+from remote.image.onvm.job import Failed, Watcher, ask, reason
+from remote.jobs.onhost.files import PIECE, digest_of
 
 # The first that is installed. zstd and pigz use every core; level 3 of zstd beats gzip in size, too.
 COMPRESSORS = (
@@ -73,7 +74,7 @@ def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         raise Failed("refused", f"{absent}: not found; an archive without its checksum may be half of one")
     watcher.say(f"sha256 of {path}", "checksum")
     digest, image_id = read_checksum(checksum)
-    if sha256_of(path) != digest:
+    if digest_of(path)[1] != digest:
         raise Failed(
             "refused", f"{path}: its sha256 is not the one in {checksum.name}: cut short or changed; bring it anew"
         )

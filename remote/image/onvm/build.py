@@ -11,7 +11,8 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from remote.image.onvm.job import Failed, Watcher, ask, follow, reason, sha256_of, write_atomic
+from remote.image.onvm.job import Failed, Watcher, ask, follow, reason, write_json
+from remote.jobs.onhost.files import digest_of
 
 FULL_BYTES = 64 << 20  # with less left, the engine's disk is what failed
 RECORD_FILE = "packed.json"  # beside the context: which archive was packed of which files
@@ -83,10 +84,10 @@ def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
             continue
         watcher.say(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
         record.pop(path.name, None)
-        write_atomic(record_file, record)
+        write_json(record_file, record)
         _pack(path, entries)
         record[path.name] = [path.stat().st_size, stamps]
-        write_atomic(record_file, record)
+        write_json(record_file, record)
     code_folder = Path(job["code_folder"])
     for old in code_folder.parent.iterdir():
         if old != code_folder:
@@ -98,7 +99,7 @@ def _sources(job: dict[str, Any]) -> dict[str, Path]:
     sources = {}
     for place, sha256 in job["code"]:
         sources[place] = source = Path(job["code_folder"], place)
-        if not source.is_file() or sha256_of(source) != sha256:
+        if not source.is_file() or digest_of(source)[1] != sha256:
             raise Failed("changed", f"{source}: is not what was sent; `inv build` again sends it anew")
     return sources
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -24,8 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote.image.onvm.job import PIECE, Failed, Watcher
+from remote.image.onvm.job import Failed, Watcher
 from remote.image.onvm.sources import BROUGHT, TOKEN_PIPE, Entry, Shown, Source, source_of, token_from_pipe
+from remote.jobs.onhost.basics import write_atomic
+from remote.jobs.onhost.files import PIECE
 
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 # What a trial reads, and the licence. Never pickles; never `consolidated.safetensors`, the same weights once more.
@@ -106,11 +107,11 @@ def _bring(
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub client's notes on its broken downloads
     shutil.rmtree(folder / BROUGHT, ignore_errors=True)
     done.sort(key=lambda entry: entry["path"])
-    _write(folder / SUMS, "".join(f"{entry['sha256']}  {entry['path']}\n" for entry in done))
+    write_atomic(folder / SUMS, "".join(f"{entry['sha256']}  {entry['path']}\n" for entry in done).encode())
     size, sha256, _ = digests(folder / SUMS)
     done.append({"path": SUMS, "size": size, "sha256": sha256})
     manifest = {"model": job["model"], "revision": revision, "asked": job["revision"] or "main", "files": done}
-    _write(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_atomic(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return fetched, manifest
 
 
@@ -221,15 +222,3 @@ def digests(path: Path, on_piece: Callable[[int], None] = lambda _: None) -> tup
                 git.update(piece)
             on_piece(len(piece))
     return size, sha256.hexdigest(), git.hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)

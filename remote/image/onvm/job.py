@@ -9,21 +9,23 @@ the laptop.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-PIECE = 1 << 20
+from remote.jobs.onhost.basics import write_atomic
+
+Result = TypeVar("Result")
 ASK_SEC = 120.0
+ATTEMPTS = 5
 SHOWN_LINES = 60  # ride along with the progress, once a second
 LINE_CHARS = 300
 FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
@@ -81,21 +83,24 @@ class Watcher:
         self.written = time.monotonic()
         document = {"stage": self.stage, "count": self.count, "lines": list(self.lines)}
         with contextlib.suppress(OSError):  # a full disk is reported by what it stops
-            write_atomic(Path("progress.json"), document)
+            write_json(Path("progress.json"), document)
 
 
-def write_atomic(path: Path, document: object) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:  # a full disk would else collect one of these with every line of progress
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+def write_json(path: Path, document: object) -> None:
+    write_atomic(path, json.dumps(document).encode())
+
+
+def retried(watcher: Watcher, act: Callable[[], Result], first_wait_sec: float) -> Result:
+    """What `act` returns; a failure that passes is tried again, ATTEMPTS times in all. Raises Failed."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return act()
+        except Failed as failure:
+            if failure.kind != "transient":
+                raise
+            watcher.say(f"{failure}; trying again ({attempt} of {ATTEMPTS - 1})")
+        time.sleep(first_wait_sec * 2 ** (attempt - 1))
+    return act()
 
 
 def follow(watcher: Watcher, argv: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
@@ -140,14 +145,6 @@ def reason(lines: list[str], code: int) -> Failed:
     return Failed(kind, re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", message)[:LINE_CHARS])
 
 
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def ask(docker: list[str], environment: dict[str, str], *words: str) -> Any:
     """The client's JSON answer, or None where it fails."""
     try:
@@ -172,5 +169,5 @@ def main() -> int:
     except KeyboardInterrupt:
         outcome = {"ok": False, "kind": "stopped", "message": "stopped"}
     watcher.write()
-    write_atomic(Path("outcome.json"), outcome)
+    write_json(Path("outcome.json"), outcome)
     return 0 if outcome["ok"] else 1

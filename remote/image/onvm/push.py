@@ -19,9 +19,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from remote.image.onvm.job import Failed, Watcher, ask, follow, reason
+from remote.image.onvm.job import ATTEMPTS, Failed, Watcher, ask, follow, reason, retried
 
-ATTEMPTS = 5
 FIRST_WAIT_SEC = 2.0
 ASK_SEC = 60.0
 CERTIFICATES = Path("/etc/docker/certs.d")
@@ -111,15 +110,7 @@ def is_this(there: tuple[str, dict[str, Any]] | None, image_id: str) -> bool:
 
 def patiently(watcher: Watcher, registry: Registry, tag: str) -> tuple[str, dict[str, Any]] | None:
     """What the tag is in the registry; asked again while it does not answer."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return registry.manifest(tag)
-        except Failed as failure:
-            if failure.kind != "transient" or attempt == ATTEMPTS:
-                raise
-            watcher.say(f"{failure}; asking again", "push")
-            time.sleep(FIRST_WAIT_SEC * 2 ** (attempt - 1))
-    raise AssertionError("unreachable")
+    return retried(watcher, lambda: registry.manifest(tag), FIRST_WAIT_SEC)
 
 
 def login_of(folder: str, host: str) -> str | None:
@@ -150,32 +141,33 @@ class Registry:
         return f"sha256:{hashlib.sha256(answer).hexdigest()}", json.loads(answer)
 
     def _get(self, url: str, headers: dict[str, str]) -> bytes | None:
-        for attempt in (1, 2):
+        """The answer, None where the registry has no such thing."""
+        for is_last in (False, True):
             authorization = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             more = {} if authorization is None else {"Authorization": authorization}
             try:
-                return self._open(urllib.request.Request(url, headers={**headers, **more}))  # noqa: S310 - https, or this machine
+                return self._open(url, {**headers, **more})
             except urllib.error.HTTPError as error:
-                error.close()  # it is the answer, with its connection
                 if error.code == 404:
                     return None
                 challenge = error.headers.get("WWW-Authenticate", "")
-                if error.code == 401 and attempt == 1 and challenge.lower().startswith("bearer "):
-                    self.bearer = self._token(challenge)
-                    continue
-                kind = {401: "unauthorized", 403: "unauthorized"}.get(error.code, "failed")
-                kind = "transient" if error.code in PASSING else kind
-                raise Failed(kind, f"{self.host} answers {error.code} {error.reason} for {self.path}") from None
+                if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
+                    kind = "unauthorized" if error.code in (401, 403) else "failed"
+                    raise self._refused(error, kind, f"for {self.path}") from None
+                self.bearer = self._token(challenge)
             except (OSError, ValueError) as error:
-                broken = isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
-                kind = "failed" if broken else "transient"
-                raise Failed(kind, f"{self.host}: {getattr(error, 'reason', error)}") from None
+                raise _broken(error, self.host) from None
         raise AssertionError("unreachable")
 
-    def _open(self, request: urllib.request.Request) -> bytes:
-        with urllib.request.urlopen(request, timeout=ASK_SEC, context=self.tls) as answer:  # noqa: S310 - as above
-            content: bytes = answer.read()
-            return content
+    def _open(self, url: str, headers: dict[str, str]) -> bytes:
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - https, or this machine
+        try:
+            with urllib.request.urlopen(request, timeout=ASK_SEC, context=self.tls) as answer:  # noqa: S310 - as above
+                content: bytes = answer.read()
+                return content
+        except urllib.error.HTTPError as error:
+            error.close()  # it is the answer, with its connection
+            raise
 
     def _token(self, challenge: str) -> str:
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
@@ -187,13 +179,20 @@ class Registry:
         if not realm.startswith("https://") and not (realm and self.base.startswith("http://")):
             raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}: not there, and not in clear")
         try:
-            said = json.loads(self._open(urllib.request.Request(f"{realm}?{query}", headers=headers)))  # noqa: S310 - as above
-            return str(said.get("token") or said["access_token"])
+            answer = json.loads(self._open(f"{realm}?{query}", headers))
+            return str(answer.get("token") or answer["access_token"])
         except urllib.error.HTTPError as error:
-            error.close()
-            kind = "transient" if error.code in PASSING else "unauthorized"
-            raise Failed(kind, f"{self.host} answers {error.code} {error.reason} to the login") from None
+            raise self._refused(error, "unauthorized", "to the login") from None
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            broken = isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
-            said_why = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
-            raise Failed("failed" if broken else "transient", f"{realm}, which {self.host} names: {said_why}") from None
+            raise _broken(error, f"{realm}, which {self.host} names") from None
+
+    def _refused(self, error: urllib.error.HTTPError, kind: str, what: str) -> Failed:
+        kind = "transient" if error.code in PASSING else kind
+        return Failed(kind, f"{self.host} answers {error.code} {error.reason} {what}")
+
+
+def _broken(error: Exception, where: str) -> Failed:
+    """A request without an answer that can be read. It may pass, but a certificate that is not trusted stays so."""
+    why = getattr(error, "reason", None) or error
+    kind = "failed" if isinstance(why, ssl.SSLCertVerificationError) else "transient"
+    return Failed(kind, f"{where}: {why if isinstance(why, OSError) else f'{type(error).__name__}: {why}'}")

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from remote.image.onvm.job import Failed, Watcher
+from remote.image.onvm.job import Failed, Watcher, retried
 
 BROUGHT = ".brought"  # below a model's folder: what the laptop put there to be verified and taken in
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a name
 HUB_CLIENT = "huggingface_hub>=0.30,<3"
 _TOKEN_SEC = 120.0
-_TRIES = 5
+_FIRST_WAIT_SEC = 1.0
 _SHOWN_EVERY_SEC = 2.0
 Entry = dict[str, Any]
 
@@ -70,16 +70,7 @@ class Hub:
             self._ask({"verb": "fetch", "revision": self._commit, "path": name})
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Raises Failed; what may pass is tried again, from where it broke."""
-        for attempt in range(1, _TRIES + 1):
-            answer = self._ask_once(question)
-            if answer["ok"]:
-                return answer
-            if answer["kind"] != "transient" or attempt == _TRIES:
-                raise Failed(answer["kind"], answer["message"])
-            self._watcher.say(f"{answer['message']}; trying again ({attempt} of {_TRIES - 1})")
-            time.sleep(2.0**attempt / 2)
-        raise AssertionError
+        return retried(self._watcher, lambda: self._ask_once(question), _FIRST_WAIT_SEC)
 
     def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
         job = self._job
@@ -91,15 +82,13 @@ class Hub:
             stdout=subprocess.PIPE,
             env={**os.environ, **({"HF_ENDPOINT": job["endpoint"]} if job["endpoint"] else {})},
         )
-        said, _ = process.communicate(json.dumps(asked).encode() + b"\n")
+        output, _ = process.communicate(json.dumps(asked).encode() + b"\n")
         try:
-            answer: dict[str, Any] = json.loads(said)
+            answer: dict[str, Any] = json.loads(output)
         except ValueError:
-            return {
-                "ok": False,
-                "kind": "failed",
-                "message": f"the hub's client ended with {process.returncode}; see the log",
-            }
+            raise Failed("failed", f"the hub's client ended with {process.returncode}; see the log") from None
+        if not answer["ok"]:
+            raise Failed(answer["kind"], answer["message"])
         return answer
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from remote.image.onvm import archive as onvm_archive
-from remote.image.onvm import build as onvm_build
-from remote.image.onvm import job as onvm
+from remote.image.onvm import archive, build
+from remote.image.onvm import job as jobs
 from remote.image.onvm.job import Failed, Watcher, reason
 from remote.image.onvm.push import is_this
 
@@ -82,25 +81,25 @@ def watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watcher:
 
 def test_a_pipe_is_what_both_its_ends_say(watcher: Watcher, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    digest = onvm_archive.pipe(watcher, ["printf", "abc"], ["gzip", "-c"], {}, out)
+    digest = archive.pipe(watcher, ["printf", "abc"], ["gzip", "-c"], {}, out)
     assert digest == hashlib.sha256(out.read_bytes()).hexdigest()
     with pytest.raises(Failed, match="save broke"):
-        onvm_archive.pipe(watcher, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], {}, out)
+        archive.pipe(watcher, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], {}, out)
     with pytest.raises(Failed, match="sh ended with exit code 3"):
-        onvm_archive.pipe(watcher, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], {}, out)
+        archive.pipe(watcher, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], {}, out)
 
 
 def test_a_source_that_never_ends_is_ended_when_the_compressor_dies(watcher: Watcher, tmp_path: Path) -> None:
     with pytest.raises(Failed):
-        onvm_archive.pipe(watcher, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
+        archive.pipe(watcher, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
 
 
 def test_a_checksum_file_is_read_with_the_image_it_names(tmp_path: Path) -> None:
     path = tmp_path / "a.sha256"
     path.write_text(f"{'a' * 64}  x.tar.gz\n# image sha256:{'b' * 64}\n")
-    assert onvm_archive.read_checksum(path) == ("a" * 64, f"sha256:{'b' * 64}")
+    assert archive.read_checksum(path) == ("a" * 64, f"sha256:{'b' * 64}")
     path.write_text("")
-    assert onvm_archive.read_checksum(path) == (None, None)
+    assert archive.read_checksum(path) == (None, None)
 
 
 def entry(source: Path, **changes: Any) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def test_the_context_holds_exactly_what_is_planned(watcher: Watcher, job: dict[s
     stale.parent.mkdir(parents=True)
     stale.touch()
     (tmp_path / "code" / "old").mkdir()
-    onvm_build.assemble(watcher, job)
+    build.assemble(watcher, job)
     context = tmp_path / "context"
     assert sorted(str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()) == [
         "bench/a.py",
@@ -144,17 +143,17 @@ def test_the_context_holds_exactly_what_is_planned(watcher: Watcher, job: dict[s
 def test_packing_again_gives_the_same_bytes_and_is_left_out_while_nothing_changed(
     watcher: Watcher, job: dict[str, Any], tmp_path: Path
 ) -> None:
-    onvm_build.assemble(watcher, job)
-    archive = tmp_path / "context" / "models" / "00.tar"
-    first, inode = archive.read_bytes(), archive.stat().st_ino
-    onvm_build.assemble(watcher, job)
-    assert archive.stat().st_ino == inode
+    build.assemble(watcher, job)
+    packed = tmp_path / "context" / "models" / "00.tar"
+    first, inode = packed.read_bytes(), packed.stat().st_ino
+    build.assemble(watcher, job)
+    assert packed.stat().st_ino == inode
     source = Path(job["packed"][0]["source"])
     os.utime(source, (1, 1))
-    onvm_build.assemble(watcher, job)
-    assert archive.stat().st_ino != inode
-    assert archive.read_bytes() == first
-    with tarfile.open(archive) as tar:
+    build.assemble(watcher, job)
+    assert packed.stat().st_ino != inode
+    assert packed.read_bytes() == first
+    with tarfile.open(packed) as tar:
         assert [(member.name, member.mtime, member.mode) for member in tar] == [
             ("models", 0, 0o755),
             ("models/org--M", 0, 0o755),
@@ -169,26 +168,26 @@ def test_a_changed_weight_a_changed_file_and_a_lost_one_are_named_and_nothing_is
     content = source.read_bytes()
     source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(Failed, match="its sha256 is not its manifest's") as failed:
-        onvm_build.assemble(watcher, job)
+        build.assemble(watcher, job)
     assert failed.value.kind == "changed"
     assert list((tmp_path / "context" / "models").iterdir()) == []
     source.unlink()
     with pytest.raises(Failed, match=r"is gone; `inv model\.fetch` brings it again"):
-        onvm_build.assemble(watcher, job)
+        build.assemble(watcher, job)
     Path(job["code_folder"], "bench", "a.py").write_text("changed")
     with pytest.raises(Failed, match="is not what was sent"):
-        onvm_build.assemble(watcher, job)
+        build.assemble(watcher, job)
 
 
 def test_an_archive_whose_record_was_lost_is_packed_again(
     watcher: Watcher, job: dict[str, Any], tmp_path: Path
 ) -> None:
-    onvm_build.assemble(watcher, job)
-    (tmp_path / onvm_build.RECORD_FILE).write_text(json.dumps({}))
-    archive = tmp_path / "context" / "models" / "00.tar"
-    archive.write_bytes(b"half")
-    onvm_build.assemble(watcher, job)
-    assert tarfile.is_tarfile(archive)
+    build.assemble(watcher, job)
+    (tmp_path / build.RECORD_FILE).write_text(json.dumps({}))
+    packed = tmp_path / "context" / "models" / "00.tar"
+    packed.write_bytes(b"half")
+    build.assemble(watcher, job)
+    assert tarfile.is_tarfile(packed)
 
 
 def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
@@ -197,8 +196,8 @@ def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
     def cut(*_: object) -> None:
         raise OSError("unexpected end of data")  # tarfile's own: without a number, without a file
 
-    monkeypatch.setattr(onvm_build, "_pack", cut)
-    monkeypatch.setattr(onvm_build, "ask", lambda *_: None)
+    monkeypatch.setattr(build, "_pack", cut)
+    monkeypatch.setattr(build, "ask", lambda *_: None)
     asked = {
         **job,
         "docker": ["docker"],
@@ -209,24 +208,24 @@ def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
         "data_root": "/",
     }
     with pytest.raises(Failed, match=r"^context: .+: unexpected end of data$"):
-        onvm_build.act(watcher, asked)
+        build.act(watcher, asked)
 
 
 def test_progress_that_cannot_be_written_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(onvm.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
-            onvm.write_atomic(tmp_path / "progress.json", {"stage": "x"})
+            jobs.write_json(tmp_path / "progress.json", {"stage": "x"})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_does_not_answer_may_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onvm, "ASK_SEC", 0.05)
+    monkeypatch.setattr(jobs, "ASK_SEC", 0.05)
     with pytest.raises(Failed, match="the engine did not answer `30` within 0 s") as caught:
-        onvm.ask(["sleep"], {}, "30")
+        jobs.ask(["sleep"], {}, "30")
     assert caught.value.kind == "transient"
 
 
@@ -234,7 +233,7 @@ def test_the_program_runs_on_the_oldest_python_a_vm_may_have() -> None:
     python = shutil.which("python3.9")
     if python is None or subprocess.run((python, "-V"), capture_output=True, check=False, timeout=60).returncode != 0:
         pytest.skip("no Python 3.9 on this machine")
-    names = [str(path) for path in sorted(Path(onvm_build.__file__).parent.glob("*.py"))]
+    names = [str(path) for path in sorted(Path(build.__file__).parent.glob("*.py"))]
     script = "import sys; [compile(open(name).read(), name, 'exec') for name in sys.argv[1:]]"
     done = subprocess.run((python, "-c", script, *names), capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
