@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 
@@ -33,48 +34,45 @@ def not_installed(error: Exception) -> Misconfigured:
 _SHOWN = 400  # characters of standard error in a message
 _LOG_IN = "log in again or renew the kubeconfig, then the same again"
 _NETWORK = "see that the VPN or bastion is up, then the same again"
-# (what standard error contains, the kind of error or None for the caller's own, what to do); the first that matches.
-_RULES: tuple[tuple[str, type[ClusterError] | None, str], ...] = (
-    (
+
+
+class _Rule(NamedTuple):
+    """What standard error contains, the kind of error (None: the caller's own), and what to do."""
+
+    sign: str
+    kind: type[ClusterError] | None
+    remedy: str
+
+
+_RULES = (
+    _Rule(
         "being terminated",
         Unreachable,
         "wait until the namespace is gone, then the same again; where its pods do not go, delete its Jobs "
         "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be made",
     ),
-    (
-        "Apply failed with",
-        Conflict,
-        "somebody else manages that field: `inv deploy --take-over` takes it, or leave it to them",
-    ),
-    (
-        "timed out waiting for the condition",
-        None,
-        "a pod on a dead node never ends by itself: `kubectl delete pod --force` it",
-    ),
-    ("exceeded quota", None, "free what uses the quota, or ask for more"),
-    (
+    _Rule("Apply failed with", Conflict, "another manager owns that field: `inv deploy --take-over` takes it"),
+    _Rule("timed out waiting for the condition", None, "on a dead node, `kubectl delete pod --force` it"),
+    _Rule("exceeded quota", None, "free what uses the quota, or ask for more"),
+    _Rule(
         "(Forbidden)",
         Forbidden,
         "ask the cluster's administrator for that right (manifests/base/access.yaml has the role; to run trials: "
         "get and list on pods, get and create on pods/exec)",
     ),
-    ("Unauthorized", Misconfigured, _LOG_IN),
-    ("provide credentials", Misconfigured, _LOG_IN),
-    ("getting credentials", Misconfigured, "the kubeconfig's credential program fails: log in again"),
-    ("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
-    ("error: stat ", Misconfigured, "see cluster.kubeconfig"),
-    (
-        "no matches for kind",
-        Misconfigured,
-        "that controller is not installed in this cluster: choose another cluster.overlay",
-    ),
-    ("error dialing backend", Unreachable, "the API server does not reach that node: `inv nodes`"),
-    ("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
-    ("connection refused", Unreachable, "see that the cluster is up, then the same again"),
-    ("no such host", Unreachable, "see that name and network, then the same again"),
-    ("i/o timeout", Unreachable, _NETWORK),
-    ("deadline exceeded", Unreachable, _NETWORK),
-    ("EOF", Unreachable, "the same again"),
+    _Rule("Unauthorized", Misconfigured, _LOG_IN),
+    _Rule("provide credentials", Misconfigured, _LOG_IN),
+    _Rule("getting credentials", Misconfigured, "the kubeconfig's credential program fails: log in again"),
+    _Rule("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
+    _Rule("error: stat ", Misconfigured, "see cluster.kubeconfig"),
+    _Rule("no matches for kind", Misconfigured, "its controller is not installed: choose another cluster.overlay"),
+    _Rule("error dialing backend", Unreachable, "the API server does not reach that node: `inv nodes`"),
+    _Rule("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
+    _Rule("connection refused", Unreachable, "see that the cluster is up, then the same again"),
+    _Rule("no such host", Unreachable, "see that name and network, then the same again"),
+    _Rule("i/o timeout", Unreachable, _NETWORK),
+    _Rule("deadline exceeded", Unreachable, _NETWORK),
+    _Rule("EOF", Unreachable, "the same again"),
 )
 _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
@@ -29,6 +30,14 @@ class Verb(Enum):
     REPLACE = "replace"
     DELETE = "delete"
     LEAVE = "leave"
+
+
+_RIGHTS = {
+    Verb.CREATE: ("create", "patch"),
+    Verb.APPLY: ("patch",),
+    Verb.REPLACE: ("create", "delete", "patch"),
+    Verb.DELETE: ("delete",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +59,7 @@ class Action:
     verb: Verb
     kind: str
     name: str
-    why: str
+    why: str = ""
     desired: Object | None = None
     live: Object | None = None
     differences: tuple[Difference, ...] = ()
@@ -83,25 +92,18 @@ class Plan:
 
     @property
     def ends_pods(self) -> tuple[Action, ...]:
-        """The actions that end running pods, and with them whatever was not collected."""
-        workloads = ("Job", "JobSet")
-        return tuple(a for a in self.of(Verb.REPLACE, Verb.DELETE) if a.kind in workloads)
+        """The actions that end running pods, and lose what was not collected from them."""
+        return tuple(a for a in self.of(Verb.REPLACE, Verb.DELETE) if a.kind in ("Job", "JobSet"))
 
     @property
     def permissions(self) -> tuple[tuple[str, str], ...]:
         """(verb, kind) the plan needs besides reading."""
-        needed: set[tuple[str, str]] = set()
-        for action in self.changes:
-            if action.verb is not Verb.DELETE:
-                needed |= {("patch", action.kind)} | ({("create", action.kind)} if action.live is None else set())
-            if action.verb in (Verb.DELETE, Verb.REPLACE):
-                needed |= {("delete", action.kind), *([("create", action.kind)] if action.desired else [])}
-        if self.makes_secret:
-            needed |= {("patch", "Secret"), ("create", "Secret")}
-        return tuple(sorted(needed))
+        needed = [(action.verb, action.kind) for action in self.changes]
+        needed += [(Verb.CREATE, "Secret")] if self.makes_secret else []
+        return tuple(sorted({(right, kind) for verb, kind in needed for right in _RIGHTS[verb]}))
 
 
-# Never deleted because a manifest no longer has it: what a volume holds, and what others live in, is not ours to drop.
+# Not deleted when a manifest no longer has them: a volume has data, and a namespace may have objects of others.
 _KEPT_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret")
 _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim")
 
@@ -109,7 +111,7 @@ _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim"
 def plan(
     desired: Sequence[Object], live: Sequence[Object], *, makes_secret: bool = False, replace_ended: bool = False
 ) -> Plan:
-    """From what should be to what is. Deletions come first, so that replaced pods free their GPUs.
+    """From what is there to what should be. Deletions come first, so that their pods free their GPUs.
 
     `replace_ended`: start Jobs that have failed or completed again.
     """
@@ -125,24 +127,24 @@ def plan(
 
 def _decide(desired: Object, live: Object | None, replace_ended: bool) -> Action:
     kind, name = identity(desired)
+    action = partial(Action, kind=kind, name=name, desired=desired, live=live)
     if live is None:
-        return Action(verb=Verb.CREATE, kind=kind, name=name, why="", desired=desired)
+        return action(verb=Verb.CREATE)
     if kind == "Namespace" and not is_owned(live):
-        why = "it was there before: its labels are left as they are"
-        return Action(verb=Verb.LEAVE, kind=kind, name=name, why=why, desired=desired, live=live)
-    found = list(differences(desired, live))
+        return action(verb=Verb.LEAVE, why="it was there before: its labels are left as they are")
     if replace_ended and kind == "Job" and ended(live) is not None:
-        return Action(verb=Verb.REPLACE, kind=kind, name=name, why=f"it {ended(live)}", desired=desired, live=live)
-    if not found:
-        return Action(verb=Verb.KEEP, kind=kind, name=name, why="", desired=desired, live=live)
-    telling = tuple(one for one in found if DIGEST not in one.path)
-    more = f" and {len(telling) - 3} more" if len(telling) > 3 else ""
-    why = ", ".join(one.path for one in telling[:3]) + more or "a field left the manifest"
+        return action(verb=Verb.REPLACE, why=f"it {ended(live)}")
+    different = list(differences(desired, live))
+    if not different:
+        return action(verb=Verb.KEEP)
+    shown = tuple(one for one in different if DIGEST not in one.path)
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    why = ", ".join(one.path for one in shown[:3]) + more or "a field left the manifest"
     verb = Verb.REPLACE if kind in _IMMUTABLE_KINDS else Verb.APPLY
     if kind in ("PersistentVolume", "PersistentVolumeClaim"):
         verb = Verb.LEAVE
         why = f"{why} cannot change while it is bound: `inv teardown`, then `inv deploy`"
-    return Action(verb=verb, kind=kind, name=name, why=why, desired=desired, live=live, differences=telling)
+    return action(verb=verb, why=why, differences=shown)
 
 
 def ended(job: Object) -> str | None:
@@ -155,22 +157,22 @@ def ended(job: Object) -> str | None:
 
 def is_training(workload: Object) -> bool:
     """Whether a Job or JobSet is in the middle of work of its own; a worker only waits for commands."""
-    template = workload.get("spec", {}).get("template", {}).get("metadata", {})
-    component = (template.get("labels") or {}).get(COMPONENT_LABEL)
+    status = workload.get("status", {})
     if workload["kind"] == "JobSet":
-        return not workload.get("status", {}).get("terminalState")
-    return component == "train" and ended(workload) is None and bool(workload.get("status", {}).get("active"))
+        return not status.get("terminalState")
+    labels = workload.get("spec", {}).get("template", {}).get("metadata", {}).get("labels") or {}
+    return labels.get(COMPONENT_LABEL) == "train" and ended(workload) is None and bool(status.get("active"))
 
 
 def identity(one: Object) -> tuple[str, str]:
-    """What makes an object the same in manifests and cluster, within one namespace."""
+    """(kind, name): the same in the manifests and in the cluster, within one namespace."""
     return one["kind"], one["metadata"]["name"]
 
 
 def differences(desired: object, live: object, path: str = "") -> Iterator[Difference]:
-    """Where the cluster does not have what is desired. What the cluster adds (defaults, status) is none.
+    """Where the cluster does not have what is desired. What the cluster adds (defaults, status) is no difference.
 
-    A list is compared place by place, except tolerations, to which admission adds two of its own.
+    A list is compared item by item, except tolerations, to which admission adds two of its own.
     """
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):

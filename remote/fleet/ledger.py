@@ -1,8 +1,8 @@
-"""The ledger of a run: every planned trial reaches exactly one end, and nothing forgets it.
+"""The ledger of a run: every planned trial reaches exactly one end, and it stays on disk.
 
 `ledger.jsonl` is append-only; each line is written whole and fsynced before the fleet acts on it. A crash can tear the
 last line at most; such a tail is ignored, and dropped by the next append. Everything else that does not fit (a second
-end, a trial nobody planned, a damaged line) is an error, never repaired by guessing.
+end, a trial that was not planned, a damaged line) is an error.
 
     planned   trial_id                                     once each, before anything starts
     started   trial_id attempt worker folder               written before the job is, so that a resume finds it
@@ -28,7 +28,7 @@ from remote.jobs.onhost.basics import sync_folder
 
 
 class LedgerError(Exception):
-    """The ledger cannot be read, cannot be written, or was asked to say two things about one trial."""
+    """The ledger cannot be read or written, or an event does not fit the ones before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Entry:
-    """All the ledger knows of one planned trial. `winner` is the attempt whose outcome became the end, if any ran.
+    """One planned trial. `winner` is the attempt whose outcome became the end, if any ran.
 
     `spent` counts the attempts made before the trial was last reopened.
     """
@@ -74,14 +74,14 @@ class Ledger:
         ledger = cls(path)
         for trial_id in trial_ids:
             if trial_id not in ledger.entries:
-                ledger._append({"event": "planned", "trial_id": trial_id})
+                ledger._append("planned", trial_id)
         return ledger
 
     def started(self, trial_id: str, attempt: int, worker: str, folder: str) -> None:
-        self._append({"event": "started", "trial_id": trial_id, "attempt": attempt, "worker": worker, "folder": folder})
+        self._append("started", trial_id, attempt=attempt, worker=worker, folder=folder)
 
     def retried(self, trial_id: str, attempt: int, reason: str) -> None:
-        self._append({"event": "retried", "trial_id": trial_id, "attempt": attempt, "reason": reason})
+        self._append("retried", trial_id, attempt=attempt, reason=reason)
 
     def ended(self, trial_id: str, end: End, reason: str | None, attempt: int | None = None) -> bool:
         """Write the trial's end; False (and nothing written) when it has one already: the first end stands.
@@ -91,13 +91,11 @@ class Ledger:
         with self._lock:
             if self._entry(trial_id).end is not None:
                 return False
-            self._append_locked(
-                {"event": "ended", "trial_id": trial_id, "attempt": attempt, "end": end.value, "reason": reason}
-            )
+            self._append_locked("ended", trial_id, attempt=attempt, end=end.value, reason=reason)
             return True
 
     def reopened(self, trial_id: str) -> None:
-        self._append({"event": "reopened", "trial_id": trial_id})
+        self._append("reopened", trial_id)
 
     def open_trials(self) -> list[str]:
         """The planned trials without an end, in plan order."""
@@ -109,7 +107,7 @@ class Ledger:
             return self._entry(trial_id).end is None
 
     def needs_work(self, trial_id: str) -> bool:
-        """True where a resumed run has something to do: no end yet, not even planned, or an end worth another try."""
+        """Whether a resumed run has something to do: no end yet, not even planned, or an end worth another try."""
         with self._lock:
             entry = self.entries.get(trial_id)
             return entry is None or entry.end is None or entry.end.is_resumable
@@ -127,21 +125,22 @@ class Ledger:
                 self._apply(json.loads(line))
             except (ValueError, KeyError, TypeError, LedgerError) as error:
                 raise LedgerError(f"{self.path}: line {number}: {error}; the ledger is damaged") from None
-        # The tail of a write that a crash cut short was never acted on. It goes with the next append, not now: to look
-        # at the ledger of a run that is under way must not touch it.
+        # The tail of a write that a crash cut short was never acted on. The next append removes it, not this: reading
+        # the ledger of a run that goes on must not change it.
         self._torn_at = whole if whole < len(content) else None
 
-    def _append(self, event: dict[str, Any]) -> None:
+    def _append(self, event: str, trial_id: str, **more: Any) -> None:
         with self._lock:
-            self._append_locked(event)
+            self._append_locked(event, trial_id, **more)
 
-    def _append_locked(self, event: dict[str, Any]) -> None:
+    def _append_locked(self, event: str, trial_id: str, **more: Any) -> None:
+        document = {"event": event, "trial_id": trial_id, **more}
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        line = (json.dumps({"time": now, **event}, ensure_ascii=False) + "\n").encode()
-        # Checked before it is written: what does not fit the record never reaches it.
-        self._apply(event, rehearse=True)
+        line = (json.dumps({"time": now, **document}, ensure_ascii=False) + "\n").encode()
+        # Checked before it is written: what does not fit is never written.
+        self._apply(document, rehearse=True)
         try:
-            # A ledger that was moved or deleted under a run is not begun anew with its next line.
+            # A ledger that was moved or deleted during a run is not started again with its next line.
             create = 0 if self.entries else os.O_CREAT
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | create, 0o644)
             try:
@@ -162,7 +161,7 @@ class Ledger:
                 os.close(handle)
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be written: {error.strerror}") from None
-        self._apply(event)
+        self._apply(document)
 
     def _entry(self, trial_id: str) -> Entry:
         if trial_id not in self.entries:
@@ -183,10 +182,8 @@ class Ledger:
         if kind == "started":
             entry.attempts.append(Attempt(number=event["attempt"], worker=event["worker"], folder=event["folder"]))
         elif kind == "retried":
-            entry.attempts = [
-                replace(attempt, reason=event["reason"]) if attempt.number == number else attempt
-                for attempt in entry.attempts
-            ]
+            reason = event["reason"]
+            entry.attempts = [replace(one, reason=reason) if one.number == number else one for one in entry.attempts]
         elif kind == "ended":
             entry.end, entry.reason = End(event["end"]), event["reason"]
             entry.winner = None if number is None else entry.attempt(number)

@@ -1,7 +1,8 @@
-"""A fleet's patience with its hosts: asking again while one is out of reach or busy, and knowing when to stop asking.
+"""A fleet's patience with its hosts: how long one that does not answer, or is busy, is asked again.
 
-A host that stops answering for `lost_after_sec` is lost, and is asked after until it answers or `give_up_after_sec` has
-passed. One that answers, but works for another run, is not lost: it is waited for as long as that run's trial may take.
+A host that has not answered for `lost_after_sec` is lost; it is polled until it answers or `give_up_after_sec` has
+passed. A host that answers, but works for another run, is not lost: the fleet waits as long as that run's trial may
+take.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.2, 5.0
 class Limits:
     """The fleet's patience, in seconds, and how often one trial may be started.
 
-    `max_attempts` 2 means that a trial cut short from outside goes back into the queue once; a resumed run allows as
-    many again. `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside.
+    `max_attempts` 2: a trial cut short from outside goes back into the queue once; a resumed run allows as many again.
+    `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside.
     """
 
     lost_after_sec: float = 60.0
@@ -41,11 +42,11 @@ class WorkerLost(Exception):
 
 
 class WorkerBusy(WorkerLost):
-    """A host has been at another job's for too long; it answers, and nothing is wrong with it."""
+    """Another run's job has held a host for too long; the host itself answers and is well."""
 
 
 class ShutOut(WorkerLost):
-    """The operator is let in nowhere (credentials have expired): to hand a trial to another host would be in vain."""
+    """No host lets the operator in (expired credentials): handing a trial to another host does not help."""
 
 
 class Stopped(Exception):
@@ -55,8 +56,8 @@ class Stopped(Exception):
 class Patience:
     """One fleet's patience with all its hosts, each of which is asked from a thread of its own.
 
-    `stopping` is set when the operator wants to end; `abandoning` when this process must leave, and jobs go on.
-    `busy_for_sec` is how long one and the same job of another run may keep a host.
+    `stopping` is set when the operator wants to end; `abandoning` when this process must exit while jobs go on.
+    `busy_for_sec` is how long one job of another run may hold a host.
     """
 
     def __init__(self, limits: Limits, *, busy_for_sec: float) -> None:
@@ -70,15 +71,15 @@ class Patience:
         return self.stopping.is_set() or self.abandoning.is_set()
 
     def heard(self, name: str) -> None:
-        """A job on this host has given a sign of life: whatever was wrong with the host is over."""
+        """A job on this host has reported: the host is well again."""
         self._last_heard[name] = time.monotonic()
         self._lost_since.pop(name, None)
 
     def ask(self, name: str, ask: Callable[[], T]) -> T:
-        """`ask` the host, again and again while it is out of reach, for at most `lost_after_sec` of silence.
+        """Call `ask`, again while the host does not answer, until `lost_after_sec` have passed without an answer.
 
-        A host that answers but cannot do what every host can (its disk is full, its Python gone) is lost at once:
-        were it left in service, it would take trial after trial from the queue and fail them all.
+        A host that answers but cannot work (its disk is full, its Python is gone) is lost at once: otherwise it would
+        take trial after trial from the queue and fail them all.
         """
         self._last_heard[name] = time.monotonic()
         pause_sec = _FIRST_PAUSE_SEC
@@ -99,7 +100,7 @@ class Patience:
             pause_sec = min(pause_sec * 2, _LONGEST_PAUSE_SEC)
 
     def await_return(self, agent: Agent, lost: WorkerLost, is_worth_it: Callable[[], bool]) -> str | None:
-        """Ask after a lost host now and then; None when it is back, or this fleet is halted; why it is given up.
+        """Poll a lost host. None when it is back or this fleet is halted; otherwise why it is given up.
 
         Returns early, with a reason, once `is_worth_it()` no longer holds.
         """

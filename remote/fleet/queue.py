@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench.records.run import PlannedTrial
 from remote.fleet.ledger import Ledger
 
-_LOOK_SEC = 1.0  # an upper bound on noticing a change nobody announced
+_LOOK_SEC = 1.0  # after which a change that nothing announced is noticed
 
 
 class TrialQueue:
@@ -19,39 +19,38 @@ class TrialQueue:
         self._ledger = ledger
         self._planned = list(planned)
         self._waiting: list[PlannedTrial] = []
-        self._released: dict[str, PlannedTrial] = {}  # followed by nobody, and not to be started yet
-        self._expected: defaultdict[str, set[str]] = defaultdict(set)  # the workers whose earlier attempts are unknown
+        self._released: dict[str, PlannedTrial] = {}  # not followed now, and not to be started yet
+        self._expected: defaultdict[str, set[str]] = defaultdict(set)  # workers whose earlier attempts are unknown
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, planned: PlannedTrial) -> None:
-        """Queue a trial for the next idle host that may run it, once no earlier attempt is still to be heard of."""
+        """Queue a trial for the next idle host that may run it, once what became of its earlier attempts is known."""
         with self._changed:
             self._released[planned.trial_id] = planned
             self._queue_if_free(planned.trial_id)
 
     def release(self, planned: PlannedTrial, worker: str) -> None:
-        """Nobody follows this trial now, and `worker` has an earlier attempt: nobody may start another before
-        `pass_on` says that this one keeps no one from it."""
+        """This trial is not followed now, and `worker` has an earlier attempt: no other is started before `pass_on`."""
         with self._changed:
             self._released[planned.trial_id] = planned
             self._expected[planned.trial_id].add(worker)
             self._changed.notify_all()
 
     def pass_on(self, trial_id: str, worker: str) -> None:
-        """What `worker` has of this trial is known, or out of reach: it keeps nobody from it any longer."""
+        """What became of `worker`'s attempt is known, or cannot be known: others may have the trial."""
         with self._changed:
             self._expected[trial_id].discard(worker)
             self._queue_if_free(trial_id)
 
     def give_up(self, trial_id: str, worker: str) -> bool:
-        """`worker` will not come back for this trial; True, and the trial claimed, when nobody else is left to ask."""
+        """`worker` will not come back for this trial. True, and the trial claimed, if no other worker may have it."""
         with self._changed:
             self._expected[trial_id].discard(worker)
             return not self._expected[trial_id] and self._released.pop(trial_id, None) is not None
 
     def claim(self, trial_id: str) -> bool:
-        """Take back a trial whose earlier attempt is at hand; False when it has ended or another host has it."""
+        """Take back a trial whose earlier attempt has been found; False when it has ended or another host has it."""
         with self._changed:
             if not self._ledger.is_open(trial_id):
                 return False
@@ -62,7 +61,7 @@ class TrialQueue:
             return self._released.pop(trial_id, None) is not None
 
     def take(self, worker: str) -> PlannedTrial | None:
-        """The next trial for `worker`, waiting for one to come back if need be; None when there will be no more."""
+        """The next trial for `worker`; waits for one to come back if need be. None when there will be no more."""
         with self._changed:
             while not self._closed and self._is_open_for(worker):
                 for planned in self._waiting:
@@ -82,7 +81,7 @@ class TrialQueue:
         return [planned for planned in self._open() if planned.worker == worker]
 
     def settle(self) -> None:
-        """A trial has ended: those who wait look again."""
+        """A trial has ended: waiting workers look again."""
         with self._changed:
             self._changed.notify_all()
 

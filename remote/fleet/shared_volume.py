@@ -1,8 +1,8 @@
 """Results that outlive their worker: an attempt's output on a volume that all workers of a fleet share.
 
 The job's folder stays on the worker's own disk, because locks and heartbeats on a network file system can outlive
-whoever held them; its output folder is a link to the shared volume. So a trial that was done when its worker died is
-not run again, and `inv collect` reads its files through another worker.
+their owner; its output folder is a link to the shared volume. So a trial that was done when its worker died is not run
+again, and `inv collect` reads its files through another worker.
 
 Not covered: the job's log, which is on the worker's own disk; its last lines are in the result.
 """
@@ -43,10 +43,10 @@ def place_of(shared: str, run_id: str, trial_id: str, attempt: int) -> str:
 
 
 def on_shared_volume(command: Command, python: tuple[str, ...], place: str, link: str, done: str) -> Command:
-    """`command`, run with `link` pointing at `place`, which it must be the first to enter.
+    """`command`, run with `link` pointing at `place`, which it must be the first to create.
 
-    A pod can die, and its replacement be told once more to start the same attempt: where the file `done` lies in
-    `place` by then, there is nothing left to do; where it does not, the first copy may still be running somewhere, and
-    the attempt ends with 127, as it does without the volume: that is its worker's fault and not its own.
+    A pod can die, and its replacement may be told to start the same attempt again. If the file `done` lies in `place`
+    by then, there is nothing left to do; if not, the first copy may still be running, and the attempt ends with 127,
+    as it does without the volume: the worker's fault, not the trial's.
     """
     return replace(command, argv=(*python, "-c", _LINK, place, link, done, *command.argv))

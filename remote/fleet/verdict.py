@@ -1,7 +1,7 @@
-"""From what a job left behind to the trial's end: one pure function, so that every case can be read and tested.
+"""From what a job left behind to the trial's end: a pure function.
 
-An exit code alone proves nothing either way. What counts is a verified result; without one, how the job ended says
-whether the trial failed by itself (it would again) or was cut short from outside (it deserves another try).
+An exit code alone proves nothing. What counts is a verified result; without one, how the job ended says whether the
+trial failed by itself (it would again) or was cut short from outside (and is tried again).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Verdict:
 
     @property
     def is_transient(self) -> bool:
-        """True where the same trial, tried again, may well succeed: what stopped it was not its own doing."""
+        """Whether the same trial may succeed if tried again: what stopped it was not its own doing."""
         return self.end in (End.LOST, End.PREEMPTED)
 
 
@@ -40,7 +40,7 @@ def judge(
 ) -> Verdict:
     """The end of an attempt whose job is over (`status` is ENDED, LOST or ABSENT).
 
-    `damage` says why a result that is there could not be trusted; `result` is None then.
+    `damage` is why a result that was found could not be verified; `result` is None then.
     """
     if status.why == "cancelled" and (result is None or result.status.is_resumable):
         return Verdict(end=End.CANCELLED, reason="cancelled by the operator")
@@ -61,7 +61,7 @@ def judge(
     if status.exit_code == 0:
         return Verdict(end=End.LOST, reason="it said it was done but left no result")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "it said nothing")
-    # The worker's doing, not the trial's: nothing to start it with, or no disk for the result of work that was done.
+    # The worker's doing, not the trial's: nothing to start it with, or no disk space for the result.
     end = End.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else End.FAILED
     return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")
 

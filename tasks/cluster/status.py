@@ -15,7 +15,7 @@ from tasks.errors import TaskFailed, UsageError
 @task
 def status(context: Context) -> None:
     """Show every pod, and what is wrong with those not up."""
-    from remote.cluster.diagnosis.pods import together
+    from remote.cluster.diagnosis.finding import together
     from remote.cluster.diagnosis.readiness import fleet
     from tasks.cluster.wait import table
     from tasks.connect.cluster import cluster_of, console

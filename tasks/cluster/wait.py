@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from remote.cluster.client import Cluster
-    from remote.cluster.diagnosis.pods import Finding
+    from remote.cluster.diagnosis.finding import Finding
     from remote.cluster.diagnosis.readiness import Fleet
     from tasks.settings.load import Settings
 
@@ -54,8 +54,8 @@ def wait(
     from rich.live import Live
     from rich.text import Text
 
+    from remote.cluster.diagnosis.finding import together
     from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC
-    from remote.cluster.diagnosis.pods import together
     from remote.cluster.errors import Unreachable
     from tasks.connect.cluster import console
 
@@ -171,7 +171,7 @@ def _told(state: Fleet) -> dict[object, str | Finding]:
 
 
 def _lines(news: Sequence[str | Finding]) -> list[str]:
-    from remote.cluster.diagnosis.pods import Finding, together
+    from remote.cluster.diagnosis.finding import Finding, together
 
     rows = [one for one in news if isinstance(one, str)]
     return rows + [f"  {line}" for line in together(one for one in news if isinstance(one, Finding))]

@@ -1,14 +1,15 @@
-"""Why an image cannot be pulled: which of the causes, told apart by what kubelet and containerd say.
+"""Why an image cannot be pulled, from the words of kubelet and containerd.
 
-What cannot be told apart is said so: a registry with Basic authentication answers 401 alike for a wrong password, a
-secret that does not exist and no secret at all; with token authentication a wrong user or password fails at the token,
-and a missing or foreign secret at the manifest.
+Some causes look the same: a registry with Basic authentication answers 401 to a wrong password, to a secret that does
+not exist and to no secret at all. With token authentication a wrong user or password fails at the token, and a missing
+or foreign secret at the manifest.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from remote.cluster.labels import Object
 
@@ -26,103 +27,93 @@ PULL_REASONS = (
 LOGIN_CAUSES = ("unauthorized", "forbidden", "wrong-login", "secret-missing")
 BACK_OFF_SEC = 330.0
 
-_RENEW = "`inv deploy --renew-secret` with the auth token on standard input makes it new"
+_RENEW = "`inv deploy --renew-secret` with the auth token on standard input makes it again"
 _FORMS = (
-    "the user name is one of NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER and NAMESPACE/DOMAIN/USER "
+    "the user name is NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER "
     "(cluster.registry_user), the password an auth token and not the console's"
 )
 _NETWORK = "the nodes need a way to the registry: service gateway or NAT gateway, route and security list"
 
-# (pattern, cause, what, remedy, whether it may pass by itself)
-_RULES: tuple[tuple[str, str, str, str, bool], ...] = (
-    (r"no space left on device", "disk-full", "the node's disk is full", "grow its boot volume: `inv nodes`", False),
-    (
-        r"toomanyrequests|429 Too Many Requests",
-        "too-many-requests",
-        "the registry limits how often it is asked",
-        "wait",
-        True,
-    ),
-    (
-        r"no matching manifest|no match for platform",
+
+class _Rule(NamedTuple):
+    """A pattern in the words of kubelet and containerd, and what it means."""
+
+    pattern: str
+    cause: str
+    what: str
+    remedy: str
+    may_pass: bool = False  # by itself
+
+
+_RULES = (
+    _Rule("no space left on device", "disk-full", "the node's disk is full", "grow its boot volume: `inv nodes`"),
+    _Rule("toomanyrequests|429 Too Many Requests", "too-many-requests", "the registry limits requests", "wait", True),
+    _Rule(
+        "no matching manifest|no match for platform",
         "wrong-architecture",
         "the image is not for this node's processor",
         "build it for amd64",
-        False,
     ),
-    (
-        r"x509: certificate signed by unknown authority",
+    _Rule(
+        "x509: certificate signed by unknown authority",
         "unknown-authority",
         "the node does not trust the registry's certificate",
         "give the nodes that authority's certificate, or use a registry whose certificate they trust",
-        False,
     ),
-    (
+    _Rule(
         r"x509: certificate is valid for (?P<names>.+), not (?P<host>\S+)",
         "certificate-name",
         "the registry's certificate is for another name",
-        "write the image's host as the certificate does",
-        False,
+        "write the image's host as in the certificate",
     ),
-    (
-        r"x509: certificate has expired",
+    _Rule(
+        "x509: certificate has expired",
         "certificate-expired",
         "the registry's certificate has expired, or the node's clock is wrong",
         "renew it, or set the clock",
-        False,
     ),
-    (
-        r"server gave HTTP response to HTTPS client",
+    _Rule(
+        "server gave HTTP response to HTTPS client",
         "plain-http",
         "the registry speaks HTTP without TLS",
         "give it a certificate; containerd refuses plain HTTP",
-        False,
     ),
-    (
+    _Rule(
         r"no such host|server misbehaving|lookup \S+ on \S+: .*(?:i/o timeout|connection refused)",
         "name-not-resolved",
         "the registry's name does not resolve on the node",
         "see the host in cluster.image (fra.ocir.io, ...) and the nodes' DNS",
         True,
     ),
-    (r"connection refused", "connection-refused", "nothing listens at the registry's address", _NETWORK, True),
-    (r"network is unreachable|no route to host", "no-route", "the node has no route to the registry", _NETWORK, True),
-    (
-        r"i/o timeout|context deadline exceeded|TLS handshake timeout|DeadlineExceeded",
+    _Rule("connection refused", "connection-refused", "nothing listens at the registry's address", _NETWORK, True),
+    _Rule("network is unreachable|no route to host", "no-route", "the node has no route to it", _NETWORK, True),
+    _Rule(
+        "i/o timeout|context deadline exceeded|TLS handshake timeout|DeadlineExceeded",
         "timeout",
         "the registry does not answer the node",
-        f"{_NETWORK}; one that hangs holds up the node's other pulls",
+        f"{_NETWORK}; until then the node's other pulls wait too",
         True,
     ),
-    (
-        r"failed to fetch (?:oauth|anonymous) token: unexpected status[^:]*: 401",
+    _Rule(
+        "failed to fetch (?:oauth|anonymous) token: unexpected status[^:]*: 401",
         "wrong-login",
         "the registry refuses user name or password of the pull secret",
         f"{_FORMS}; {_RENEW}",
-        False,
     ),
-    (r"\b401\b|[Uu]nauthorized", "unauthorized", "the registry asks for a login (401)", f"{_FORMS}; {_RENEW}", False),
-    (
+    _Rule(r"\b401\b|[Uu]nauthorized", "unauthorized", "the registry asks for a login (401)", f"{_FORMS}; {_RENEW}"),
+    _Rule(
         r"\b403\b|[Ff]orbidden|denied",
         "forbidden",
-        "the registry knows no login for this image, or one without the right to read it (403)",
+        "the registry has no login for this image, or one without the right to read it (403)",
         f"the secret must be for this very host, and a policy must allow `read repos`; {_RENEW}",
-        False,
     ),
-    (
-        r"not found|manifest unknown|NotFound",
+    _Rule(
+        "not found|manifest unknown|NotFound",
         "not-found",
         "the registry has no such image",
         "`inv push` puts it there and writes results/image.json; OCIR says this too where the user may not see it",
-        False,
     ),
-    (
-        r"unexpected EOF|connection reset|50[0234]\b",
-        "broken-off",
-        "the pull broke off",
-        "wait; it is tried again",
-        True,
-    ),
+    _Rule(r"unexpected EOF|connection reset|50[0234]\b", "broken-off", "the pull broke off", "wait for the next", True),
 )
 
 
@@ -133,39 +124,33 @@ def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tupl
     """
     image = next((container["image"] for container in pod_spec.get("containers", [])), "the image")
     if reason == "InvalidImageName":
-        said = next((m for m in messages if "couldn't parse" in m or "invalid reference" in m), messages[0])
-        return "invalid-name", f"{image}: {said.rsplit(': ', 1)[-1]}", "mend cluster.image", False
+        message = next((m for m in messages if "couldn't parse" in m or "invalid reference" in m), messages[0])
+        return "invalid-name", f"{image}: {message.rsplit(': ', 1)[-1]}", "mend cluster.image", False
     if reason == "ErrImageNeverPull":
         remedy = "set imagePullPolicy to IfNotPresent, as manifests/ as shipped does"
         return "never-pull", f"{image} is not on the node, and the pod forbids pulling", remedy, False
     text = "\n".join(message for message in messages if _is_pull(message))
     secrets = [one["name"] for one in pod_spec.get("imagePullSecrets") or []]
-    for pattern, cause, what, remedy, passes in _RULES:
-        found = re.search(pattern, text)
-        if found is None:
+    for pattern, cause, what, remedy, may_pass in _RULES:
+        match = re.search(pattern, text)
+        if match is None:
             continue
         if cause in ("unauthorized", "forbidden"):
             missing = next((m for m in messages if "Unable to retrieve some image pull secrets" in m), None)
             if missing is not None:
                 name = ", ".join(re.findall(r"secrets \(([^)]*)\)", missing)) or "named in the pod"
-                return "secret-missing", f"{image}: there is no pull secret {name}", _make(name), False
+                advice = f"`inv deploy` makes {name} with the auth token from standard input"
+                return "secret-missing", f"{image}: there is no pull secret {name}", advice, False
             if not secrets:
                 advice = "set cluster.pull_secret and cluster.registry_user, then `inv deploy`"
                 return "no-secret", f"{image}: {what}; the pod names no pull secret", advice, False
         if cause == "not-found" and "@sha256:" in image:
             what = "the registry has no image of this digest"
-        return cause, f"{image}: {what}{_named(found)}", remedy, passes
+        names = match.groupdict().get("names")
+        return cause, f"{image}: {what}" + (f" ({names})" if names else ""), remedy, may_pass
     last = next((" ".join(message.split()) for message in messages if message), reason)
     return "pull", f"{image}: {last}", "see `kubectl describe pod`", True
 
 
 def _is_pull(message: str) -> bool:
     return any(sign in message for sign in ("pull", "resolve reference", "authorize", "layer", "copy"))
-
-
-def _named(found: re.Match[str]) -> str:
-    return f" ({found['names']})" if "names" in found.groupdict() else ""
-
-
-def _make(name: str) -> str:
-    return f"`inv deploy` makes {name} with the auth token from standard input"

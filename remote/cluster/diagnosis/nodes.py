@@ -1,16 +1,16 @@
-"""Which nodes can take one of our pods, and why not the others. Pure: nodes and pods as JSON in, verdicts out.
+"""Which nodes can take one of our pods, and why not the others. Pure: nodes and pods as JSON in, findings out.
 
-Not covered: whether the driver works (a pod finds that out), and images that other pods will still pull to the node.
+Not covered: whether the driver works (a pod shows that), and images that other pods will still pull to the node.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from remote.cluster.diagnosis.pods import Finding
+from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantity import amount, in_gib
 
@@ -67,68 +67,59 @@ def _on(node: Object, pods: Sequence[Object]) -> list[Object]:
 
 
 def _examine(node: Object, pods: Sequence[Object] | None, need: Need) -> NodeReport:
-    meta, status = node["metadata"], node.get("status", {})
-    labels, allocatable = meta.get("labels") or {}, status.get("allocatable") or {}
-    gpus = int(amount(allocatable.get(GPU, "0")))
-    free = None if pods is None else gpus - sum(_gpus_of(pod) for pod in pods if not _is_ours(pod, need))
-    kind = labels.get(INSTANCE_TYPE, "")
-    driver = labels.get("nvidia.com/cuda.driver-version.full") or labels.get("nvidia.com/cuda.driver.major")
+    status, allocatable = node.get("status", {}), node.get("status", {}).get("allocatable") or {}
+    others = [pod for pod in pods or [] if not _is_ours(pod, need)]
+    gpus, kind = int(amount(allocatable.get(GPU, "0"))), label(node, INSTANCE_TYPE) or ""
     report = NodeReport(
-        name=meta["name"],
+        name=node["metadata"]["name"],
         instance_type=kind,
         gpus=gpus,
-        gpus_free=free,
+        gpus_free=None if pods is None else gpus - sum(map(_gpus_of, others)),
         disk_bytes=amount(allocatable.get("ephemeral-storage", "0")),
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
-        driver=driver,
+        driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
         is_candidate=kind == need.instance_type,
     )
-    found: list[tuple[str, str, str]] = []
     if kind != need.instance_type:
-        # All else about a node of another kind is nobody's concern here.
+        # Nothing else about a node of another type matters.
         remedy = f"set cluster.instance_type to {kind} to use it" if kind and gpus else "it is not for these pods"
-        found.append(("instance-type", f"instance type is {kind or 'not labelled'}, not {need.instance_type}", remedy))
+        reason = f"instance type is {kind or 'not labelled'}, not {need.instance_type}"
+        found = [Finding("instance-type", reason, remedy)]
     else:
-        found += _health(node, need)
-        found += _gpu(report, pods)
-        found += _room(report, allocatable, status, pods, need)
+        found = [*_health(node), *_kept_out(node, need), *_gpu(report, pods), *_room(report, status, others, need)]
         found += _versions(report)
-    subject = f"node {report.name}"
-    findings = tuple(Finding(subject=subject, cause=c, reason=r, remedy=d) for c, r, d in found)
-    return replace(report, findings=findings)
+    return replace(report, findings=tuple(finding.of(f"node {report.name}") for finding in found))
 
 
-def _health(node: Object, need: Need) -> list[tuple[str, str, str]]:
-    name, found = node["metadata"]["name"], []
+def _health(node: Object) -> Iterator[Finding]:
     conditions = {one["type"]: one for one in node.get("status", {}).get("conditions") or []}
-    ready = conditions.get("Ready")
-    if ready is None or ready["status"] != "True":
-        since = (ready or {}).get("lastTransitionTime", "?")
-        message = (ready or {}).get("message", "it never reported")
+    ready = conditions.get("Ready", {})
+    if ready.get("status") != "True":
+        reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
         remedy = "restart or replace the node (OCI console: node pool, cycle); its pods move after 30 s"
-        found.append(("not-ready", f"not Ready since {since}: {message}", remedy))
-    found += [
-        ("pressure", f"{pressure}: it takes no new pods", "free the node's disk or memory")
-        for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure")
-        if conditions.get(pressure, {}).get("status") == "True"
-    ]
-    if node.get("spec", {}).get("unschedulable"):
-        found.append(("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}"))
-    is_preemptible = label(node, PREEMPTIBLE) == "true"
-    if need.preemptible and not is_preemptible:
+        yield Finding("not-ready", reason, remedy)
+    for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
+        if conditions.get(pressure, {}).get("status") == "True":
+            yield Finding("pressure", f"{pressure}: it takes no new pods", "free the node's disk or memory")
+
+
+def _kept_out(node: Object, need: Need) -> Iterator[Finding]:
+    """What keeps our pods from the node: cordon, taints, or that it is not preemptible."""
+    name, spec = node["metadata"]["name"], node.get("spec", {})
+    if spec.get("unschedulable"):
+        yield Finding("cordoned", "cordoned: it takes no new pods", f"kubectl uncordon {name}")
+    if need.preemptible and label(node, PREEMPTIBLE) != "true":
         remedy = "set cluster.preemptible to false, and cluster.overlay to another than preemptible, to use it"
-        found.append(("not-preemptible", "not a preemptible node", remedy))
-    for taint in node.get("spec", {}).get("taints") or []:
+        yield Finding("not-preemptible", "not a preemptible node", remedy)
+    for taint in spec.get("taints") or []:
         if taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
-            continue  # a wish, or the shadow of a condition that is named above
+            continue  # a preference, or what a condition above says already
         if not any(_tolerates(toleration, taint) for toleration in need.tolerations):
-            text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+            remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"
             if taint["key"] == PREEMPTIBLE:
                 remedy = "set cluster.preemptible to true to use preemptible nodes"
-            else:
-                remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"
-            found.append(("taint", f"taint {text} is not tolerated", remedy))
-    return found
+            text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+            yield Finding("taint", f"taint {text} is not tolerated", remedy)
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:
@@ -139,81 +130,65 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
     return bool(toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""))
 
 
-def _gpu(report: NodeReport, pods: Sequence[Object] | None) -> list[tuple[str, str, str]]:
+def _gpu(report: NodeReport, pods: Sequence[Object] | None) -> list[Finding]:
     if report.gpus == 0:
         plugin = next((pod for pod in pods or [] if _is_device_plugin(pod)), None)
         if pods is None:
-            why, remedy = "whether the device plugin runs may not be read", "look at `kubectl get pods -A`"
+            why, remedy = "no right to see whether the device plugin runs", "look at `kubectl get pods -A`"
         elif plugin is None:
             why = "no device plugin runs on it"
             remedy = "enable the NVIDIA GPU plugin add-on of OKE, or install the device plugin or GPU operator"
         else:
-            name = f"{plugin['metadata'].get('namespace', '?')}/{plugin['metadata']['name']}"
-            why = f"its device plugin {name} is {_state(plugin)}"
-            remedy = f"kubectl -n {name.replace('/', ' logs ')}"
-        return [("device-plugin", f"no {GPU} allocatable: {why}", remedy)]
+            why = f"its device plugin {_name(plugin)} is {_state(plugin)}"
+            remedy = f"kubectl -n {_name(plugin).replace('/', ' logs ')}"
+        return [Finding("device-plugin", f"no {GPU} allocatable: {why}", remedy)]
     if report.gpus_free is not None and report.gpus_free < 1:
-        holders = [f"{p['metadata'].get('namespace')}/{p['metadata']['name']}" for p in pods or [] if _gpus_of(p)]
-        return [("gpu-taken", f"its GPU is taken by {', '.join(holders[:3])}", "wait for it, or stop it")]
+        holders = [_name(pod) for pod in pods or [] if _gpus_of(pod)]
+        return [Finding("gpu-taken", f"its GPU is taken by {', '.join(holders[:3])}", "wait for it, or stop it")]
     return []
 
 
-def _room(
-    report: NodeReport, allocatable: Object, status: Object, pods: Sequence[Object] | None, need: Need
-) -> list[tuple[str, str, str]]:
-    found = []
-    for resource, wanted, setting in (("cpu", need.cpu, "cluster.cpu"), ("memory", need.memory, "cluster.memory")):
-        has = amount(allocatable.get(resource, "0"))
-        taken = sum((_requests(pod, resource) for pod in pods or [] if not _is_ours(pod, need)), Decimal(0))
-        if has - taken < wanted:
-            has_text, want_text = (
-                (in_gib(has - taken), in_gib(wanted)) if resource == "memory" else (f"{has - taken:g}", f"{wanted:g}")
-            )
-            reason = f"{resource}: {has_text} of it free, {want_text} asked for"
-            found.append((f"no-{resource}", reason, f"lower {setting}, or use larger nodes"))
+def _room(report: NodeReport, status: Object, others: Sequence[Object], need: Need) -> Iterator[Finding]:
+    for resource, wanted in (("cpu", need.cpu), ("memory", need.memory)):
+        taken = sum((_requests(pod, resource) for pod in others), Decimal(0))
+        free = amount((status.get("allocatable") or {}).get(resource, "0")) - taken
+        if free < wanted:
+            has, asked = map(in_gib if resource == "memory" else "{:g}".format, (free, wanted))
+            remedy = f"lower cluster.{resource}, or use larger nodes"
+            yield Finding(f"no-{resource}", f"{resource}: {has} of it free, {asked} asked for", remedy)
     digest = need.image.rsplit("@", 1)[-1] if need.image and "@" in need.image else None
-    has_image = digest is not None and any(
-        digest in name for image in status.get("images") or [] for name in image.get("names") or []
-    )
-    image_bytes = 0 if has_image or need.image_bytes is None else need.image_bytes
-    wanted = need.scratch + image_bytes
+    names = [name for image in status.get("images") or [] for name in image.get("names") or []]
+    has_image = digest is not None and any(digest in name for name in names)
+    wanted = need.scratch + (0 if has_image else need.image_bytes or 0)
     if report.disk_bytes < wanted:
-        reason = (
-            f"disk: {in_gib(report.disk_bytes)} allocatable, {in_gib(wanted)} needed for the image and cluster.scratch"
-        )
+        disk = f"disk: {in_gib(report.disk_bytes)} allocatable"
         remedy = "grow the boot volume (node pool, 200 GB; on OKE also `oci-growfs`), or lower cluster.scratch"
-        found.append(("disk", reason, remedy))
-    return found
+        yield Finding("disk", f"{disk}, {in_gib(wanted)} needed for the image and cluster.scratch", remedy)
 
 
-def _versions(report: NodeReport) -> list[tuple[str, str, str]]:
-    found = []
+def _versions(report: NodeReport) -> Iterator[Finding]:
     kubelet = re.match(r"v?(\d+)\.(\d+)", report.kubelet)
     if kubelet is not None and (int(kubelet[1]), int(kubelet[2])) < MIN_KUBELET:
         least = ".".join(map(str, MIN_KUBELET))
-        found.append(("kubelet", f"kubelet {report.kubelet}, older than {least}", "upgrade cluster and node pool"))
+        yield Finding("kubelet", f"kubelet {report.kubelet}, older than {least}", "upgrade cluster and node pool")
     driver = re.match(r"\d+", report.driver or "")
     if driver is not None and int(driver[0]) < MIN_DRIVER:
-        remedy = "use a newer GPU node image"
-        found.append(("driver", f"NVIDIA driver {report.driver}, older than {MIN_DRIVER}", remedy))
-    return found
+        yield Finding("driver", f"NVIDIA driver {report.driver}, older than {MIN_DRIVER}", "use a newer GPU node image")
 
 
-def _requests(pod: Object, resource: str) -> Decimal:
-    containers = pod.get("spec", {}).get("containers") or []
-    requests = [(one.get("resources") or {}).get("requests") or {} for one in containers]
-    return sum((amount(request.get(resource, "0")) for request in requests), Decimal(0))
+def _requests(pod: Object, resource: str, which: str = "requests") -> Decimal:
+    resources = [one.get("resources") or {} for one in pod.get("spec", {}).get("containers") or []]
+    return sum((amount((one.get(which) or {}).get(resource, "0")) for one in resources), Decimal(0))
 
 
 def _gpus_of(pod: Object) -> int:
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
-    return int(_requests(pod, GPU)) or int(
-        sum(
-            amount(((one.get("resources") or {}).get("limits") or {}).get(GPU, "0"))
-            for one in pod.get("spec", {}).get("containers") or []
-        )
-    )
+    return int(_requests(pod, GPU)) or int(_requests(pod, GPU, "limits"))
+
+
+def _name(pod: Object) -> str:
+    return f"{pod['metadata'].get('namespace', '?')}/{pod['metadata']['name']}"
 
 
 def _is_ours(pod: Object, need: Need) -> bool:

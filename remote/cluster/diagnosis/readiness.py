@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from remote.cluster.diagnosis.pods import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready
+from remote.cluster.diagnosis.finding import Finding
+from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
 from remote.cluster.labels import COMPONENT_LABEL, INDEX_LABEL, JOB_LABEL, Object, label
 from remote.cluster.plan import ended
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.pods import Finding, diagnose_claim, diagnose_job, diagnose_pod, is_ready, together
+from remote.cluster.diagnosis.finding import Finding, together
+from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
 from remote.cluster.diagnosis.scheduling import explain_scheduling
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "kubernetes_events.json").read_text())
@@ -168,7 +169,7 @@ def test_a_pod_that_finds_no_node_is_told_by_what_is_missing(name: str, cause: s
 def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> None:
     scenario = RECORDED["scheduling-one-node-cordoned"][name]
     message = next(event["message"] for event in scenario["events"] if event["reason"] == "FailedScheduling")
-    causes = [one[0] for one in explain_scheduling(message)]
+    causes = [one.cause for one in explain_scheduling(message)]
     assert causes == [cause, "cordoned"]
 
 
@@ -187,7 +188,7 @@ def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> Non
     ],
 )
 def test_other_words_of_the_scheduler_are_understood_or_passed_on(message: str, causes: list[str]) -> None:
-    assert [one[0] for one in explain_scheduling(message)] == causes
+    assert [one.cause for one in explain_scheduling(message)] == causes
 
 
 MOUNTS = {

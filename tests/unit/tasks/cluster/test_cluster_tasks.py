@@ -14,7 +14,7 @@ from bench.records import Trial
 from bench.records.layout import LEDGER_FILE, SUMS_FILE
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
-from remote.cluster.diagnosis.pods import Finding
+from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from tasks.cluster.wait import Patience
