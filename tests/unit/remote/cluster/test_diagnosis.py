@@ -63,41 +63,88 @@ def found(topic: str, name: str, **changes: Any) -> list[Finding]:
     return diagnose_pod(pod(scenario, **changes), events(scenario))
 
 
-PULLS = {
-    "pull-basic-401-no-secret": "unauthorized",
-    "pull-basic-401-wrong-password": "unauthorized",
-    "pull-connection-refused": "connection-refused",
-    "pull-digest-not-found": "not-found",
-    "pull-http-answer-to-https": "plain-http",
-    "pull-invalid-image-name": "invalid-name",
-    "pull-name-not-resolved": "name-not-resolved",
-    "pull-no-route": "no-route",
-    "pull-policy-never": "never-pull",
-    "pull-repository-not-found": "not-found",
-    "pull-secret-object-missing": "secret-missing",
-    "pull-tag-not-found": "not-found",
-    "pull-timeout": "timeout",
-    "pull-token-401-wrong-user-form": "wrong-login",
-    "pull-token-403-no-secret": "forbidden",
-    "pull-token-403-secret-for-other-host": "secret-missing",
-    "pull-token-404-tag-not-found": "not-found",
-    "pull-x509-unknown-ca": "unknown-authority",
-    "pull-x509-wrong-name": "certificate-name",
+# Every recorded scenario in which a pod does not come up, and its cause.
+CAUSES = {
+    "image-pull": {
+        "pull-basic-401-no-secret": "unauthorized",
+        "pull-basic-401-wrong-password": "unauthorized",
+        "pull-connection-refused": "connection-refused",
+        "pull-digest-not-found": "not-found",
+        "pull-http-answer-to-https": "plain-http",
+        "pull-invalid-image-name": "invalid-name",
+        "pull-name-not-resolved": "name-not-resolved",
+        "pull-no-route": "no-route",
+        "pull-policy-never": "never-pull",
+        "pull-repository-not-found": "not-found",
+        "pull-secret-object-missing": "secret-missing",
+        "pull-tag-not-found": "not-found",
+        "pull-timeout": "timeout",
+        "pull-token-401-wrong-user-form": "wrong-login",
+        "pull-token-403-no-secret": "forbidden",
+        "pull-token-403-secret-for-other-host": "secret-missing",
+        "pull-token-404-tag-not-found": "not-found",
+        "pull-x509-unknown-ca": "unknown-authority",
+        "pull-x509-wrong-name": "certificate-name",
+    },
+    "scheduling": {
+        "sched-anti-affinity-4": "one-per-node",
+        "sched-cpu": "no-cpu",
+        "sched-device-plugin-missing": "no-gpu",
+        "sched-ephemeral-storage": "no-ephemeral-storage",
+        "sched-memory": "no-memory",
+        "sched-no-gpu-left": "no-gpu",
+        "sched-node-affinity-mismatch": "instance-type",
+        "sched-node-selector-mismatch": "instance-type",
+        "sched-taint-not-tolerated": "taint",
+    },
+    "mounts-and-environment": {
+        "env-configmap-missing": "configmap-missing",
+        "env-secret-key-missing": "key-missing",
+        "mount-configmap-key-missing": "key-missing",
+        "mount-configmap-missing": "configmap-missing",
+        "mount-csi-attach-no-driver": "csi-driver-missing",
+        "mount-fss-csi-not-installed": "csi-driver-missing",
+        "mount-hostpath-wrong-type": "hostpath",
+        "mount-nfs-unreachable": "nfs",
+        "mount-secret-missing": "secret-missing",
+    },
+    "containers": {
+        "command-not-found": "command-missing",
+        "crash-loop": "crash",
+        "failed-exit-3": "crash",
+        "liveness-failing": "liveness",
+        "oom-killed": "out-of-memory",
+        "oom-killed-restarting": "out-of-memory",
+        "readiness-failing": "not-ready",
+        "readiness-tcp-failing": "not-ready",
+        "run-as-nonroot-image-is-root": "runs-as-root",
+    },
+    "eviction-and-deadline": {
+        "deadline-exceeded": "deadline",
+        "evicted-emptydir": "evicted",
+        "evicted-ephemeral": "evicted",
+    },
 }
+PULLS, SCHEDULING = CAUSES["image-pull"], CAUSES["scheduling"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "name", "cause"), [(topic, *case) for topic, cases in CAUSES.items() for case in cases.items()]
+)
+def test_every_recorded_scenario_has_its_cause(topic: str, name: str, cause: str) -> None:
+    (finding,) = found(topic, name)
+    assert finding.cause == cause
+    assert finding.remedy
+    assert finding.subject == "pod p"
+    if topic == "image-pull":
+        assert "\n" not in str(finding)
+        assert any(part in finding.reason for part in ("example", "ocir", "10.99")), "names the image"
+    if topic == "scheduling":
+        assert "4 nodes" in finding.reason
 
 
 def test_every_recorded_pull_that_fails_is_in_the_table() -> None:
     assert set(RECORDED["image-pull"]) - {"pull-ok"} == set(PULLS)
-
-
-@pytest.mark.parametrize(("name", "cause"), PULLS.items())
-def test_a_pull_that_fails_is_told_by_its_cause(name: str, cause: str) -> None:
-    (finding,) = found("image-pull", name)
-    assert finding.cause == cause
-    assert finding.remedy
-    assert finding.subject == "pod p"
-    assert "\n" not in str(finding)
-    assert "example" in finding.reason or "ocir" in finding.reason or "10.99" in finding.reason, "names the image"
 
 
 @pytest.mark.parametrize("name", ["pull-basic-401-no-secret", "pull-token-403-no-secret"])
@@ -145,26 +192,6 @@ def test_a_pull_that_was_not_recorded_is_told_too(text: str, cause: str) -> None
         assert text in finding.reason
 
 
-SCHEDULING = {
-    "sched-anti-affinity-4": "one-per-node",
-    "sched-cpu": "no-cpu",
-    "sched-device-plugin-missing": "no-gpu",
-    "sched-ephemeral-storage": "no-ephemeral-storage",
-    "sched-memory": "no-memory",
-    "sched-no-gpu-left": "no-gpu",
-    "sched-node-affinity-mismatch": "instance-type",
-    "sched-node-selector-mismatch": "instance-type",
-    "sched-taint-not-tolerated": "taint",
-}
-
-
-@pytest.mark.parametrize(("name", "cause"), SCHEDULING.items())
-def test_a_pod_that_finds_no_node_is_told_by_what_is_missing(name: str, cause: str) -> None:
-    (finding,) = found("scheduling", name)
-    assert finding.cause == cause
-    assert "4 nodes" in finding.reason
-
-
 @pytest.mark.parametrize(("name", "cause"), SCHEDULING.items())
 def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> None:
     scenario = RECORDED["scheduling-one-node-cordoned"][name]
@@ -191,25 +218,6 @@ def test_other_words_of_the_scheduler_are_understood_or_passed_on(message: str, 
     assert [one.cause for one in explain_scheduling(message)] == causes
 
 
-MOUNTS = {
-    "env-configmap-missing": "configmap-missing",
-    "env-secret-key-missing": "key-missing",
-    "mount-configmap-key-missing": "key-missing",
-    "mount-configmap-missing": "configmap-missing",
-    "mount-csi-attach-no-driver": "csi-driver-missing",
-    "mount-fss-csi-not-installed": "csi-driver-missing",
-    "mount-hostpath-wrong-type": "hostpath",
-    "mount-nfs-unreachable": "nfs",
-    "mount-secret-missing": "secret-missing",
-}
-
-
-@pytest.mark.parametrize(("name", "cause"), MOUNTS.items())
-def test_a_volume_or_variable_that_is_not_there_is_named(name: str, cause: str) -> None:
-    (finding,) = found("mounts-and-environment", name)
-    assert finding.cause == cause
-
-
 @pytest.mark.parametrize(
     ("said", "part"),
     [
@@ -233,25 +241,6 @@ def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(said: str,
     assert f"the node's {part} fails" in finding.remedy
 
 
-CONTAINERS = {
-    "command-not-found": "command-missing",
-    "crash-loop": "crash",
-    "failed-exit-3": "crash",
-    "liveness-failing": "liveness",
-    "oom-killed": "out-of-memory",
-    "oom-killed-restarting": "out-of-memory",
-    "readiness-failing": "not-ready",
-    "readiness-tcp-failing": "not-ready",
-    "run-as-nonroot-image-is-root": "runs-as-root",
-}
-
-
-@pytest.mark.parametrize(("name", "cause"), CONTAINERS.items())
-def test_a_container_that_does_not_stay_up_is_told_by_how_it_ended(name: str, cause: str) -> None:
-    (finding,) = found("containers", name)
-    assert finding.cause == cause
-
-
 @pytest.mark.parametrize("name", ["succeeded", "running", "init-running", "oom-child-killed"])
 def test_what_is_well_or_not_known_yet_has_no_finding(name: str) -> None:
     assert found("containers", name) == []
@@ -264,15 +253,6 @@ def test_a_pod_that_is_being_deleted_says_so_and_is_not_ready() -> None:
     assert not is_ready(going)
     (finding,) = diagnose_pod(going, [])
     assert (finding.cause, finding.patience_sec) == ("terminating", None)
-
-
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [("deadline-exceeded", "deadline"), ("evicted-emptydir", "evicted"), ("evicted-ephemeral", "evicted")],
-)
-def test_a_pod_ended_from_outside_says_by_what(name: str, cause: str) -> None:
-    (finding,) = found("eviction-and-deadline", name)
-    assert finding.cause == cause
 
 
 def test_a_pod_on_a_silent_node_is_told_from_one_whose_probe_fails() -> None:

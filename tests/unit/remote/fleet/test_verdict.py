@@ -1,11 +1,13 @@
-"""Every case of what a job may leave behind, and the end it means."""
+"""Every case of what a job may leave behind, and the end that follows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial
@@ -26,211 +28,89 @@ def exited(code: int = 0, **changed: Any) -> JobStatus:
     return JobStatus(state=JobState.ENDED, exit_code=code, why=changed.pop("why", "exited"), **changed)
 
 
-CASES: dict[str, tuple[JobStatus, TrialResult | None, list[str], str | None, End, str | None]] = {
-    # a verified result speaks for itself, whatever the exit code says
-    "succeeded": (exited(0), result(End.SUCCEEDED, None), [], None, End.SUCCEEDED, None),
-    "succeeded but exited 1": (exited(1), result(End.SUCCEEDED, None), [], None, End.SUCCEEDED, None),
-    "succeeded, killed on its way out": (
-        exited(137, signal=9),
-        result(End.SUCCEEDED, None),
-        [],
-        None,
-        End.SUCCEEDED,
-        None,
-    ),
-    "succeeded, supervisor killed": (
-        JobStatus(state=JobState.LOST),
-        result(End.SUCCEEDED, None),
-        [],
-        None,
-        End.SUCCEEDED,
-        None,
-    ),
-    "succeeded at the deadline": (
-        exited(137, signal=9, why="deadline"),
-        result(End.SUCCEEDED, None),
-        [],
-        None,
-        End.SUCCEEDED,
-        None,
-    ),
-    "out of memory": (exited(1), result(End.OUT_OF_MEMORY), [], None, End.OUT_OF_MEMORY, "its own words"),
-    "failed": (exited(1), result(End.FAILED), [], None, End.FAILED, "its own words"),
-    "timed out by itself": (exited(1), result(End.TIMED_OUT), [], None, End.TIMED_OUT, "its own words"),
-    "preempted": (
-        exited(143, why="terminated"),
-        result(End.PREEMPTED),
-        [],
-        None,
-        End.PREEMPTED,
-        "its own words",
-    ),
+def case(
+    name: str,
+    end: End,
+    reason: str | None,
+    status: JobStatus,
+    found: TrialResult | None = None,
+    log: Sequence[str] = (),
+    damage: str | None = None,
+) -> ParameterSet:
+    return pytest.param(Verdict(end=end, reason=reason), status, found, list(log), damage, id=name)
+
+
+GOOD = result(End.SUCCEEDED, None)
+OWN, BY_OPERATOR = "its own words", "cancelled by the operator"
+KILLED = "killed by SIGKILL (out of memory on its worker?) in phase measure, step 7 of 18"
+OTHER = "its result is of another trial"
+CANNOT_START = "python: cannot be started: No such file or directory"
+DISK_FULL = "out/result.json: the result cannot be written: No space left on device"
+CASES = [
+    # a verified result counts, whatever the exit code is
+    case("succeeded", End.SUCCEEDED, None, exited(0), GOOD),
+    case("succeeded but exited 1", End.SUCCEEDED, None, exited(1), GOOD),
+    case("succeeded, killed on its way out", End.SUCCEEDED, None, exited(137, signal=9), GOOD),
+    case("succeeded, supervisor killed", End.SUCCEEDED, None, JobStatus(state=JobState.LOST), GOOD),
+    case("succeeded at the deadline", End.SUCCEEDED, None, exited(137, signal=9, why="deadline"), GOOD),
+    case("out of memory", End.OUT_OF_MEMORY, OWN, exited(1), result(End.OUT_OF_MEMORY)),
+    case("failed", End.FAILED, OWN, exited(1), result(End.FAILED)),
+    case("timed out by itself", End.TIMED_OUT, OWN, exited(1), result(End.TIMED_OUT)),
+    case("preempted", End.PREEMPTED, OWN, exited(143, why="terminated"), result(End.PREEMPTED)),
     # a cancel counts unless the trial had reached an end of its own before
-    "cancelled": (
-        exited(130, why="cancelled"),
-        result(End.CANCELLED),
-        [],
-        None,
-        End.CANCELLED,
-        "cancelled by the operator",
-    ),
-    "cancelled without a word": (
-        exited(137, signal=9, why="cancelled"),
-        None,
-        ["noise"],
-        None,
-        End.CANCELLED,
-        "cancelled by the operator",
-    ),
-    "cancelled with a torn result": (
-        exited(137, signal=9, why="cancelled"),
-        None,
-        [],
-        "result.json: torn",
-        End.CANCELLED,
-        "cancelled by the operator",
-    ),
-    "cancelled, TERM was quicker": (
-        exited(143, why="cancelled"),
-        result(End.PREEMPTED),
-        [],
-        None,
-        End.CANCELLED,
-        "cancelled by the operator",
-    ),
-    "cancelled after it had succeeded": (
-        exited(130, why="cancelled"),
-        result(End.SUCCEEDED, None),
-        [],
-        None,
-        End.SUCCEEDED,
-        None,
-    ),
-    "cancelled after it ran out of memory": (
-        exited(130, why="cancelled"),
-        result(End.OUT_OF_MEMORY),
-        [],
-        None,
-        End.OUT_OF_MEMORY,
-        "its own words",
-    ),
-    # a result that is not this attempt's is not believed
-    "another trial's": (
-        exited(0),
-        result(End.SUCCEEDED, trial_id="two"),
-        [],
-        None,
-        End.FAILED,
-        "its result is of another trial ('two')",
-    ),
-    "another attempt's": (
-        exited(0),
-        result(End.SUCCEEDED, attempt=1),
-        [],
-        None,
-        End.FAILED,
-        "its result is of another trial ('one')",
-    ),
-    "another configuration's": (
-        exited(0),
-        result(End.SUCCEEDED, trial=replace(TRIAL, seed=7)),
-        [],
-        None,
-        End.FAILED,
-        "its result is of another trial ('one')",
-    ),
-    "torn": (exited(0), None, [], "result.json: not complete", End.LOST, "result.json: not complete"),
-    # without a result, how the job ended says whose doing it was
-    "supervisor killed": (
-        JobStatus(state=JobState.LOST, progress=IN_STEP_7),
-        None,
-        [],
-        None,
+    case("cancelled", End.CANCELLED, BY_OPERATOR, exited(130, why="cancelled"), result(End.CANCELLED)),
+    case("no result", End.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), log=["noise"]),
+    case("torn result", End.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), damage="result.json: torn"),
+    case("TERM was quicker", End.CANCELLED, BY_OPERATOR, exited(143, why="cancelled"), result(End.PREEMPTED)),
+    case("cancelled after success", End.SUCCEEDED, None, exited(130, why="cancelled"), GOOD),
+    case("after OOM", End.OUT_OF_MEMORY, OWN, exited(130, why="cancelled"), result(End.OUT_OF_MEMORY)),
+    # a result that is not this attempt's does not count
+    case("another trial's", End.FAILED, f"{OTHER} ('two')", exited(0), replace(GOOD, trial_id="two")),
+    case("another attempt's", End.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, attempt=1)),
+    case("another trial", End.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, trial=replace(TRIAL, seed=7))),
+    case("torn", End.LOST, "result.json: not complete", exited(0), damage="result.json: not complete"),
+    # without a result, how the job ended says what stopped it
+    case(
+        "supervisor killed",
         End.LOST,
         "its job died with its worker in phase measure, step 7 of 18; nothing of it is left",
+        JobStatus(state=JobState.LOST, progress=IN_STEP_7),
     ),
-    "host without memory of it": (
-        JobStatus(state=JobState.ABSENT),
-        None,
-        [],
-        None,
+    case(
+        "host without memory of it",
         End.LOST,
         "its job died with its worker; nothing of it is left",
+        JobStatus(state=JobState.ABSENT),
     ),
-    "deaf at the deadline": (
-        exited(137, signal=9, why="deadline", progress=IN_STEP_7),
-        None,
-        [],
-        None,
+    case(
+        "deaf at the deadline",
         End.TIMED_OUT,
         "stopped from outside at its deadline in phase measure, step 7 of 18",
+        exited(137, signal=9, why="deadline", progress=IN_STEP_7),
     ),
-    "obeyed at the deadline": (
-        exited(143, why="deadline"),
-        None,
-        [],
-        None,
-        End.TIMED_OUT,
-        "stopped from outside at its deadline",
-    ),
-    "terminated by the host": (
-        exited(143, signal=15, why="terminated", progress={"phase": "load"}),
-        None,
-        [],
-        None,
+    case("obeyed", End.TIMED_OUT, "stopped from outside at its deadline", exited(143, why="deadline")),
+    case(
+        "terminated by the host",
         End.PREEMPTED,
         "its worker was told to stop in phase load",
+        exited(143, signal=15, why="terminated", progress={"phase": "load"}),
     ),
-    "killed": (
-        exited(137, signal=9, progress=IN_STEP_7),
-        None,
-        [],
-        None,
-        End.LOST,
-        "killed by SIGKILL (out of memory on its worker?) in phase measure, step 7 of 18",
-    ),
-    "segmentation fault": (exited(139, signal=11), None, [], None, End.LOST, "killed by SIGSEGV"),
-    "an unknown signal": (exited(128 + 99, signal=99), None, [], None, End.LOST, "killed by signal 99"),
-    "done and nothing there": (
-        exited(0),
-        None,
-        ["all done!"],
-        None,
-        End.LOST,
-        "it said it was done but left no result",
-    ),
-    "bad input": (
-        exited(2),
-        None,
-        ["noise", "models/x: no such folder", "  "],
-        None,
-        End.FAILED,
-        "exit 2: models/x: no such folder",
-    ),
-    "nothing to start it with": (
-        exited(127),
-        None,
-        ["python: cannot be started: No such file or directory"],
-        None,
-        End.LOST,
-        "exit 127: python: cannot be started: No such file or directory",
-    ),
-    "disk full": (
-        exited(74),
-        None,
-        ["out/result.json: the result cannot be written: No space left on device"],
-        None,
-        End.LOST,
-        "exit 74: out/result.json: the result cannot be written: No space left on device",
-    ),
-    "silent failure": (exited(1), None, [], None, End.FAILED, "exit 1: it said nothing"),
-}
+    case("killed", End.LOST, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
+    case("segmentation fault", End.LOST, "killed by SIGSEGV", exited(139, signal=11)),
+    case("an unknown signal", End.LOST, "killed by signal 99", exited(128 + 99, signal=99)),
+    case("nothing there", End.LOST, "it said it was done but left no result", exited(0), log=["all done!"]),
+    case("bad input", End.FAILED, "exit 2: x: no such folder", exited(2), log=["noise", "x: no such folder", "  "]),
+    case("nothing to start it with", End.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
+    case("disk full", End.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
+    case("silent failure", End.FAILED, "exit 1: it said nothing", exited(1)),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_end_of_an_attempt(case: str) -> None:
-    status, found, log_tail, damage, end, reason = CASES[case]
-    assert judge(PLANNED, 2, status, found, log_tail, damage) == Verdict(end=end, reason=reason)
+@pytest.mark.parametrize(("verdict", "status", "found", "log_tail", "damage"), CASES)
+def test_the_end_of_an_attempt(
+    verdict: Verdict, status: JobStatus, found: TrialResult | None, log_tail: list[str], damage: str | None
+) -> None:
+    assert judge(PLANNED, 2, status, found, log_tail, damage) == verdict
 
 
 @pytest.mark.parametrize("end", list(End))
