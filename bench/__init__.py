@@ -1,6 +1,12 @@
-"""The instrument: what is measured on a host, and the records it leaves.
+"""bench: what runs on a host. It measures one trial per process and writes one result.
 
-`python -m bench` runs anywhere and knows nothing of how it got there. `trial` and `result` use the standard
-library alone, because the operator's side and the report read them without a deep-learning stack; everything that
-needs torch is imported by the process that runs a trial, never here.
+records: trials, results and file names; standard library alone, shared with the operator's side and the report
+commands: `python -m bench COMMAND`
+harness: one trial process: its record, its ends, its progress
+kinds: one module for each kind of trial
+data: from a model folder and a data file to batches
+machine: the GPU and the host
+qlora: the training step and its recipes; kernels: their Triton kernels
+predict: FLOP and memory, by arithmetic
+stack: torch and its libraries, imported once by the process that runs a trial
 """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import corpus, demo
-from bench.data.inputs import INDEX
+from bench.data.model_folder import INDEX
 from bench.records.durable import sha256_of
 from bench.records.layout import SUMS_FILE
 

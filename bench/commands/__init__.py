@@ -1,1 +1,8 @@
-"""`python -m bench`: its commands and flags."""
+"""commands: `python -m bench COMMAND`.
+
+cli: arguments, help and exit codes
+trial_flags: a trial from command-line flags
+run: one trial, from its file to its result
+profile: a training step's time by kind of kernel
+selfcheck: does a trial run on this machine?
+"""

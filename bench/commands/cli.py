@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.commands.trial_flags import changed
-from bench.data.inputs import InputError, check_model, read_data
+from bench.data.chats import read_data
+from bench.data.inputs import InputError
+from bench.data.model_folder import check_model
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import stack
 from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.inputs import check_trial
+from bench.data.trial_inputs import check_trial
 from bench.qlora import recipes
 from bench.qlora.step import TrainingStep, load_base, place
 from bench.records import Trial

@@ -13,7 +13,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from bench.data.inputs import InputError, Inputs, check_trial
+from bench.data.inputs import InputError, Inputs
+from bench.data.trial_inputs import check_trial
 from bench.harness import ends
 from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Clock, Record, Request
@@ -108,7 +109,7 @@ def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | N
         raise
     except (Exception, Stopped) as error:  # noqa: BLE001 - whatever a stack of a million lines raises is this trial's end
         stops.close()
-        end, reason = ends.end_of(stops.told or error, record)
+        end, reason = ends.end_of(stops.stopped or error, record)
         if not isinstance(error, Stopped):
             for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 record.log(line)

@@ -1,10 +1,9 @@
-"""How a trial can end other than well: signals and the deadline made into one exception, exceptions made into an End.
+"""How a trial ends early: signals and the deadline raise one exception; exceptions become an End.
 
-Standard library alone: the handlers are in place before torch is imported, which takes seconds in which a trial can
-be stopped like in any other.
+Standard library alone: the handlers are set before torch is imported, which takes seconds.
 
-Not covered: a call into a library that never returns. Python runs handlers between two of its own instructions, so
-such a trial ends by SIGKILL, from whoever started it, and leaves no result.
+Not covered: a call into a library that never returns. Python runs signal handlers between its own instructions, so
+such a trial is ended by SIGKILL and leaves no result.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from bench.records.result import End
 EXIT_CODES = {End.SUCCEEDED: 0, End.CANCELLED: 130, End.PREEMPTED: 143}
 EXIT_BAD_INPUT = 2
 
-# What allocators that have no exception of their own say, in torch, CUDA's libraries and bitsandbytes.
+# Messages of allocators that raise a plain RuntimeError: torch, CUDA's libraries and bitsandbytes.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|bad_alloc|_ALLOC_FAILED",
     re.IGNORECASE,
@@ -29,7 +28,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class Stopped(BaseException):
-    """The trial was told to stop. Like KeyboardInterrupt no Exception, so that no library takes it for a failure."""
+    """The trial was told to stop. A BaseException, so that no library handles it as a failure."""
 
     def __init__(self, end: End, reason: str) -> None:
         super().__init__(reason)
@@ -37,11 +36,11 @@ class Stopped(BaseException):
 
 
 class WorkerGone(RuntimeError):
-    """Something took away a machine that the trial was running on: not the trial's doing, and worth another try."""
+    """A machine of the trial is gone: the trial is not at fault, and is tried again."""
 
 
 class NotFinite(ArithmeticError):
-    """The loss is no longer a number, and every later step would be worthless."""
+    """The loss is no longer a number: every later step would be worthless."""
 
 
 class Stops:
@@ -62,17 +61,17 @@ class Stops:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def check(self) -> None:
-        """Raise what was raised before, in case it was lost: a destructor or a bare `except:` can swallow it."""
+        """Raise Stopped again: a destructor or a bare `except:` can swallow the first one."""
         if self._listening and self._stopped is not None:
             raise self._stopped
 
     @property
-    def told(self) -> Stopped | None:
-        """The stop that came, whatever the code that it broke into has made of it: an import ends in any error."""
+    def stopped(self) -> Stopped | None:
+        """The stop that came. The interrupted code may have turned it into another error, as imports do."""
         return self._stopped
 
     def close(self) -> None:
-        """From here on nothing stops the process but SIGKILL: it is writing its result, which takes milliseconds."""
+        """Ignore all later signals: the process writes its result, which takes milliseconds."""
         self._listening = False
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -89,25 +88,27 @@ class Stops:
 
 
 def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str]:
-    """The end an exception means, and a reason of one line. With the trial's record, one that says what to try next."""
+    """The End of an exception, and a reason of one line; with the trial's record, the reason says what to try next."""
     if isinstance(error, Stopped):
         return error.end, error.reason
-    said = " ".join(str(error).split()) or "no message"
+    words = " ".join(str(error).split()) or "no message"
     if isinstance(error, WorkerGone):
-        return End.LOST, said[:300]
+        return End.LOST, words[:300]
     if is_out_of_memory(error):
-        return End.OUT_OF_MEMORY, said[:300] if record is None else _out_of_memory(said, record)
-    return End.FAILED, f"{type(error).__name__}: {said}"[:300]
+        return End.OUT_OF_MEMORY, words[:300] if record is None else _out_of_memory(words, record)
+    return End.FAILED, f"{type(error).__name__}: {words}"[:300]
 
 
-def _out_of_memory(said: str, record: Record) -> str:
+def _out_of_memory(words: str, record: Record) -> str:
     if record.peak_vram_bytes is None:
-        return out_of_memory.explain(record.trial, record.phase, said, record.peak_rss_bytes or peak_rss_bytes(), "RSS")
-    return out_of_memory.explain(record.trial, record.phase, said, record.peak_vram_bytes)
+        return out_of_memory.explain(
+            record.trial, record.phase, words, record.peak_rss_bytes or peak_rss_bytes(), "RSS"
+        )
+    return out_of_memory.explain(record.trial, record.phase, words, record.peak_vram_bytes)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for CUDA's, the CPU allocator's and the system's ways to say that memory ran out."""
+    """True where CUDA, the CPU allocator or the system reports that memory ran out."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

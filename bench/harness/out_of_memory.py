@@ -1,9 +1,8 @@
-"""What a trial that ran out of memory says: what it asked for, what it had reached, and what to try next.
+"""The reason of a trial that ran out of memory: the failed allocation, the peak, and what to try next.
 
-Standard library alone, and pure: tested without a GPU and without running out of anything.
+Standard library alone, and pure.
 
-Not covered: whether the next configuration truly fits. Halving what memory grows with is the best that can be said
-without trying it.
+Not covered: whether the next configuration fits; it halves what memory grows with.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ from typing import Any
 
 from bench.records import Trial
 
-LEAST_SEQ_LEN = 64  # shorter than this nobody trains on; the model itself is then too large for the device
+LEAST_SEQ_LEN = 64  # nobody trains on shorter ones; the model itself is then too large for the device
 STEPPED = ("training", "distributed")
 _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 # torch on CUDA: "Tried to allocate 2.00 GiB"; torch on the CPU: "you tried to allocate 8589934592 bytes".
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
 # "GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is free"; 2.1 spelled it "capacty".
 _ROOM = re.compile(r"total capaci?ty of (\d[\d.]* [KMGT]iB) of which (\d[\d.]* (?:bytes|[KMGT]iB)) is free")
-# Who ran out, where that was not the trial's own process: the size alone would not say which rank's device is full.
+# Which rank of a distributed trial ran out.
 _RANK = re.compile(r"rank \d+: ")
 
 
-def explain(trial: Trial, phase: str, said: str, peak_bytes: int | None, kind: str = "VRAM") -> str:
+def explain(trial: Trial, phase: str, message: str, peak_bytes: int | None, kind: str = "VRAM") -> str:
     """One line: the allocation that failed, the peak reached before it, and the next configuration that should fit."""
-    asked = asked_bytes(said)
-    who = rank[0] if (rank := _RANK.match(said)) else ""
-    quoted = said[:160] if asked is None else f"{who}{_size(asked)} more were asked for"
+    asked = asked_bytes(message)
+    who = rank[0] if (rank := _RANK.match(message)) else ""
+    quoted = message[:160] if asked is None else f"{who}{_size(asked)} more were asked for"
     parts = [f"out of memory: {quoted}"]
-    if room := _ROOM.search(said):
+    if room := _ROOM.search(message):
         parts[0] += f" with {room[2]} of {room[1]} free"
     if peak_bytes is not None:
         parts.append(f"peak {kind} {_size(peak_bytes)}")
@@ -42,9 +41,9 @@ def explain(trial: Trial, phase: str, said: str, peak_bytes: int | None, kind: s
     return "; ".join(parts)
 
 
-def asked_bytes(said: str) -> int | None:
+def asked_bytes(message: str) -> int | None:
     """The size of the allocation that failed, as an allocator's message names it; None where it does not."""
-    found = _ASKED.search(said)
+    found = _ASKED.search(message)
     if found is None:
         return None
     unit = next(shift for name, shift in _UNITS.items() if name.lower() == found[2].lower())
@@ -54,8 +53,8 @@ def asked_bytes(said: str) -> int | None:
 def next_to_try(trial: Trial, phase: str) -> dict[str, Any] | None:
     """The trial's fields to change, the least harmful first; None where no field helps.
 
-    A smaller micro-batch with more of them to a step computes the same; checkpointing costs a third of the speed, and
-    shorter sequences cut the data. Weights that do not fit while they are loaded are another matter.
+    A smaller micro-batch with more of them per step computes the same; checkpointing costs a third of the speed, and
+    shorter sequences cut the data. Weights that do not fit while they are loaded need another precision.
     """
     if trial.held_layers > 0:
         return {"held_layers": 0}  # costs a few per cent of the speed and nothing else

@@ -1,11 +1,10 @@
-"""Where the time of a training step goes: data, forward, backward, optimizer.
+"""The time of a training step by phase: data, forward, backward, optimizer.
 
-On CUDA by events that the device itself stamps as it reaches them: recording one costs the host a few microseconds
-and makes nobody wait, and they are read after the step's own end. On the CPU by the clock.
+On CUDA by events that the device stamps: recording one costs the host a few microseconds and waits for nothing; they
+are read after the step. On the CPU by the clock.
 
-A step begins with nothing left to do on the device, so `data` is the time until the next batch lies on the device:
-waiting for the loader, then the copy. With several micro-batches a step, waiting that hides behind a computation is
-counted once, as that computation.
+A step begins with an idle device, so `data` is the wait for the loader and the copy to the device. With several
+micro-batches a step, a wait that overlaps a computation counts as that computation.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ class PhaseClock:
         self._stamps: list[tuple[str, Any]] = []
 
     def begin(self) -> None:
-        """The step begins here; what was stamped before is forgotten."""
+        """The step begins here; earlier stamps are dropped."""
         self._stamps.clear()
         self._stamp("")
 
     def end(self, phase: str) -> None:
-        """Whatever happened since the last stamp was `phase`."""
+        """The time since the last stamp belongs to `phase`."""
         self._stamp(phase)
 
     def read(self) -> dict[str, float]:

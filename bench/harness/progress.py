@@ -1,4 +1,4 @@
-"""What people see while a trial runs: a log on standard output, and progress.json. Neither is ever a result."""
+"""What people see of a running trial: a log on standard output, and progress.json. Neither is a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRESS_INTERVAL_SEC = 0.25
 
 
 class Log:
-    """Lines with the seconds since the start, printed at once; the last ones travel in the result."""
+    """Lines with the seconds since the start, printed at once; the last ones are kept for the result."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Log:
         if self._printing:
             try:
                 print(line, flush=True)
-            except OSError:  # a full disk or a reader that left ends the printing, not the measurement
+            except OSError:  # a full disk or a closed pipe ends the printing, not the measurement
                 self._printing = False
 
     @property
@@ -42,8 +42,8 @@ class Log:
 class ProgressFile:
     """Replaces progress.json in a folder, at most every 0.25 s unless the phase changed.
 
-    Renamed into place, so a reader never sees half of it; not flushed to the disk, because it is worthless after a
-    crash and an fsync on a shared file system costs milliseconds.
+    Renamed into place, so a reader never sees half of it. No fsync: the file is worthless after a crash, and an fsync
+    on a shared file system costs milliseconds.
     """
 
     def __init__(self, folder: Path, log: Log) -> None:

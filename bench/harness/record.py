@@ -1,6 +1,6 @@
-"""What is known so far of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
+"""The record of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
 
-Every kind of trial writes into the same record, so that whatever ends it, what was measured until then is kept.
+Every kind of trial writes into it as it goes, so that everything measured is kept, however the trial ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_EVERY_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to run, from its file or as `trial`, and where its result goes. The last four are labels for the record.
+    """What to run, from its file or as `trial`, and where its result goes. The last four are labels of the result.
 
     `strict` refuses a result with a flag: its end is FAILED.
     """
@@ -43,7 +43,7 @@ class Request:
 
 
 class Clock:
-    """When the process began its work: by the wall for people, by a clock that never jumps for durations."""
+    """When the process began: as wall time for people, on the monotonic clock for durations."""
 
     def __init__(self) -> None:
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -54,29 +54,29 @@ class Clock:
 
 
 class Record:
-    """What is known so far of one running trial; becomes its TrialResult."""
+    """The record of one running trial; becomes its TrialResult."""
 
     def __init__(self, request: Request, trial: Trial, clock: Clock) -> None:
         self.request, self.trial, self.clock = request, trial, clock
         self.phase = "import"
-        self.steps_planned = trial.warmup_steps + trial.measured_steps  # other kinds set what they will measure
+        self.steps_planned = trial.warmup_steps + trial.measured_steps  # other kinds count measurements
         self.phases: dict[str, float] = {}
         self.warmup, self.steps = Steps(), Steps()
         self.measurements: list[Measurement] = []
-        self.observed: list[Measurement] = []  # telemetry's, which no one waits for and no step is counted by
+        self.observed: list[Measurement] = []  # telemetry's; they count as no step
         self.flags: list[str] = []
-        self.on_phase: Callable[[str], None] | None = None  # told each phase that begins, and "" between phases
+        self.on_phase: Callable[[str], None] | None = None  # called with each phase that begins, and "" between phases
         self._inside = ""
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
-        self.peak_rss_bytes: int | None = None  # of a process that computes in this one's place; else this one's own
+        self.peak_rss_bytes: int | None = None  # of the ranks of a distributed trial; else this process's own
         self.fingerprint: dict[str, Any] = {}
         self.log = Log(clock.elapsed)
         self._progress = ProgressFile(request.out, self.log)
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Name the phase for people, and keep its seconds however it ends."""
+        """Show the phase and keep its seconds, however it ends."""
         outer, self.phase = self._inside, phase
         self._enter(phase)
         self.show()
@@ -102,7 +102,7 @@ class Record:
         note: str | None = None,
         **context: Any,
     ) -> None:
-        """Keep one measurement, log it, and count it as a step for whoever watches. `context`: what it was taken on."""
+        """Keep one measurement, log it, and count it as a step of the progress. `context`: what was measured."""
         self.measurements.append(
             Measurement(
                 name=name, value=value, interval=interval, share_percent=share_percent, context=context, note=note
@@ -110,8 +110,8 @@ class Record:
         )
         on = ", ".join(f"{key} {item}" for key, item in context.items())
         share = "" if share_percent is None else f", {share_percent:.0f} % of the chip's"
-        said = "none" if value is None else f"{value:.4g}"
-        self.log(f"{name} ({on}): {said}{share}" + (f": {note}" if note else ""))
+        number = "none" if value is None else f"{value:.4g}"
+        self.log(f"{name} ({on}): {number}{share}" + (f": {note}" if note else ""))
         self.show()
 
     def add_step(self, steps: Steps, *, seconds: float, loss: float, samples: float, tokens: int, useful: int) -> None:
@@ -130,7 +130,7 @@ class Record:
 
     @property
     def steps_done(self) -> int:
-        """Steps of a training, measurements of any other kind."""
+        """Steps of a training trial, measurements of any other kind."""
         return len(self.warmup.step_time_sec) + len(self.steps.step_time_sec) or len(self.measurements)
 
     def show(self) -> None:
@@ -196,7 +196,7 @@ class Record:
 
 
 def peak_rss_bytes() -> int:
-    """This process's own high-water mark of resident memory."""
+    """The peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
@@ -204,7 +204,7 @@ def peak_rss_bytes() -> int:
 def summary_line(
     trial: Trial, trial_id: str, end: End, reason: str | None, metrics: Metrics | None, elapsed: float
 ) -> str:
-    """The one line that says how the trial went, with its profile so that no tiny number passes for a GPU's."""
+    """One line on how the trial went, with its profile, so that a number of profile tiny is not taken for a GPU's."""
     line = f"{end.value} {trial_id} [{trial.profile}]"
     if reason is not None:
         line += f": {reason}"

@@ -1,1 +1,8 @@
-"""One module for each kind of trial, with its `measure(record, inputs, stops)`."""
+"""kinds: one module for each kind of trial, with its `measure(record, inputs, stops)`.
+
+training: QLoRA steps; mfu: their share of the GPU's matrix-product rate
+hardware: matrix products, copies and disk; disk: reads of the model folder
+loading: from files to a model on the device
+inference: prompts to answers; decoding: its two paths; decode_step: one step of the fast path
+distributed: training steps on several ranks
+"""

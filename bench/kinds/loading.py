@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.data.inputs import INDEX, WEIGHTS, Inputs
+from bench.data.inputs import Inputs
+from bench.data.model_folder import INDEX, WEIGHTS
 from bench.harness.ends import Stops
 from bench.harness.record import Record, peak_rss_bytes
 from bench.machine import pagecache

@@ -1,1 +1,11 @@
-"""The GPU and the host: what they are, and what they do during a trial."""
+"""machine: the GPU and the host: what they are and what they do.
+
+nvml: readings of the GPUs
+chips: the makers' published figures
+fingerprint: what a result was measured with
+isolation: is another process using the GPU?
+preflight: can CUDA and bitsandbytes do what the trial asks?
+sampler: the process that writes telemetry.csv; telemetry: starts it and sums its rows up
+cpuwait: how long the trial waited for a CPU
+pagecache: which part of a file is cached, and dropping it
+"""

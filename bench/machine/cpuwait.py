@@ -1,18 +1,18 @@
-"""Did the host keep the trial waiting for a CPU? Read at the two ends of its measured window, from what Linux counts.
+"""How long the trial waited for a CPU: Linux's own counters, read at both ends of the measured window.
 
 | number | meaning | from |
 |---|---|---|
-| cpu_wait_percent | of the window, for how long the thread that waited longest was ready and had no CPU | schedstat |
-| cpu_quota_throttled_percent | of the periods of the CPU quota, in how many it was used up | the cgroup's cpu.stat |
-| cpu_steal_percent | of the time that the machine's CPUs had work, what the hypervisor gave to others | /proc/stat |
+| cpu_wait_percent | share of the window in which the longest-waiting thread was runnable and had no CPU | schedstat |
+| cpu_quota_throttled_percent | share of the quota's periods in which it was used up | the cgroup's cpu.stat |
+| cpu_steal_percent | share of the CPUs' busy time that the hypervisor gave to other machines | /proc/stat |
 
-Sources: Documentation/scheduler/sched-stats.rst, Documentation/admin-guide/cgroup-v2.rst and proc_stat(5). The wait is
-over every thread of the trial and of what it started: on a GPU the backward pass is launched by a thread of its own.
-Threads wait side by side, so the longest wait is what the trial was held up at least, and never more than the window.
-A number that this system does not count is None. That the trial wants more threads than it has CPUs shows the same way.
+Sources: Documentation/scheduler/sched-stats.rst, Documentation/admin-guide/cgroup-v2.rst and proc_stat(5). All threads
+of the trial and of its child processes are read: on a GPU a separate thread launches the backward pass. Threads wait in
+parallel, so the longest wait is a lower bound of the trial's delay. A number that this system does not count is None.
+A trial with more threads than CPUs waits too.
 
-Not covered: a CPU that is had but slow (its clock, the other thread of its core, the memory's bandwidth); threads that
-began or ended within the window; of a distributed trial on several machines, all but the first.
+Not covered: a slow CPU (clock, hyperthreading, memory bandwidth); threads that began or ended within the window; all
+machines but the first of a distributed trial.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pathlib import Path
 from bench.machine.sampler import tree_of
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# Beyond the first a result is flagged (docs/measurements.md has the trials that it was chosen by); a flag names the
-# highest that was passed, so that trials which were disturbed alike share a line of the report.
+# A result above the first is flagged (docs/measurements.md has the trials it was chosen by). A flag names the highest
+# level that was passed, so that trials with about the same disturbance share a line of the report.
 LEVELS_PERCENT = (5, 10, 20, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the kernel had counted at one moment. `waited_ns` is by (pid, thread); the pairs are None where not told."""
+    """The kernel's counters at one moment. `waited_ns` is by (pid, thread); a pair that is not counted is None."""
 
     at_sec: float
     waited_ns: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -50,31 +50,30 @@ class Waits:
 
     @property
     def flags(self) -> list[str]:
-        """A sentence for each way in which the host disturbed: what was seen, and what to do."""
+        """One line for each cause: what was measured, and what to do."""
         waited, throttled = _level(self.cpu_wait_percent), _level(self.cpu_quota_throttled_percent)
         stolen = _level(self.cpu_steal_percent)
-        said = []
-        seen = "a thread of the trial was ready to run and had no CPU"
+        flags = []
         if throttled and (waited or self.cpu_wait_percent is None):
-            said.append(
-                f"{seen}: its CPU quota was used up in over {throttled} % of the periods; "
+            flags.append(
+                f"CPU contention: the container's CPU quota was used up in over {throttled} % of its periods; "
                 "raise the container's CPU limit (in a pod resources.limits.cpu)"
             )
         elif waited:
-            said.append(
-                f"{seen} for over {waited} % of the measured window; "
-                "end what else runs on this machine, or run fewer workers or threads on it"
+            flags.append(
+                f"CPU contention: the trial waited for a CPU over {waited} % of the measured time; "
+                "stop other programs or lower fleet.size"
             )
         if stolen:
-            said.append(
-                f"the hypervisor gave over {stolen} % of the CPU time that this machine wanted to others; "
-                "use a machine whose CPUs are its own"
+            flags.append(
+                f"CPU contention: the hypervisor gave over {stolen} % of this machine's CPU time to other machines; "
+                "use a machine with dedicated CPUs"
             )
-        return said
+        return flags
 
 
 def read(root: int, *, leave_out: int) -> Reading:
-    """What is counted now for `root` and everything it started, without `leave_out`. Raises OSError, rarely."""
+    """The counters of `root` and its descendants, without `leave_out`. Raises OSError."""
     return Reading(
         at_sec=time.monotonic(),
         waited_ns=dict(_waited(tree_of(root, leave_out=leave_out))),

@@ -1,1 +1,6 @@
-"""Predictions: FLOP, memory, the rate of many trials."""
+"""predict: arithmetic on a model's config.json and a trial; nothing is measured.
+
+flops: FLOP per token
+footprint: peak GPU memory
+survey: both for a list of trials, with the lengths of the samples
+"""

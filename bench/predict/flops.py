@@ -8,7 +8,7 @@ the gradient must pass through them to reach the adapters below, but their weigh
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
 usual: their sum is far below a percent at these sizes. Embeddings are looked up, which costs no FLOP.
 
-Covered: the Llama and Mistral architectures, which is what `bench.data.inputs` accepts.
+Covered: the Llama and Mistral architectures, which is what `bench.data.model_folder` accepts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from typing import Any
 
 from bench import stack
 from bench.data.batches import BUCKET_TOKENS, load_tokenizer, make_rows
-from bench.data.inputs import Conversation, check_model, read_data
+from bench.data.chats import read_data
+from bench.data.inputs import Conversation
+from bench.data.model_folder import check_model
 from bench.data.packing import Row, apart, bucketed
 from bench.machine import nvml
 from bench.predict import flops, footprint

@@ -1,7 +1,14 @@
-"""A trial is one configuration to measure; a suite is a named list of trials.
+"""records: what the operator's side, the hosts and the report share. Standard library alone, Python 3.10 to 3.13.
 
-This is what the operator's side and the bench have in common, beside `bench.records.result`: the names below, each in a
-room of its own. The standard library alone, Python 3.10 to 3.13.
+trial: one configuration to measure; trial_files: trials from a JSON file
+suites: named lists of trials, at the scale of a profile
+result: what one trial measured, and how it ended
+run: the plan of a run, and the progress of a trial
+sealed: records with a schema version and a checksum; schema: dataclasses from JSON
+interval: median, quantiles and bootstrap interval
+layout: names of files and folders
+durable: atomic writes, sha256
+gang: environment variables of a trial on several machines
 """
 
 from bench.records.gang import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and their sha256. Standard library alone."""
+"""Atomic writes and the sha256 of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that no reader, and no crash, ever sees part of it. Raises OSError."""
+    """Write `content` to `path` atomically: readers see the old file, the new one or none, also after a crash.
+
+    A temporary file beside it, fsync, rename, fsync of the folder. Raises OSError.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""A sample of numbers as its median, its spread and a bootstrap interval. Standard library alone."""
+"""The median of a sample with its spread and its bootstrap interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial's end and everything measured in it: result.json. Standard library alone (Python 3.10 to 3.13)."""
+"""One trial's end and everything measured in it: result.json."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class End(str, Enum):
 
     @property
     def is_resumable(self) -> bool:
-        """True where the trial did not get to say what it is worth, so a resumed run tries it again."""
+        """True where a resumed run tries the trial again: it was stopped or lost before it could show a result."""
         return self in (End.PREEMPTED, End.LOST, End.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """One entry per optimizer step, in order, in equally long lists; nothing is averaged away.
+    """One entry per optimizer step, in order, in lists of equal length.
 
-    `samples` is a whole number where samples are padded, and may be a fraction where they are packed.
+    `samples` is a whole number where samples are padded and may be a fraction where they are packed.
     """
 
     step_time_sec: list[float] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What the measured steps say. Rates are per device: mean amount per step over the median step time.
+    """Summary of the measured steps. Rates are per device: mean amount per step over the median step time.
 
     `tokens_per_sec` counts every token position computed, `useful_tokens_per_sec` leaves padding out.
     `peak_vram_bytes` is None where there is no GPU; `peak_rss_bytes` is the process's own high-water mark.
-    `load_time_sec` is the base weights' way from disk to the device, quantized; adapters and optimizer not included.
+    `load_time_sec` is for the base weights from disk to the device, quantized; without adapters and optimizer.
     """
 
     step_time_sec: Interval
@@ -67,11 +67,11 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One measured quantity that is not a training step's: a bandwidth, a load time, a decoding rate.
+    """One measured quantity other than a training step: a bandwidth, a load time, a decoding rate.
 
-    `name` ends in its unit (`matmul_tflops`, `decode_tokens_per_sec`); `context` says what it was measured on
-    (`{"dtype": "bf16", "size": 8192}`); `value` is None where it could not be had, and `note` then says why.
-    `share_percent` is `value` against the chip's published figure, None where none is known.
+    `name` ends in its unit (`matmul_tflops`, `decode_tokens_per_sec`); `context` says what was measured
+    (`{"dtype": "bf16", "size": 8192}`); `value` is None where it could not be measured, and `note` then says why.
+    `share_percent` is `value` over the chip's published figure, None where that is unknown.
     """
 
     name: str
@@ -86,13 +86,13 @@ class Measurement:
 class TrialResult:
     """One planned trial's end. `metrics` is None unless at least one training step was measured.
 
-    `measurements` holds what the other kinds of trial measured, and what telemetry saw of any kind. `flags` are
-    conditions that make the numbers doubtful, one line each: another process on the GPU, throttling, waits for a CPU.
+    `measurements` holds what the other kinds of trial measured, and the telemetry of any kind. `flags` are conditions
+    that make the numbers doubtful, one line each: another process on the GPU, throttling, CPU contention.
 
-    `written_by` is "bench" where the trial's own process wrote the record, "collect" where no process lived to write
-    one (LOST, or killed) and the record says only what the ledger knows. `phases` maps import, data, load, warmup,
-    measure, and what its kind of trial has besides (ceilings, exchange), to seconds. `fingerprint` is
-    `bench.machine.fingerprint`'s allow-list.
+    `written_by` is "bench" where the trial's own process wrote the record. It is "collect" where that process was lost
+    or killed; the record then holds only what the ledger knows. `phases` maps import, data, load, warmup, measure and
+    the phases of some kinds (ceilings, exchange) to seconds. `fingerprint` is `bench.machine.fingerprint`'s
+    allow-list.
     """
 
     trial_id: str

@@ -13,7 +13,7 @@ from bench.records.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
-    """One line of a run's plan. `worker` pins it to that worker (replicate); None lets any idle one take it (shard)."""
+    """One trial of a run's plan. It runs on `worker` (replicate), or on any idle one where that is None (shard)."""
 
     trial_id: str
     trial: Trial
@@ -47,10 +47,10 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a running trial is: replaced in progress.json as it goes, for people to watch; never a result.
+    """How far a running trial is: progress.json, for people to watch; never a result.
 
-    `phase` is one of a result's `phases`, or write; `step` counts optimizer steps done of `steps` in all (warm-up
-    included), or measurements where there are no steps; `elapsed_sec` runs from the process's start.
+    `phase` is one of a result's `phases`, or write; `step` of `steps` optimizer steps are done, warm-up included
+    (measurements where there are no steps); `elapsed_sec` counts from the start of the process.
     """
 
     phase: str

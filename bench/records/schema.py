@@ -1,7 +1,6 @@
-"""Strict reading of dataclasses from JSON: unknown, missing and mistyped fields are errors with their place.
+"""Dataclasses from JSON: unknown, missing and mistyped fields are errors that name their place.
 
-Standard library alone, because the records are read on every side of the system. Only the shapes our records use are
-understood: scalars, `X | None`, lists, string-keyed dictionaries, enums and nested dataclasses.
+Supports what our records use: scalars, `X | None`, lists, dictionaries with text keys, enums and nested dataclasses.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class SchemaError(ValueError):
 
 
 def to_json(value: object) -> Any:
-    """A record as plain JSON values. Floats that are not finite become null: JSON has no word for them."""
+    """A record as plain JSON values. Floats that are not finite become null: JSON has none."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -57,7 +56,7 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
 
 
 def kind(value: object) -> str:
-    """What a parsed value is, in words a reader of the file knows."""
+    """The kind of a parsed value, in plain words."""
     names = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true/false", "NoneType": "nothing"}
     names |= {"dict": "an object", "list": "a list", "tuple": "a list"}
     return names.get(type(value).__name__, type(value).__name__)
@@ -70,7 +69,8 @@ _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true o
 @functools.cache
 def _fields(cls: type) -> dict[str, tuple[_Read, bool]]:
     """Field name -> its reader, and whether the document must have it."""
-    # Resolving annotations took two thirds of the time to read a thousand results, choosing readers most of the rest.
+    # Cached: resolving annotations took two thirds of the time to read a thousand results, choosing readers most of
+    # the rest.
     hints = typing.get_type_hints(cls)
     return {
         field.name: (
@@ -108,7 +108,7 @@ def _as_it_is(value: Any, place: str) -> Any:  # noqa: ARG001 - a reader is told
 
 
 def _plain_types(hint: Any) -> frozenset[type]:
-    """The types whose values stand as they are under this annotation; empty where each has to be read."""
+    """The types whose values need no conversion under this annotation; empty where each value is read on its own."""
     if hint in _SCALARS:
         return frozenset({hint})
     arguments = typing.get_args(hint)
@@ -120,10 +120,10 @@ def _list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], val
     if not isinstance(value, (list, tuple)):
         raise SchemaError(f"{place}: expected a list, found {kind(value)}")
     found = set(map(type, value))
-    if found <= plain:  # step times come by the hundred; one by one they took most of the time to read a result
+    if found <= plain:  # reading hundreds of step times one by one took most of the time
         return origin(value)
     if float in plain and found <= plain | {int}:
-        with contextlib.suppress(OverflowError):  # one by one, below, it is found with its place
+        with contextlib.suppress(OverflowError):  # the loop below reports it with its place
             return origin(float(item) if type(item) is int else item for item in value)
     return origin(read(item, f"{place}[{index}]") for index, item in enumerate(value))
 

@@ -1,6 +1,6 @@
 """Sealed records: JSON with a schema version and the sha256 of everything else in it, verified on reading.
 
-A truncated, bit-flipped or foreign file is refused by name and never averaged in. Standard library alone.
+A truncated, damaged or foreign file is refused by name and never enters a report.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def write_sealed(path: Path, kind: str, record: object) -> Path:
+    """Write a dataclass atomically to `path`. Raises OSError."""
     document = {"kind": kind, "schema_version": SCHEMA_VERSION, **schema.to_json(record)}
     document["sha256"] = _digest(document)
     write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
@@ -38,6 +39,7 @@ def write_sealed(path: Path, kind: str, record: object) -> Path:
 
 
 def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
+    """Read and verify a record. Raises ResultError."""
     try:
         document = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
@@ -52,7 +54,7 @@ def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
         )
     try:
         is_whole = document.pop("sha256", None) == _digest(document)
-    except ValueError:  # half a character, which no text of ours holds
+    except ValueError:  # a lone surrogate, which no record of ours holds
         is_whole = False
     if not is_whole:
         raise ResultError(f"{path}: its sha256 does not match its content; the file was changed or damaged")

@@ -1,4 +1,4 @@
-"""A suite is a named, commented list of trials, at the scale of a profile."""
+"""Suites: named lists of trials, at the scale of a profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.records.trial import ALL_LINEAR, Trial, among
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the trials of a suite are. A profile is named in every result so that sizes cannot be confused."""
+    """The size of a suite's trials. Every result names its profile, so that sizes cannot be confused."""
 
     profile: str
     note: str
@@ -32,7 +32,7 @@ SCALES: dict[str, Scale] = {
         learning_rate=2e-4,
         deadline_sec=1800.0,
     ),
-    # An eighth of each length keeps the two quick trials at 512 tokens a step, as their originals are both at 4096.
+    # With an eighth of each length both quick trials have 512 tokens a step; their originals both have 4096.
     "tiny": Scale(
         profile="tiny",
         note="scaled down for a machine without a GPU: an eighth of each sequence length, few steps; "
@@ -47,7 +47,7 @@ SCALES: dict[str, Scale] = {
 
 
 def quick(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """The published baseline and the published optimum: is the 2.11x there on this hardware?"""
+    """The published baseline and the published optimum: does this hardware show the 2.11x?"""
     make = _maker("quick", scale, model, data)
     return (
         make("baseline", 1024, 4, reason="the published starting point: long sequences, small batch"),
@@ -81,13 +81,13 @@ def full(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
 
 
 def hardware(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """What the chip itself reaches: the ceilings that every other number is read against."""
+    """What the chip itself reaches: the ceilings that other numbers are compared with."""
     make = _maker("hardware", scale, model, data)
     return (make("hardware", 512, 8, reason="matrix products, copies and disk: the ceilings", kind="hardware"),)
 
 
 def loading(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """How long a pod takes from an empty GPU to a model, and what it then holds."""
+    """How long loading a model takes, and how much memory it then holds."""
     make = _maker("loading", scale, model, data)
     return (
         make("load-nf4", 512, 8, reason="4-bit, cold and warm: what QLoRA starts from", kind="loading"),
@@ -105,7 +105,7 @@ def inference(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
 
 
 def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """The optimum on 1, 2 and 4 ranks, the same work on each: does it scale, and what does talking cost?"""
+    """The optimum on 1, 2 and 4 ranks with the same work on each: scaling and the cost of communication."""
     make = _maker("distributed", scale, model, data)
     return (
         make("ddp-1", 512, 8, reason="one rank: what efficiency is measured against", kind="distributed"),
@@ -115,7 +115,7 @@ def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
 
 
 def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """What the reference, the usual libraries and our own kernels make of one configuration, padded and packed."""
+    """One configuration with the reference, the usual libraries and our own kernels, padded and packed."""
     make = _maker("recipes", scale, model, data)
     kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
     everywhere = {"lora_targets": ALL_LINEAR}

@@ -1,9 +1,8 @@
-"""One configuration to measure, as a value.
+"""One configuration to measure, as a value: planned by the operator, sent as `trial.json`, returned in the result.
 
-What the operator plans, what travels to a host as `trial.json`, and what the result carries back are the same
-dataclass. Ranges are checked at construction, so an impossible trial cannot be planned.
+Ranges are checked at construction, so an impossible trial cannot be planned.
 
-Not covered: whether a trial fits a given GPU, or whether its model and data exist; `bench.data.inputs` looks at those.
+Not covered: whether a trial fits a given GPU; whether its model and data exist (`bench.data.trial_inputs`).
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ class TrialError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One configuration. Paths are read on the host that runs it; lengths are in tokens, times in seconds.
+    """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.
 
     `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
-    distributed trial. `layout` says how samples become rows: see `bench.data.batches`. With `gradient_checkpointing`,
-    one layer in `checkpoint_every` is computed again in backward, from an input that `offload_checkpoints` keeps in the
-    host's memory meanwhile; the first `held_layers` keep their weights in 16 bit beside NF4. These three are the recipe
-    fast's alone. `max_seq_len` and `new_tokens` are prompt and answer lengths of an inference trial, whose
-    `micro_batch_size` is the largest batch it goes up to.
+    distributed trial. `layout` says how samples become rows: see `bench.data.batches`. An inference trial has prompts
+    of `max_seq_len`, answers of `new_tokens` and batches up to `micro_batch_size`.
+
+    With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
+    keeps its input in the host's memory meanwhile. The first `held_layers` keep their weights in 16 bit beside NF4.
+    Only the recipe fast reads these three.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Trial:
         return self.max_seq_len * self.micro_batch_size * self.gradient_accumulation_steps
 
     def digest(self) -> str:
-        """sha256 of the configuration without its name, reason and suite: equal digests measure the same thing."""
+        """sha256 of the configuration without name, reason and suite: trials of equal digest measure the same thing."""
         document = self.to_json()
         for label in ("name", "reason", "suite"):
             del document[label]
@@ -167,7 +167,7 @@ def parsed(text: str, where: str) -> object:
 
 
 def _check_types(trial: Trial) -> None:
-    # Annotations are strings under `from __future__`, which is all that is needed to check plain scalars exactly.
+    # Under `from __future__ import annotations`, field types are strings; the table below is keyed by them.
     for field in dataclasses.fields(trial):
         value = getattr(trial, field.name)
         kind, words = _SCALARS.get(str(field.type), (tuple, "a list of texts"))
@@ -176,7 +176,7 @@ def _check_types(trial: Trial) -> None:
             fits = math.isfinite(value)
         if fits and kind is tuple:
             fits = all(type(item) is str for item in value)
-        if not fits:  # the message is made only now: every result read carries a trial
+        if not fits:
             found = str(value) if type(value) is float and not math.isfinite(value) else schema.kind(value)
             raise TrialError(f"{field.name}: expected {words}, found {found}")
 
@@ -190,7 +190,7 @@ _SCALARS: dict[str, tuple[type, str]] = {
 
 
 def _check_choices_of_fast(trial: Trial) -> None:
-    """What the recipe fast alone can do."""
+    """Refuse what only the recipe fast can do."""
     plain = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
     _expect(trial.recipe == "fast" or trial.checkpoint_every == 1, "checkpoint_every", plain)
     _expect(trial.recipe == "fast" or not trial.offload_checkpoints, "offload_checkpoints", plain)

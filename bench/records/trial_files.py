@@ -1,4 +1,4 @@
-"""Trials of one's own, from a file, and some of many, by their ids."""
+"""Trials from a JSON file, and a choice of trials by id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.records.trial import Trial, TrialError, parsed
 
 
 def read_trials(text: str, where: str) -> tuple[Trial, ...]:
-    """The trials of a file: one as a JSON object, or several as a list. `where` names it. Raises TrialError."""
+    """The trials of a file: one JSON object, or a list of several. `where` names the file. Raises TrialError."""
     document = parsed(text, where)
     listed = document if isinstance(document, list) else [document]
     if not listed:
@@ -15,7 +15,7 @@ def read_trials(text: str, where: str) -> tuple[Trial, ...]:
     seen: set[str] = set()
     for trial in trials:
         if trial.trial_id in seen:
-            raise TrialError(f"{where}: two trials are called {trial.trial_id}; give each a name of its own")
+            raise TrialError(f"{where}: two trials are called {trial.trial_id}; give each its own name")
         seen.add(trial.trial_id)
     return trials
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from bench import stack
 from bench.data.batches import load_tokenizer, make_batches, make_rows
-from bench.data.inputs import read_data
+from bench.data.chats import read_data
 from bench.predict import footprint
 from bench.qlora import recipes
 from bench.qlora.step import load_base, place

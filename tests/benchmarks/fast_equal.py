@@ -26,7 +26,7 @@ from typing import Any
 from bench import stack
 from bench.data import demo
 from bench.data.batches import load_tokenizer, make_batches, make_rows
-from bench.data.inputs import read_data
+from bench.data.chats import read_data
 from bench.kernels import nf4
 from bench.qlora import recipes
 from bench.qlora.recipes import adapters

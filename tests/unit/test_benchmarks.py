@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bench.data import demo
-from bench.data.inputs import check_model
+from bench.data.model_folder import check_model
 from bench.machine import nvml
 from tasks.tuning.survey import SHORT_STEPS
 from tests import benchmarks, mistral_7b

@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bench.data.inputs import InputError, Inputs, check_trial
+from bench.data.inputs import InputError, Inputs
+from bench.data.trial_inputs import check_trial
 from bench.harness.ends import Stops
 from bench.harness.record import Record
 from bench.kinds.distributed import efficiency

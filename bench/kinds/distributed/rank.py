@@ -31,7 +31,8 @@ from typing import Any, NoReturn
 
 from bench import stack
 from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.inputs import InputError, read_data
+from bench.data.chats import read_data
+from bench.data.inputs import InputError
 from bench.harness import ends
 from bench.harness.record import peak_rss_bytes
 from bench.kinds.distributed import efficiency, torchrun

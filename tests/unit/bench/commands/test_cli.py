@@ -21,7 +21,8 @@ from bench.records.trial import KINDS
 from tests.support.paths import ROOT
 
 BEFORE_THE_STACK = (
-    *("commands/cli.py", "commands/run.py", "commands/trial_flags.py", "data/corpus.py", "data/inputs.py"),
+    *("commands/cli.py", "commands/run.py", "commands/trial_flags.py", "data/corpus.py"),
+    *("data/chats.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
     *("harness/ends.py", "harness/out_of_memory.py", "harness/phases.py", "machine/fingerprint.py"),
     *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
 )

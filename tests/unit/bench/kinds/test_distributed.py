@@ -88,7 +88,7 @@ def test_a_step_of_many_tokens_may_take_longer_than_silence_lasts(monkeypatch, d
 
 
 def test_fewer_samples_than_ranks_are_refused(ddp_trial, data_file, tmp_path):
-    from bench.data.inputs import read_data
+    from bench.data.chats import read_data
 
     facts, conversations = read_data(data_file)
     trial = ddp_trial(world_size=21, data=str(data_file))

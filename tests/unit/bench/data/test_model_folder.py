@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.data.inputs import InputError, check_model, check_trial
+from bench.data.inputs import InputError
+from bench.data.model_folder import check_model
+from bench.data.trial_inputs import check_trial
 
 
 def refusal(folder: Path) -> str:
@@ -234,12 +236,12 @@ def test_sums_that_are_none_are_refused_by_line(model_folder: Path):
 def test_large_weights_are_taken_at_their_sums_word(model_folder: Path, monkeypatch):
     write_sums(model_folder)
     weights = model_folder / "model.safetensors"
-    monkeypatch.setattr("bench.data.inputs.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
+    monkeypatch.setattr("bench.data.model_folder.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
     hashed = []
-    monkeypatch.setattr("bench.data.inputs.sha256_of", lambda path: hashed.append(path.name) or "0" * 64)
+    monkeypatch.setattr("bench.data.model_folder.sha256_of", lambda path: hashed.append(path.name) or "0" * 64)
     assert "config.json: differs" in refusal(model_folder)
     monkeypatch.undo()
-    monkeypatch.setattr("bench.data.inputs.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
+    monkeypatch.setattr("bench.data.model_folder.HASHED_ANYWAY_BYTES", weights.stat().st_size - 1)
     before = check_model(model_folder).sha256
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # same size: only reading it whole could tell
     assert check_model(model_folder).sha256 == before

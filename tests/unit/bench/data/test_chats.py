@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.data.inputs import InputError, read_data
+from bench.data.chats import read_data
+from bench.data.inputs import InputError
 
 USER, ANSWER = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
 
@@ -54,13 +55,16 @@ def test_an_empty_file_is_refused(tmp_path: Path, content):
         (b'{"messages": [\n', "not JSON"),
         (b"\xff\xfe\n", "not UTF-8 text"),
         (b"[" * 100_000 + b"\n", "not JSON"),
-        (b"[]\n", "not a chat; expected"),
+        (b"[]\n", 'not a chat; expected {"messages": [{"role": ..., "content": ...}]}, found an empty list; convert'),
         (b"17\n", "found a whole number"),
-        (b'{"prompt": "a", "completion": "b"}\n', "not a chat; expected"),
-        (b'{"messages": []}\n', "not a chat; expected"),
-        (b'{"messages": "hello"}\n', "not a chat; expected"),
-        (b'{"messages": ["hello"]}\n', "messages[0].role: expected text, found nothing"),
-        (line_of(USER, {"role": "assistant"}), "messages[1].content: expected text, found nothing"),
+        (b'{"instruction": "a", "input": "", "output": "b"}\n', "found keys instruction, input, output; convert"),
+        (b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1, "g": 1}\n', "found keys a, b, c, d, e, f, ...; convert"),
+        (b"{}\n", "not a chat; expected"),
+        (b'{"messages": []}\n', "found messages: an empty list; convert"),
+        (b'{"messages": "hello"}\n', "found messages: text; convert"),
+        (b'{"messages": ["hello"]}\n', "messages[0]: expected role and content, found text"),
+        (line_of({"from": "human", "value": "x"}), "messages[0]: expected role and content, found keys from, value"),
+        (line_of(USER, {"role": "assistant"}), "messages[1]: expected role and content, found keys role"),
         (line_of(USER, {"role": "assistant", "content": ["x"]}), "messages[1].content: expected text, found a list"),
         (line_of({"role": 3, "content": "x"}), "messages[0].role: expected text, found a whole number"),
     ],

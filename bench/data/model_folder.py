@@ -1,0 +1,221 @@
+"""Checks a model folder in milliseconds, before torch is imported. Standard library alone.
+
+Every refusal is an InputError of one line: the file, the key, what was expected, and what to do. Shapes and
+sizes come from the safetensors headers; weights are read only to hash them, and only without a SHA256SUMS.
+
+Not covered: whether the weights' values are the published ones; SHA256SUMS, written by whoever fetched them, says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import InputError, ModelFacts
+from bench.data.safetensors_header import Header, WeightsError, read_header
+from bench.records.durable import sha256_of
+from bench.records.layout import SUMS_FILE
+from bench.records.schema import kind
+
+ARCHITECTURES = ("llama", "mistral")
+# Formats that can run code when they are read: refused anywhere in the folder.
+PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Hashing this much costs 0.1 s; of larger files the sum in SHA256SUMS is believed and the size is checked.
+HASHED_ANYWAY_BYTES = 64 << 20
+
+
+def check_model(folder: Path) -> ModelFacts:
+    """Raises InputError."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such model folder; `inv model.demo` makes a small one")
+    try:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix.lower() in PICKLES and path.is_file():
+                raise InputError(
+                    f"{path}: a pickle, which can run code when it is read; remove it: only safetensors are used"
+                )
+        config = _object(folder / "config.json")
+        _check_architecture(folder / "config.json", config)
+        headers = dict(_read_weights(folder))
+        shapes = {name: shape for header in headers.values() for name, shape in header.shapes.items()}
+        _check_shapes(folder, config, shapes)
+        _check_tokenizer(folder, _count(folder / "config.json", config, "vocab_size"))
+        names = ["config.json", *headers, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
+        return ModelFacts(
+            path=str(folder),
+            sha256=_digest(folder, sorted(set(names))),
+            parameters=sum(header.parameters for header in headers.values()),
+            bytes=sum((folder / name).stat().st_size for name in set(names)),
+            files=len(set(names)),
+            max_position_embeddings=_count(folder / "config.json", config, "max_position_embeddings"),
+            layers=tuple(sorted({name.split(".")[-2] for name in shapes if name.endswith("_proj.weight")})),
+        )
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"{path}: missing; the folder must hold a whole model in Hugging Face layout")
+    try:
+        document = json.loads(path.read_bytes())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise InputError(f"{path}: not complete JSON; the file is truncated or damaged") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: expected a JSON object, found {kind(document)}")
+    return document
+
+
+def _count(path: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or value < 1:
+        found = value if type(value) is int else kind(value)
+        raise InputError(f"{path}: {key}: expected a whole number above 0, found {found}")
+    return value
+
+
+def _check_architecture(path: Path, config: dict[str, Any]) -> None:
+    model_type = config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        raise InputError(f"{path}: model_type: expected one of {', '.join(ARCHITECTURES)}, found {model_type!r}")
+    if config.get("quantization_config") is not None:
+        raise InputError(
+            f"{path}: quantization_config: the weights are quantized already; a trial quantizes them itself, "
+            "so name the folder of the 16-bit original"
+        )
+    hidden, heads = _count(path, config, "hidden_size"), _count(path, config, "num_attention_heads")
+    if config.get("head_dim") is None and hidden % heads:
+        raise InputError(f"{path}: hidden_size: {hidden} cannot be divided among {heads} num_attention_heads")
+    key_heads = _count(path, config, "num_key_value_heads", heads)
+    if heads % key_heads:
+        raise InputError(f"{path}: num_key_value_heads: {key_heads} does not divide {heads} num_attention_heads")
+
+
+def _read_weights(folder: Path) -> Iterator[tuple[str, Header]]:
+    named: dict[str, list[str]] = {WEIGHTS: []}
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        placed = _object(folder / INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
+            raise InputError(f"{folder / INDEX}: weight_map: expected an object that names a file for every tensor")
+        named = {}
+        for tensor, file in placed.items():
+            named.setdefault(file, []).append(tensor)
+    for name, tensors in sorted(named.items()):
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise InputError(f"{path}: missing; the folder must hold the weights as safetensors")
+        try:
+            header = read_header(path)
+        except WeightsError as error:
+            raise InputError(f"{path}: {error}; fetch or make the model again") from None
+        for tensor in tensors:
+            if tensor not in header.shapes:
+                raise InputError(f"{path}: {tensor}: missing, though {INDEX} says it is in this file")
+        yield name, header
+
+
+def _check_shapes(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    config_file = folder / "config.json"
+    depth = _count(config_file, config, "num_hidden_layers")
+    for name, (expected, keys) in _expected_shapes(config_file, config, depth).items():
+        found = shapes.get(name)
+        if found is None:
+            raise InputError(f"{folder}: the weights lack {name}, which config.json ({keys}) asks for")
+        if found != expected:
+            raise InputError(
+                f"{config_file}: {keys}: asks for {name} of shape {list(expected)}, the weights have {list(found)}"
+            )
+    deepest = max((int(match[1]) for name in shapes if (match := re.match(r"model\.layers\.(\d+)\.", name))), default=0)
+    if deepest >= depth:
+        raise InputError(f"{config_file}: num_hidden_layers: says {depth}, the weights have {deepest + 1}")
+
+
+def _expected_shapes(path: Path, config: dict[str, Any], depth: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    hidden, vocabulary = _count(path, config, "hidden_size"), _count(path, config, "vocab_size")
+    inner, heads = _count(path, config, "intermediate_size"), _count(path, config, "num_attention_heads")
+    head_dim = _count(path, config, "head_dim", hidden // heads)
+    query = heads * head_dim
+    key = _count(path, config, "num_key_value_heads", heads) * head_dim
+    expected: dict[str, tuple[tuple[int, ...], str]] = {
+        "model.embed_tokens.weight": ((vocabulary, hidden), "vocab_size, hidden_size")
+    }
+    if not config.get("tie_word_embeddings", False):
+        expected["lm_head.weight"] = ((vocabulary, hidden), "vocab_size, hidden_size")
+    layer: dict[str, tuple[tuple[int, ...], str]] = {
+        "self_attn.q_proj": ((query, hidden), "num_attention_heads, head_dim, hidden_size"),
+        "self_attn.k_proj": ((key, hidden), "num_key_value_heads, head_dim, hidden_size"),
+        "self_attn.v_proj": ((key, hidden), "num_key_value_heads, head_dim, hidden_size"),
+        "self_attn.o_proj": ((hidden, query), "hidden_size, num_attention_heads, head_dim"),
+        "mlp.gate_proj": ((inner, hidden), "intermediate_size, hidden_size"),
+        "mlp.up_proj": ((inner, hidden), "intermediate_size, hidden_size"),
+        "mlp.down_proj": ((hidden, inner), "hidden_size, intermediate_size"),
+    }
+    for index in range(depth):
+        for name, (shape, keys) in layer.items():
+            expected[f"model.layers.{index}.{name}.weight"] = (shape, f"num_hidden_layers, {keys}")
+    return expected
+
+
+def _check_tokenizer(folder: Path, vocabulary: int) -> None:
+    path = folder / "tokenizer.json"
+    document = _object(path)
+    model = document.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(words, (dict, list)) or not words:
+        raise InputError(f"{path}: model.vocab: missing; not a tokenizer in the tokenizers library's format")
+    ids = [len(words) - 1] if isinstance(words, list) else [value for value in words.values() if type(value) is int]
+    added = document.get("added_tokens") or []
+    ids += [entry["id"] for entry in added if isinstance(entry, dict) and type(entry.get("id")) is int]
+    if max(ids, default=0) >= vocabulary:
+        raise InputError(
+            f"{path}: holds token {max(ids)}, config.json's vocab_size is {vocabulary}: "
+            "the tokenizer belongs to another model"
+        )
+    settings = _object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    files = ("chat_template.jinja", "chat_template.json")
+    if not settings.get("chat_template") and not any((folder / name).is_file() for name in files):
+        raise InputError(
+            f"{folder}: has no chat template (tokenizer_config.json: chat_template, or chat_template.jinja); "
+            "use the instruction-tuned model, or add its template"
+        )
+
+
+def _digest(folder: Path, names: list[str]) -> str:
+    """sha256 over the lines `sha256  name` of these files, sorted: the same with and without SHA256SUMS."""
+    listed = _read_sums(folder / SUMS_FILE) if (folder / SUMS_FILE).is_file() else {}
+    whole = hashlib.sha256()
+    for name in names:
+        path = folder / name
+        if listed and name not in listed:
+            raise InputError(f"{folder / SUMS_FILE}: does not list {name}; fetch or make the model again")
+        digest = listed.get(name, "")
+        if not digest or path.stat().st_size <= HASHED_ANYWAY_BYTES:
+            digest = sha256_of(path)
+        if digest != listed.get(name, digest):
+            raise InputError(f"{path}: differs from {SUMS_FILE}: changed or damaged; fetch or make the model again")
+        whole.update(f"{digest}  {name}\n".encode())
+    return whole.hexdigest()
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    sums = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?(.+)", line)
+        if not match:
+            raise InputError(f"{path}: line {number}: expected a sha256, two spaces and a file name")
+        sums[match[2]] = match[1]
+    return sums

@@ -1,0 +1,38 @@
+"""Checks whether a trial's model and data suit it, before torch is imported. Standard library alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.data.chats import read_data
+from bench.data.inputs import DataFacts, InputError, Inputs
+from bench.data.model_folder import check_model
+from bench.records import Trial
+
+
+def check_trial(trial: Trial) -> Inputs:
+    """Check a trial's inputs as far as possible without torch. Raises InputError."""
+    model = check_model(Path(trial.model))
+    if trial.max_seq_len > model.max_position_embeddings:
+        raise InputError(
+            f"max_seq_len: {trial.max_seq_len} is more than the {model.max_position_embeddings} positions "
+            f"{trial.model} was made for (config.json: max_position_embeddings); shorten the trial's sequences"
+        )
+    for target in trial.lora_targets:
+        if target not in model.layers:
+            raise InputError(f"lora_targets: {trial.model} has no layer {target!r}; it has {', '.join(model.layers)}")
+    data, conversations = read_data(Path(trial.data))
+    if trial.kind in ("training", "distributed"):
+        _check_enough(trial, data)
+    return model, data, conversations
+
+
+def _check_enough(trial: Trial, data: DataFacts) -> None:
+    """Refuse a batch that would hold a sample twice: nobody trains like that. Raises InputError."""
+    needed = trial.micro_batch_size * trial.world_size
+    if data.samples < needed:
+        each = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
+        raise InputError(
+            f"{trial.data}: {data.samples} usable samples are fewer than a batch of {needed} ({each}); "
+            "bring more data, or make the batch smaller"
+        )
