@@ -16,6 +16,7 @@ from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
 from tasks.errors import Interrupted, SomeTrialsFailed, UsageError
+from tasks.settings.load import load
 
 
 class ChainExecutor(Executor):
@@ -41,9 +42,7 @@ class ChainExecutor(Executor):
         return results
 
     def _check_settings(self) -> None:
-        from tasks.settings import load as settings
-
-        settings.load(Context(self.config))
+        load(Context(self.config))
         try:
             self.config.load_shell_env()
         except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import Refused, UsageError
+from tasks.errors import Refused, cannot_write
 
 LOCK_FILE = ".lock"
 
@@ -22,10 +22,7 @@ def only_one(results_folder: Path, doing: str) -> Iterator[None]:
         results_folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(results_folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UsageError(
-            f"results.folder: {results_folder}: cannot be written: {error.strerror}; "
-            "free it, or name another folder in invoke.yaml: results.folder"
-        ) from None
+        raise cannot_write(results_folder, error) from None
     try:
         try:
             # A flock, not the file's presence: the system drops it even when its holder is killed.

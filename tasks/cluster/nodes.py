@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invoke.context import Context
-from invoke.tasks import task
+from rich.table import Table
+from rich.text import Text
 
+from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.nodes import PREEMPTIBLE, Need, NodeReport, examine
+from remote.cluster.errors import Forbidden
+from remote.cluster.manifests import Image
+from remote.cluster.quantity import amount, in_gib
+from tasks.cli.terminal import console
+from tasks.cluster.desired import image_of
+from tasks.connect.cluster import cluster_of
 from tasks.errors import TaskFailed, UsageError
-
-if TYPE_CHECKING:
-    from remote.cluster.client import Cluster
-    from remote.cluster.diagnosis.nodes import Need, NodeReport
-    from remote.cluster.manifests import Image
-    from tasks.settings.load import Settings
+from tasks.settings.load import Settings, load
 
 
-@task
-def nodes(context: Context) -> None:
-    """Check the GPU nodes: which qualify, and why not the others."""
-    from tasks.connect.cluster import cluster_of, image_of
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def check_nodes(context: Context) -> None:
+    settings = load(context)
     try:
         image: Image | None = image_of(settings)
     except UsageError as error:
@@ -47,9 +46,6 @@ def too_few(able: int, wanted: int, reports: list[NodeReport]) -> str:
 
 def need_of(settings: Settings, image: Image | None) -> Need:
     """What one pod of this deployment asks of a node."""
-    from remote.cluster.diagnosis.nodes import PREEMPTIBLE, Need
-    from remote.cluster.quantity import amount
-
     section = settings.cluster
     preemptible = section.preemptible or section.overlay == "preemptible"
     tolerations: list[dict[str, Any]] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -72,9 +68,6 @@ def need_of(settings: Settings, image: Image | None) -> Need:
 
 def report(cluster: Cluster, need: Need) -> list[NodeReport]:
     """A report for each node. Raises ClusterError; without the right to list all pods, free GPUs are not known."""
-    from remote.cluster.diagnosis.nodes import examine
-    from remote.cluster.errors import Forbidden
-
     found = cluster.nodes()
     try:
         pods = cluster.pods_everywhere()
@@ -86,12 +79,6 @@ def report(cluster: Cluster, need: Need) -> list[NodeReport]:
 
 def show(reports: list[NodeReport]) -> None:
     """The nodes as a table, then one line for each finding; nodes of other instance types are only counted."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from remote.cluster.quantity import in_gib
-    from tasks.connect.cluster import console
-
     screen = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("node", "qualifies", "instance type", "GPUs", "free", "disk", "kubelet", "driver"):

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 from invoke.context import Context
 from invoke.exceptions import Exit
-from invoke.tasks import task
 
+from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.finding import together
+from remote.cluster.diagnosis.pods import is_ready
+from remote.cluster.diagnosis.readiness import fleet
+from remote.cluster.kubectl import not_installed
+from remote.cluster.labels import INDEX_LABEL, PART_OF, label
+from tasks.cli.terminal import console
+from tasks.cluster.checks import EXEC, require_rights
+from tasks.cluster.wait import table
+from tasks.connect.cluster import cluster_of
 from tasks.errors import TaskFailed, UsageError
+from tasks.settings.load import load
 
 
-@task
-def status(context: Context) -> None:
-    """Show every pod, and what is wrong with those not up."""
-    from remote.cluster.diagnosis.finding import together
-    from remote.cluster.diagnosis.readiness import fleet
-    from tasks.cluster.wait import table
-    from tasks.connect.cluster import cluster_of, console
-    from tasks.settings import load as house
-
-    settings, screen = house.load(context), console()
+def show_status(context: Context) -> None:
+    settings, screen = load(context), console()
     with cluster_of(settings) as cluster:
         jobs = cluster.list_of("Job")
         sets = cluster.list_of("JobSet")
@@ -44,21 +47,10 @@ def status(context: Context) -> None:
         screen.print(f"{state.up} of {len(state.rows)} pods are up", markup=False, highlight=False)
 
 
-@task(help={"pod": "a pod's name, or its index (default: the first that is Ready)"})
-def shell(context: Context, pod: str | None = None) -> None:
-    """Open a shell in a pod, or run there what standard input says."""
-    from remote.cluster.kinds import POD
-    from tasks.connect.cluster import cluster_of, pod_name
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def open_shell(context: Context, pod: str | None) -> None:
+    settings = load(context)
     with cluster_of(settings) as cluster:
-        missing = [verb for verb in ("get", "create") if not cluster.allowed(verb, POD, "exec")]
-        if missing:
-            raise UsageError(
-                f"user {cluster.target.user} may not {' and '.join(missing)} pods/exec in namespace "
-                f"{cluster.target.namespace}; ask the cluster's administrator (manifests/base/access.yaml has the role)"
-            )
+        require_rights(cluster, EXEC)
         name = pod_name(cluster, pod)
         terminal = ("--stdin", "--tty") if sys.stdin.isatty() else ("--stdin",)
         command = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
@@ -69,33 +61,14 @@ def shell(context: Context, pod: str | None = None) -> None:
             raise Exit(code=code)  # the last command's own; whoever typed it has seen why
 
 
-@task(
-    help={
-        "pod": "a pod's name, or its index (default: all of them, each line with its pod)",
-        "follow": "go on until Ctrl-C",
-        "previous": "of the container that ran before the last restart",
-        "tail": "only the last lines, as many as this (default: 100)",
-    },
-)
-def logs(
-    context: Context, pod: str | None = None, follow: bool = False, previous: bool = False, tail: str = "100"
-) -> None:
-    """Show what the pods themselves have written.
-
-    A trial's own log comes with `inv collect`.
-    """
-    from tasks.connect.cluster import cluster_of, pod_name
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: str) -> None:
+    settings = load(context)
     if not tail.isdecimal():
         raise UsageError(f"logs: --tail: expected a number of lines, found {tail!r}")
     flags = [f"--tail={tail}", *(["--follow"] if follow else []), *(["--previous"] if previous else [])]
     with cluster_of(settings) as cluster:
         name = pod_name(cluster, pod)
         if pod is None:
-            from remote.cluster.labels import PART_OF
-
             flags += [f"--selector={PART_OF}", "--prefix", "--max-log-requests=64"]
         else:
             flags += [name, f"--container={settings.fleet.pods.container}"]
@@ -109,11 +82,26 @@ def logs(
             raise TaskFailed(f"kubectl logs ended with exit {code}; `inv status` says how the pods are")
 
 
+def pod_name(cluster: Cluster, asked: str | None) -> str:
+    """The pod of this name, or of this index; the first Ready one where none is asked for. Raises UsageError."""
+    pods = sorted(cluster.pods(), key=lambda pod: (not is_ready(pod), str(pod["metadata"]["name"])))
+    names = [str(pod["metadata"]["name"]) for pod in pods]
+    if not pods:
+        raise UsageError("no pod is deployed; `inv deploy` makes them")
+    if asked is None:
+        return names[0]
+    if re.fullmatch(r"\d+", asked):
+        of_index = [pod for pod in pods if label(pod, INDEX_LABEL) == asked]
+        if of_index:
+            return str(of_index[0]["metadata"]["name"])
+    if asked in names:
+        return asked
+    raise UsageError(f"there is no pod {asked!r}; there are {', '.join(names)}; an index (0, 1, ...) does too")
+
+
 def _hand_over(argv: tuple[str, ...]) -> int:
     """Run kubectl on this very terminal; its exit code."""
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:
-        from remote.cluster.kubectl import not_installed
-
         raise not_installed(error) from None

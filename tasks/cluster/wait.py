@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.finding import Finding, together
+from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC, LOGIN_CAUSES
+from remote.cluster.diagnosis.readiness import Fleet, fleet
+from remote.cluster.errors import ClusterError, Unreachable
+from tasks.cli.terminal import console
 from tasks.errors import Resumable, TaskFailed
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from remote.cluster.client import Cluster
-    from remote.cluster.diagnosis.finding import Finding
-    from remote.cluster.diagnosis.readiness import Fleet
-    from tasks.settings.load import Settings
+from tasks.settings.load import Settings
 
 # One look is four requests for all pods together. Between looks a watch brings the news of any pod; without any, the
 # next look is for what is no pod's news: events, refused pods, claims. Changes that follow each other are looked at
@@ -27,8 +31,6 @@ _SILENCE_SEC = 60.0  # an API server that restarts is back before that
 
 def state_of(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> Fleet:
     """The state of the Jobs with these names, read now. Raises ClusterError."""
-    from remote.cluster.diagnosis.readiness import fleet
-
     names = {job["metadata"]["name"] for job in jobs}
     live = [job for job in cluster.list_of("Job") if job["metadata"]["name"] in names]
     pods = cluster.pods()
@@ -50,15 +52,6 @@ def wait(
 
     `new_login`: these pods were refused with another pull secret, and what they say may be of that one still.
     """
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from remote.cluster.diagnosis.finding import together
-    from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC
-    from remote.cluster.errors import Unreachable
-    from tasks.connect.cluster import console
-
     screen = console()
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
@@ -104,8 +97,6 @@ def wait(
 
 def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
     """Sleep until a pod changes, and then for `together_sec`, in which more may."""
-    from remote.cluster.errors import ClusterError
-
     began = time.monotonic()
     try:
         cluster.await_change(max(1.0, within_sec))
@@ -135,8 +126,6 @@ class Patience:
         return min(map(self._end_of, findings), default=float("inf")) - now
 
     def _end_of(self, finding: Finding) -> float:
-        from remote.cluster.diagnosis.imagepull import LOGIN_CAUSES
-
         if finding.patience_sec is None:
             return float("inf")
         least_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
@@ -145,9 +134,6 @@ class Patience:
 
 def table(state: Fleet) -> Table:
     """Every pod: where it is and how."""
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("job", "index", "pod", "node", "state", "restarts"):
         shown.add_column(head, no_wrap=True)
@@ -171,8 +157,6 @@ def _told(state: Fleet) -> dict[object, str | Finding]:
 
 
 def _lines(news: Sequence[str | Finding]) -> list[str]:
-    from remote.cluster.diagnosis.finding import Finding, together
-
     rows = [one for one in news if isinstance(one, str)]
     return rows + [f"  {line}" for line in together(one for one in news if isinstance(one, Finding))]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from remote.hosts.host import AddressWrong, Host, HostError, HostKeyRefused, LoginRefused, one_line
+from remote.hosts.local import LocalHost
+from remote.image.engine import EngineError
+from remote.image.modelfetch import FetchError
+from remote.image.vmjob import JobFailed, Line
+from remote.ssh.config import Destination
+from remote.ssh.host import SshHost
+from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
 from tasks.settings.load import Settings
-
-if TYPE_CHECKING:
-    from remote.hosts.host import Host, HostError
-    from remote.image.vmjob import JobFailed, Line
 
 LOCAL_FOLDER = ".buildvm"  # what this machine keeps of its jobs when it plays the VM
 
@@ -23,8 +25,6 @@ def build_vm(settings: Settings, again: str) -> Iterator[Host]:
 
     What is raised of it inside the block leaves as the exception of its exit code.
     """
-    from remote.hosts.host import HostError
-
     with contextlib.ExitStack() as stack:
         try:
             yield stack.enter_context(_host(settings))
@@ -33,16 +33,21 @@ def build_vm(settings: Settings, again: str) -> Iterator[Host]:
 
 
 @contextlib.contextmanager
+def build_vm_job(settings: Settings, again: str, stop: str = "") -> Iterator[Host]:
+    """`build_vm` for a task that follows a job there: Ctrl-C leaves the job running. `stop` is how to stop it."""
+    try:
+        with build_vm(settings, again) as host:
+            yield host
+    except KeyboardInterrupt:
+        raise Interrupted(f"left; what runs on the VM goes on: `{again}` goes back to it{stop}") from None
+
+
+@contextlib.contextmanager
 def _host(settings: Settings) -> Iterator[Host]:
     section = settings.build
     if section.host is None:
-        from remote.hosts.local import LocalHost
-
         yield LocalHost(name="this machine", workdir=str(settings.root / LOCAL_FOLDER))
         return
-    from remote.ssh.config import Destination
-    from remote.ssh.host import SshHost
-
     try:
         destination = Destination(
             host=section.host,
@@ -66,11 +71,6 @@ def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
 
 def explained(error: HostError, again: str) -> TaskFailed:
     """The exit code of what went wrong with the VM, with the command to type next where the message has none."""
-    from remote.hosts.host import AddressWrong, HostKeyRefused, LoginRefused
-    from remote.image.engine import EngineError
-    from remote.image.modelfetch import FetchError
-    from remote.image.vmjob import JobFailed
-
     if isinstance(error, HostKeyRefused):
         return Refused(str(error))
     if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError)):
@@ -101,6 +101,4 @@ def show_line(line: Line) -> None:
 
 
 def show_cut(error: HostError) -> None:
-    from remote.hosts.host import one_line
-
     print(f"... {one_line(error)}; the job goes on, connecting again", flush=True)

@@ -1,26 +1,19 @@
-"""What every task that talks to the cluster begins with: which one, said aloud; its errors with their exit codes."""
+"""The cluster as the tasks see it: prints which one is used, and gives its errors the exit codes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from bench.records.layout import IMAGE_FILE
+from bench.records.durable import write_atomic
+from remote.cluster.client import Cluster
+from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.cluster.kubeconfig import Target, resolve
+from tasks.cli.terminal import asks
 from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from remote.cluster.client import Cluster
-    from remote.cluster.kubeconfig import Target
-    from remote.cluster.manifests import Image, Values
-    from tasks.fleet.uncollected import Uncollected
-    from tasks.settings.load import Settings
+from tasks.settings.load import Settings
 
 LAST_FILE = "cluster.json"
 
@@ -31,60 +24,46 @@ def cluster_of(settings: Settings, *, changes: bool = False, yes: bool = False) 
 
     A change in a cluster that looks like production asks first, unless it is the one this project changed last.
     """
-    from remote.cluster.client import Cluster
-
     target = announced(settings)
     with errors():
         if changes:
-            _confirm(target, _last(settings), yes=yes)
+            _confirm(settings, target, yes=yes)
         cluster = Cluster(target)
         try:
             yield cluster
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; what was started goes on, and the same again goes on from there") from None
+            raise Interrupted("interrupted; what was started goes on; type the same to go on from there") from None
         finally:
             cluster.close()
 
 
 def announced(settings: Settings) -> Target:
-    """The cluster that is meant, said aloud, and louder where it is not the one that was changed last."""
+    """The cluster of the settings. Prints it, and a warning where it is not the one that was changed last."""
     target, last = target_of(settings), _last(settings)
     print(f"cluster: {target}", flush=True)
-    if last is not None and not _is_same(last, target):
+    if last and last != _identity(target):
         was = f"context {last.get('context')}, namespace {last.get('namespace')}"
         print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
     return target
 
 
 def target_of(settings: Settings) -> Target:
-    """The cluster that the settings mean; a relative kubeconfig lies beside invoke.yaml. Raises UsageError."""
-    from remote.cluster.kubeconfig import resolve
-
+    """The cluster of the settings; a relative kubeconfig is read from the project's folder. Raises UsageError."""
     section = settings.cluster
     kubeconfig = str(settings.root / Path(section.kubeconfig).expanduser()) if section.kubeconfig else None
     with errors():
         return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
 
 
-def remember(settings: Settings, target: Target, *, discarded: list[Uncollected]) -> None:
-    """Write down which cluster was changed last, and which runs were lost by it."""
-    from bench.records.durable import write_atomic
-    from tasks.fleet.uncollected import discard
-
-    told = {"context": target.context, "server": target.server, "namespace": target.namespace}
-    try:
-        settings.results_folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(settings.results_folder / LAST_FILE, (json.dumps(told) + "\n").encode())
-        discard(discarded)
-    except OSError as error:
-        raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
+def remember(settings: Settings, target: Target) -> None:
+    """Write down which cluster was changed last. Raises OSError."""
+    settings.results_folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(settings.results_folder / LAST_FILE, (json.dumps(_identity(target)) + "\n").encode())
 
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
     """The cluster's errors as a task's: exit 2 what must be mended, 3 what may pass, 4 another's field, 1 the rest."""
-    from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
-
     try:
         yield
     except (Misconfigured, Forbidden) as error:
@@ -97,116 +76,21 @@ def errors() -> Iterator[None]:
         raise TaskFailed(str(error)) from None
 
 
-def console() -> Console:
-    """A console for tables of names, which must not be cut where nobody sees a terminal's edge."""
-    from rich.console import Console
-
-    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+def _identity(target: Target) -> dict[str, str | None]:
+    return {"context": target.context, "server": target.server, "namespace": target.namespace}
 
 
-def asks(question: str) -> bool:
-    """Ask on the terminal; False where nobody can answer."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
+def _last(settings: Settings) -> dict[str, str | None]:
+    """The identity of the cluster that was changed last; empty where none was."""
     try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
-def image_of(settings: Settings) -> Image:
-    """The image to run: cluster.image, or what `inv push` wrote. Raises UsageError; a tag alone is refused."""
-    from remote.cluster.manifests import Image
-
-    if settings.cluster.image is not None:
-        try:
-            return Image.parse(settings.cluster.image)
-        except ValueError as error:
-            raise UsageError(
-                f"cluster.image: {error}, and a tag can move under running pods; write HOST/REPOSITORY@sha256:..., "
-                "as `inv push` prints it"
-            ) from None
-    path = settings.results_folder / IMAGE_FILE
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{path}: not there; `inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; `inv push` writes it anew") from None
-    try:
-        sizes = [said.get(key) for key in ("size_bytes", "compressed_bytes")]
-        size = sum(sizes) if all(isinstance(one, int) for one in sizes) else None
-        return Image.parse(f"{said['repository']}@{said['digest']}", size)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path}: not what `inv push` writes ({error}); `inv push` writes it anew") from None
-
-
-def values_of(settings: Settings, image: Image) -> Values:
-    """The settings as what enters the manifests."""
-    from remote.cluster.manifests import Values
-
-    section = settings.cluster
-    return Values(
-        namespace=section.namespace,
-        overlay=section.overlay,
-        image=image,
-        size=settings.fleet.size,
-        instance_type=section.instance_type,
-        preemptible=section.preemptible,
-        pull_secret=section.pull_secret,
-        volume_handle=section.fss.volume_handle,
-        capacity=section.fss.capacity,
-        cpu=section.cpu,
-        memory=section.memory,
-        shm=section.shm,
-        scratch=section.scratch,
-        queue=section.queue,
-        model=settings.model.path,
-        data=settings.data.path,
-        profile=settings.bench.profile,
-    )
-
-
-def pod_name(cluster: Cluster, asked: str | None) -> str:
-    """The pod of this name, or of this index; the first Ready one where none is asked for. Raises UsageError."""
-    from remote.cluster.diagnosis.pods import is_ready
-    from remote.cluster.labels import INDEX_LABEL, label
-
-    pods = sorted(cluster.pods(), key=lambda pod: (not is_ready(pod), str(pod["metadata"]["name"])))
-    names = [str(pod["metadata"]["name"]) for pod in pods]
-    if not pods:
-        raise UsageError("no pod is deployed; `inv deploy` makes them")
-    if asked is None:
-        return names[0]
-    if re.fullmatch(r"\d+", asked):
-        of_index = [pod for pod in pods if label(pod, INDEX_LABEL) == asked]
-        if of_index:
-            return str(of_index[0]["metadata"]["name"])
-    if asked in names:
-        return asked
-    raise UsageError(f"there is no pod {asked!r}; there are {', '.join(names)}; an index (0, 1, ...) does too")
-
-
-def _last(settings: Settings) -> dict[str, Any] | None:
-    try:
-        said = json.loads((settings.results_folder / LAST_FILE).read_text(encoding="utf-8"))
+        last = json.loads((settings.results_folder / LAST_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # never written, or not by us: then there is nothing to compare with
-    return said if isinstance(said, dict) else None
+        return {}  # never written, or not by us: then there is nothing to compare with
+    return {key: last.get(key) for key in ("context", "server", "namespace")} if isinstance(last, dict) else {}
 
 
-def _is_same(last: dict[str, Any], target: Target) -> bool:
-    return (last.get("context"), last.get("server"), last.get("namespace")) == (
-        target.context,
-        target.server,
-        target.namespace,
-    )
-
-
-def _confirm(target: Target, last: dict[str, Any] | None, *, yes: bool) -> None:
-    if not target.looks_like_production or yes or (last is not None and _is_same(last, target)):
+def _confirm(settings: Settings, target: Target, *, yes: bool) -> None:
+    if not target.looks_like_production or yes or _last(settings) == _identity(target):
         return
     if not asks(f"{target.context}/{target.namespace} looks like production. Change it?"):
         raise Refused(

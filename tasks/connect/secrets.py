@@ -1,15 +1,19 @@
-"""A secret in a file of the operator's own: read whole, and only where nobody else can read it."""
+"""Passwords and tokens: from a file that nobody else can read, from a pipe, or typed."""
 
 from __future__ import annotations
 
+import getpass
 import stat
+import sys
 from pathlib import Path
 
+from remote.hosts.command import Secret
+from remote.image.names import NameWrong, check_user
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 
 
-def read(settings: Settings, setting: str, name: str) -> str:
+def read(settings: Settings, setting: str, name: str) -> Secret:
     """The text of the file that `setting` names, less its last line break. Raises UsageError."""
     path = Path(name).expanduser()
     path = path if path.is_absolute() else settings.root / path
@@ -23,4 +27,28 @@ def read(settings: Settings, setting: str, name: str) -> str:
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
-    return text.removesuffix("\n")
+    return Secret(text.removesuffix("\n"))
+
+
+def check_registry_user(user: str, repository: str) -> None:
+    """Raises UsageError for a registry.user that the repository's registry would refuse."""
+    try:
+        check_user(user, repository)
+    except NameWrong as error:
+        raise UsageError(f"registry.user: {error}") from None
+
+
+def registry_password(settings: Settings, user: str, registry: str, command: str) -> Secret:
+    """The user's password: from registry.password_file, a pipe, or typed. Raises UsageError with an example."""
+    name = settings.registry.password_file
+    if name is not None:
+        return read(settings, "registry.password_file", name)
+    if sys.stdin is not None and sys.stdin.isatty():
+        text = getpass.getpass(f"auth token of {user} at {registry}: ")
+    else:
+        text = "" if sys.stdin is None else sys.stdin.readline().removesuffix("\n")
+    if not text:
+        raise UsageError(
+            f"no auth token for {user} at {registry} on standard input; for example: {command} < FILE-WITH-THE-TOKEN"
+        )
+    return Secret(text)

@@ -7,26 +7,26 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.records import NODE_COUNT, Trial
 from bench.records.layout import RESULT_FILE
-from bench.records.run import PlannedTrial
+from bench.records.run import PlannedTrial, RunRecord
+from remote.cluster.kubeconfig import Target
+from remote.cluster.kubectl import Kubectl
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.gang import GangAgent
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
 from remote.hosts.host import CommandFailed, Host, HostError, HostUnreachable, OperatorRefused, check
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
+from remote.pods.host import PodHost
+from remote.pods.listing import Pods
 from tasks.connect.cluster import announced, target_of
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings.load import Settings
-
-if TYPE_CHECKING:
-    from bench.records.run import RunRecord
-    from remote.cluster.kubeconfig import Target
-    from remote.pods.host import PodHost
 
 _SAMPLE_SEC = 15.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
@@ -49,10 +49,6 @@ def _names(settings: Settings) -> list[str]:
 
 def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
     """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
-    from remote.cluster.kubectl import Kubectl
-    from remote.pods.host import PodHost
-    from remote.pods.listing import Pods
-
     pods = settings.fleet.pods
     # The context by name, also where it is only the current one: what is current may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
@@ -84,9 +80,6 @@ def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
 
     Over pods a distributed trial has one rank in each, and the first pod leads.
     """
-    from remote.fleet.gang import GangAgent
-    from remote.pods.host import PodHost
-
     together = frozenset(planned.trial_id for planned in run.planned if is_gang(settings, planned))
     alone = frozenset(planned.trial_id for planned in run.planned) - together
     found = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []

@@ -6,119 +6,111 @@ observe again (the ledger). What it knows of the workers it knows through `tasks
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from invoke.context import Context
-from invoke.tasks import task
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from bench.records import SUITES
+from bench.records.layout import LEDGER_FILE
+from bench.records.run import RunRecord
+from remote.fleet.ledger import Ledger
+from remote.hosts.host import Host
+from tasks.cli.lock import only_one
+from tasks.connect.workers import inspect, workers
 from tasks.errors import UsageError
-from tasks.fleet import execute as running
+from tasks.fleet import execute, plan
+from tasks.fleet.folders import open_run
+from tasks.fleet.liveview import duration
+from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
+from tasks.settings.load import Settings, load
 
-if TYPE_CHECKING:
-    from bench.records.run import RunRecord
-    from remote.hosts.host import Host
-    from tasks.settings.load import Settings
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The flags of `inv bench`."""
+
+    quick: bool
+    full: bool
+    only: str | None
+    spread: str | None
+    suite: str | None
+    trials: str | None
+    repeats: str | None
+    strict: bool
+    resume: str | None
+    dry_run: bool
+    plain: bool
 
 
-@task(
-    optional=["resume"],
-    help={
-        "quick": "run the suite quick: 2 trials, the published baseline and optimum",
-        "full": "run the suite full: 12 trials, one factor at a time",
-        "only": "run these trials of the suite alone: ids separated by commas (`python -m bench list` shows them)",
-        "suite": "quick, full, hardware, loading, inference, distributed, recipes or all (default: bench.suite)",
-        "spread": "replicate: every trial on every worker; shard: every trial once (default: bench.spread)",
-        "trials": "run the trials of this JSON file: one as an object, or a list (`inv tune` writes one)",
-        "repeats": "run each trial this many times, each in a process of its own (default: bench.repeats)",
-        "strict": "a trial on a shared or throttled GPU or CPU is FAILED instead of flagged (default: bench.strict)",
-        "resume": "go on with the newest run, or with the run of this id; finished trials are not repeated",
-        "dry-run": "print the plan that would run, and touch nothing",
-        "plain": "plain lines instead of the live table, also on a terminal",
-    },
-)
-def bench(
-    context: Context,
-    quick: bool = False,
-    full: bool = False,
-    only: str | None = None,
-    spread: str | None = None,
-    suite: str | None = None,
-    trials: str | None = None,
-    repeats: str | None = None,
-    strict: bool = False,
-    resume: str | None = None,
-    dry_run: bool = False,
-    plain: bool = False,
-) -> None:
-    """Run a suite of trials over the fleet, or --resume a run."""
-    from bench.records import SUITES
-    from tasks.cli.lock import only_one
-    from tasks.settings import load as house
+def run_bench(context: Context, given: Choices) -> None:
+    settings = load(context)
+    _refuse_wrong_usage(given)
+    if given.resume:
+        bare = given.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
+        _resume(settings, None if bare else given.resume, dry_run=given.dry_run, plain=given.plain)
+        return
+    # The run is planned, and written down, with what counted for it; a resume then needs no option again.
+    chosen: dict[str, Any] = {
+        "spread": given.spread or settings.bench.spread,
+        "strict": given.strict or settings.bench.strict,
+        "repeats": settings.bench.repeats if given.repeats is None else int(given.repeats),
+    }
+    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=chosen)})
+    suite_name = "quick" if given.quick else "full" if given.full else given.suite or settings.bench.suite
+    run, hosts = _plan(settings, suite_name, given.only, given.trials)
+    if given.dry_run:
+        _print_plan(settings, run)
+        return
+    with only_one(settings.results_folder, f"bench (run {run.run_id})"):
+        execute.refuse_busy_workers(settings, hosts)
+        run, folder, ledger = execute.write_plan(settings, run)
+        execute.work(settings, run, folder, ledger, hosts, plain=given.plain)
 
-    settings = house.load(context)
-    choices = (("--quick", quick), ("--full", full), ("--suite", suite is not None), ("--trials", trials is not None))
-    asked = [name for name, given in choices if given]
+
+def _refuse_wrong_usage(given: Choices) -> None:
+    """Raises UsageError."""
+    choices = {
+        "--quick": given.quick,
+        "--full": given.full,
+        "--suite": given.suite is not None,
+        "--trials": given.trials is not None,
+    }
+    asked = [name for name, is_given in choices.items() if is_given]
     if len(asked) > 1:
         raise UsageError(f"bench: {' and '.join(asked)} exclude each other; give one of them")
-    if resume and (asked or strict or any(given is not None for given in (only, spread, repeats))):
+    others = (given.only, given.spread, given.repeats)
+    if given.resume and (asked or given.strict or any(one is not None for one in others)):
         raise UsageError(
             "bench: --resume goes on with a run's own plan; "
             "leave out --quick, --full, --suite, --trials, --only, --spread, --repeats and --strict"
         )
-    if repeats is not None and not (repeats.isdecimal() and 1 <= int(repeats) <= 100):
-        raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {repeats!r}")
-    if suite is not None and suite not in SUITES:
-        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {suite!r}")
-    if spread not in (None, "replicate", "shard"):
-        raise UsageError(f"bench: --spread: expected replicate or shard, found {spread!r}")
-    if resume:
-        name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
-        _resume(settings, name, dry_run=dry_run, plain=plain)
-        return
-    # The run is planned, and written down, with what counted for it; a resume then needs no option again.
-    chosen: dict[str, Any] = {"spread": spread or settings.bench.spread, "strict": strict or settings.bench.strict}
-    chosen["repeats"] = settings.bench.repeats if repeats is None else int(repeats)
-    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=chosen)})
-    suite_name = "quick" if quick else "full" if full else suite or settings.bench.suite
-    run, hosts = _plan(settings, suite_name, only, trials)
-    if dry_run:
-        _print_plan(settings, run)
-        return
-    with only_one(settings.results_folder, f"bench (run {run.run_id})"):
-        running.refuse_busy_workers(settings, hosts)
-        run, folder, ledger = running.write_plan(settings, run)
-        running.work(settings, run, folder, ledger, hosts, plain=plain)
+    if given.repeats is not None and not (given.repeats.isdecimal() and 1 <= int(given.repeats) <= 100):
+        raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {given.repeats!r}")
+    if given.suite is not None and given.suite not in SUITES:
+        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITES)}, found {given.suite!r}")
+    if given.spread not in (None, "replicate", "shard"):
+        raise UsageError(f"bench: --spread: expected replicate or shard, found {given.spread!r}")
 
 
-@task(help={"run": "the run's id (default: the newest run)"})
-def cancel(context: Context, run: str | None = None) -> None:
-    """Stop what an abandoned run still has running on the workers."""
-    from bench.records.layout import LEDGER_FILE
-    from remote.fleet.ledger import Ledger
-    from tasks.cli.lock import only_one
-    from tasks.connect.workers import refuse_other_fleet, workers
-    from tasks.fleet.folders import find_run, read_run
-    from tasks.settings import load as house
-
-    settings = house.load(context)
-    folder = find_run(settings.results_folder, run)
-    record = read_run(folder)
-    refuse_other_fleet(settings, record)
-    with only_one(settings.results_folder, f"cancel (run {record.run_id})"), running.ledger_errors(record.run_id):
-        ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in record.planned])
+def cancel_run(context: Context, name: str | None) -> None:
+    settings = load(context)
+    run, folder = open_run(settings, name)
+    with only_one(settings.results_folder, f"cancel (run {run.run_id})"), execute.ledger_errors(run.run_id):
+        ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if not ledger.open_trials():
-            print(f"run {record.run_id}: nothing to cancel, every trial has its end")
+            print(f"run {run.run_id}: nothing to cancel, every trial has its end")
             return
-        for fleet in running.fleets_of(settings, record, folder, ledger, workers(settings), None):
+        for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings), None):
             fleet.stop()
             fleet.run()
-        print(f"run {record.run_id}: cancelled; `inv bench --resume={record.run_id}` goes on with it")
+        print(f"run {run.run_id}: cancelled; `inv bench --resume={run.run_id}` goes on with it")
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
-    from tasks.connect.workers import inspect, workers
-    from tasks.fleet import plan
-
     if only is None:
         chosen = settings.bench.only or None
     else:
@@ -128,17 +120,10 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     else:
         trials, suite_name = plan.read_trials(settings, file, chosen), "trials"
     hosts = workers(settings)
-    return running.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts)), hosts
+    return execute.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts)), hosts
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from tasks.fleet.liveview import duration
-    from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
-
     each = expected_sec(settings.results_folder, run.planned)
     console = Console()
     console.print(
@@ -179,22 +164,14 @@ def _times(run: RunRecord) -> list[str]:
 
 
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
-    from bench.records.layout import LEDGER_FILE
-    from remote.fleet.ledger import Ledger
-    from tasks.cli.lock import only_one
-    from tasks.connect.workers import refuse_other_fleet, workers
-    from tasks.fleet.folders import find_run, read_run
-
-    folder = find_run(settings.results_folder, name)
-    run = read_run(folder)
-    refuse_other_fleet(settings, run)
+    run, folder = open_run(settings, name)
     if dry_run:
-        with running.ledger_errors(run.run_id):
-            seen = Ledger(folder / LEDGER_FILE)
+        with execute.ledger_errors(run.run_id):
+            ledger = Ledger(folder / LEDGER_FILE)
             trial_ids = [planned.trial_id for planned in run.planned]
-            again = [trial_id for trial_id in trial_ids if seen.needs_work(trial_id)]
+            again = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
         print(f"run {run.run_id}: {len(trial_ids) - len(again)} of {len(trial_ids)} trials are done")
         print("would go on with:", ", ".join(again) or "nothing")
         return
     with only_one(settings.results_folder, f"bench --resume (run {run.run_id})"):
-        running.go_on(settings, run.run_id, workers(settings), plain=plain)
+        execute.go_on(settings, run.run_id, workers(settings), plain=plain)

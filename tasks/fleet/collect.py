@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invoke.context import Context
-from invoke.tasks import task
+from rich.progress import track
 
+from bench.records.durable import sha256_of, write_atomic
+from bench.records.layout import LEDGER_FILE, PROGRESS_FILE, RESULT_FILE, SUMS_FILE, TRIALS_FOLDER
+from bench.records.result import End, TrialResult
+from bench.records.run import PlannedTrial, RunRecord
+from bench.records.sealed import ResultError
+from remote.fleet.attempt import OUT_FOLDER
+from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
+from remote.fleet.shared_volume import place_of
+from remote.hosts.host import HostError, OperatorRefused, one_line
+from remote.jobs.agent import Agent
+from remote.jobs.incoming import ChecksumMismatch
+from remote.jobs.job import LOG_FILE
+from remote.jobs.transfer import pull
+from tasks.connect.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
-
-if TYPE_CHECKING:
-    from bench.records.run import PlannedTrial, RunRecord
-    from remote.fleet.ledger import Attempt, Entry
-    from remote.jobs.agent import Agent
+from tasks.fleet.folders import open_run
+from tasks.settings.load import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +49,9 @@ class Collected:
     is_unsafe: bool = False
 
 
-@task(help={"run": "the run's id (default: the newest run)"})
-def collect(context: Context, run: str | None = None) -> None:
-    """Bring the results into results/RUN, every byte verified."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from rich.progress import track
-
-    from bench.records.layout import LEDGER_FILE
-    from remote.fleet.ledger import Ledger, LedgerError
-    from remote.hosts.host import OperatorRefused
-    from remote.jobs.agent import Agent
-    from tasks.connect.workers import refuse_other_fleet, workers
-    from tasks.fleet.folders import find_run, read_run
-    from tasks.settings import load as house
-
-    settings = house.load(context)
-    folder = find_run(settings.results_folder, run)
-    record = read_run(folder)
-    refuse_other_fleet(settings, record)
+def collect_run(context: Context, name: str | None) -> None:
+    settings = load(context)
+    run, folder = open_run(settings, name)
     try:
         entries = Ledger(folder / LEDGER_FILE).entries
     except LedgerError as error:
@@ -64,19 +59,22 @@ def collect(context: Context, run: str | None = None) -> None:
     agents = {host.name: Agent(host) for host in workers(settings)}
 
     def bring(planned: PlannedTrial) -> Collected:
-        return _bring(record, folder, planned, entries.get(planned.trial_id), agents, settings.shared_results)
+        return _bring(run, folder, planned, entries.get(planned.trial_id), agents, settings.shared_results)
 
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
-            done = pool.map(bring, record.planned)
+            done = pool.map(bring, run.planned)
             is_seen = sys.stdout.isatty()  # elsewhere all that is left of a bar is an empty line
-            collected = list(track(done, "collect", total=len(record.planned), transient=True, disable=not is_seen))
+            collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
         _write_sums(folder)
     except OperatorRefused as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise Resumable(f"{folder}: cannot be written: {error.strerror}; free it, then `inv collect` again") from None
-    _tell(record, folder, collected)
+        raise Resumable(
+            f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
+            "then `inv collect` again"
+        ) from None
+    _conclude(run, folder, collected)
 
 
 def _bring(
@@ -87,10 +85,6 @@ def _bring(
     agents: dict[str, Agent],
     shared: str | None,
 ) -> Collected:
-    from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
-    from bench.records.result import TrialResult
-    from bench.records.sealed import ResultError
-
     trial_id = planned.trial_id
     if entry is None or entry.end is None:
         return Collected(trial_id=trial_id, missing="has not ended", is_open=True)
@@ -117,9 +111,6 @@ def _bring(
 
 def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict[str, Agent], into: Path) -> Collected:
     """The files of one attempt from the worker that ran it."""
-    from remote.hosts.host import HostError, OperatorRefused, one_line
-    from remote.jobs.transfer import ChecksumMismatch
-
     agent = agents.get(attempt.worker)
     if agent is None:
         return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet; see fleet.size")
@@ -143,10 +134,6 @@ def _from_the_volume(
     shared: str,
 ) -> Collected:
     """The attempt's files on the shared volume, through any worker that answers; `before` where none has them."""
-    from remote.fleet.shared_volume import place_of
-    from remote.hosts.host import HostError, one_line
-    from remote.jobs.transfer import ChecksumMismatch, pull
-
     place = place_of(shared, run.run_id, before.trial_id, attempt.number)
     for agent in agents.values():
         try:
@@ -164,19 +151,12 @@ def _from_the_volume(
 
 
 def _unwanted(entry: Entry) -> set[str]:
-    from bench.records.layout import PROGRESS_FILE, RESULT_FILE
-    from bench.records.result import End
-
     # A result there that the fleet could not trust is not this trial's end; it stays on its worker.
     return {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
 
 
 def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without: Collection[str]) -> Collected:
     """The files of one attempt: its log, and what lies in its output folder."""
-    from remote.fleet.attempt import OUT_FOLDER
-    from remote.jobs.job import LOG_FILE
-    from remote.jobs.transfer import pull
-
     log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
     rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
     came, already = (*log.came, *rest.came), (*log.already, *rest.already)
@@ -192,9 +172,6 @@ def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without:
 
 def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path) -> None:
     """Write down, in the place of a result, the end of a trial that left none."""
-    from bench.records.result import TrialResult
-    from remote.jobs.job import LOG_FILE
-
     attempt = entry.winner
     log = into / LOG_FILE
     if entry.end is not None:
@@ -213,8 +190,6 @@ def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path)
 
 def _write_sums(folder: Path) -> None:
     """SHA256SUMS over everything the run is made of; `sha256sum --check` verifies a copied folder."""
-    from bench.records.durable import sha256_of, write_atomic
-    from bench.records.layout import SUMS_FILE
 
     def lines() -> Iterable[str]:
         for path in sorted([*folder.glob("*.json*"), *folder.glob("trials/**/*")]):
@@ -224,7 +199,7 @@ def _write_sums(folder: Path) -> None:
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())
 
 
-def _tell(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
+def _conclude(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
     came, already = sum(one.came for one in collected), sum(one.already for one in collected)
     size = sum(one.byte_count for one in collected)
     print(f"run {run.run_id}: {came} files came ({size / 1e3:.1f} kB), {already} were here already, in {folder}")

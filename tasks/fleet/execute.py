@@ -6,24 +6,35 @@ The plan is on disk before anything starts; from then on its ledger says what is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import secrets
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, UsageError
-
-if TYPE_CHECKING:
-    from bench.records import Trial
-    from bench.records.run import RunRecord
-    from remote.fleet.fleet import Fleet
-    from remote.fleet.ledger import Ledger
-    from remote.hosts.host import Host
-    from tasks.settings.load import Settings
+from bench.records import Trial
+from bench.records.layout import LEDGER_FILE, RUN_FILE
+from bench.records.result import End
+from bench.records.run import RunRecord
+from remote.fleet.fleet import Fleet
+from remote.fleet.ledger import Ledger, LedgerError
+from remote.fleet.patience import Limits
+from remote.hosts.host import Host
+from remote.jobs.agent import Agent
+from remote.jobs.job import slot_of
+from tasks.connect.workers import answering, crews, launcher, where
+from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write
+from tasks.fleet import plan
+from tasks.fleet.folders import make_folder, open_run, point_latest_at
+from tasks.fleet.liveview import LiveView
+from tasks.fleet.plan import expected_sec
+from tasks.fleet.uncollected import DISCARDED_FILE
+from tasks.settings.load import Settings
 
 # A try that a dead node answers with silence takes 15 s, and the last one has to end within fleet.lost_after_sec.
 ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
@@ -33,9 +44,6 @@ def plan_of(
     settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
 ) -> RunRecord:
     """The run of these trials over these hosts, spread and repeated as the settings say. Touches nothing."""
-    from tasks.connect.workers import where
-    from tasks.fleet import plan
-
     names = [host.name for host in hosts]
     return plan.make_run(
         settings,
@@ -57,12 +65,7 @@ def plan_of(
 
 def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
     """Take up a run where it was left: what needs work is opened again, what is finished is not repeated."""
-    from bench.records.layout import LEDGER_FILE
-    from remote.fleet.ledger import Ledger
-    from tasks.fleet.folders import find_run, read_run
-
-    folder = find_run(settings.results_folder, run_id)
-    run = read_run(folder)
+    run, folder = open_run(settings, run_id)
     trial_ids = [planned.trial_id for planned in run.planned]
     with ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
@@ -81,13 +84,6 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 
     Of two that begin in the same moment both may pass here; their trials then take turns (`remote.fleet.patience`).
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    from bench.records.layout import RUN_FILE
-    from remote.jobs.agent import Agent
-    from remote.jobs.job import slot_of
-    from tasks.connect.workers import answering
-
     with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         holders = list(pool.map(lambda host: Agent(host).holder(slot_of(host)), hosts))
     busy = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
@@ -106,12 +102,6 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 
 def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
     """Put the plan on disk before anything starts."""
-    import dataclasses
-
-    from bench.records.layout import LEDGER_FILE
-    from remote.fleet.ledger import Ledger
-    from tasks.fleet.folders import make_folder, point_latest_at
-
     try:
         run_id, folder = make_folder(settings.results_folder, run.run_id)
         run = dataclasses.replace(run, run_id=run_id)
@@ -120,16 +110,12 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
             ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         point_latest_at(folder)
     except OSError as error:
-        raise UsageError(f"results.folder: {settings.results_folder}: cannot be written: {error.strerror}") from None
+        raise cannot_write(settings.results_folder, error) from None
     return run, folder, ledger
 
 
 def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool) -> None:
     """Run what is open in the ledger, with a live view, and say how it ended."""
-    from tasks.fleet.liveview import LiveView
-    from tasks.fleet.plan import expected_sec
-    from tasks.fleet.uncollected import DISCARDED_FILE
-
     with ledger_errors(run.run_id):
         (folder / DISCARDED_FILE).unlink(missing_ok=True)  # what it leaves from now on is to be collected
     still_open = set(ledger.open_trials())
@@ -160,10 +146,6 @@ def fleets_of(
     settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any
 ) -> Iterator[Fleet]:
     """The run's fleets, to be run one after the other."""
-    from remote.fleet.fleet import Fleet
-    from remote.fleet.patience import Limits
-    from tasks.connect.workers import crews, launcher
-
     strict = run.settings.get("bench", {}).get("strict", False)
     for crew in crews(settings, hosts, run):
         yield Fleet(
@@ -185,8 +167,6 @@ def fleets_of(
 
 
 def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
-    from bench.records.result import End
-
     ends = Counter(entry.end for entry in ledger.entries.values() if entry.end is not None)
     total = len(ledger.entries)
     tally = ", ".join(f"{count} {end.value}" for end, count in ends.most_common())
@@ -202,8 +182,6 @@ def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
 
 @contextlib.contextmanager
 def ledger_errors(run_id: str) -> Iterator[None]:
-    from remote.fleet.ledger import LedgerError
-
     try:
         yield
     except (LedgerError, OSError) as error:

@@ -8,7 +8,9 @@ from pathlib import Path
 from bench.records.layout import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
+from tasks.connect.workers import refuse_other_fleet
 from tasks.errors import UsageError
+from tasks.settings.load import Settings
 
 LATEST = "latest"
 
@@ -26,12 +28,18 @@ def find_run(results_folder: Path, run: str | None) -> Path:
     return folder.resolve()
 
 
-def read_run(folder: Path) -> RunRecord:
-    """The plan of the run in `folder`. Raises UsageError when it cannot be trusted."""
+def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
+    """The plan and the folder of the run with this id, or of the newest.
+
+    Raises UsageError where it is not there, cannot be trusted, or was started over another fleet than the settings'.
+    """
+    folder = find_run(settings.results_folder, name)
     try:
-        return RunRecord.read(folder / RUN_FILE)
+        run = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
         raise UsageError(f"{error}; choose another run with --run") from None
+    refuse_other_fleet(settings, run)
+    return run, folder
 
 
 def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:

@@ -8,24 +8,26 @@ What a trial's GPU did over its whole time is in the trial's telemetry.csv.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invoke.context import Context
-from invoke.tasks import task
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from remote.fleet.attempt import PROGRESS
+from remote.hosts.host import Host, HostError
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, slot_of
+from tasks.connect.workers import sample, workers
 from tasks.errors import one_line
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from remote.hosts.host import Host
-    from remote.jobs.agent import Agent
+from tasks.settings.load import load
 
 EVERY_SEC = 2.0
 COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")
@@ -44,21 +46,8 @@ class Look:
     trouble: str | None = None
 
 
-@task(
-    help={
-        "once": "print one table and leave",
-        "plain": "plain lines instead of the live table, also on a terminal",
-    }
-)
-def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
-    """Show what every worker's GPU is doing, live."""
-    from rich.console import Console
-
-    from remote.jobs.agent import Agent
-    from tasks.connect.workers import sample, workers
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def show_workers(context: Context, *, once: bool, plain: bool) -> None:
+    settings = load(context)
     agents = {host.name: Agent(host) for host in workers(settings)}
 
     def ask(worker: str) -> Look:
@@ -81,10 +70,6 @@ def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
 
 def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     """Ask one worker. An answer that does not come is an answer too."""
-    from remote.fleet.attempt import PROGRESS
-    from remote.hosts.host import HostError
-    from remote.jobs.job import Job, slot_of
-
     worker = agent.host.name
     try:
         said = sample(agent.host)
@@ -110,8 +95,6 @@ class Watch:
     """The last look at each worker. Workers are asked at the same time; a slow one keeps nobody waiting."""
 
     def __init__(self, workers: Sequence[str], ask: Callable[[str], Look]) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         self._ask = ask
         self._pool = ThreadPoolExecutor(max_workers=min(64, len(workers)))
         self._asked: dict[str, Future[Look]] = {}
@@ -119,8 +102,6 @@ class Watch:
 
     def round(self, *, wait_sec: float | None) -> list[Look]:
         """Ask whoever is not still answering, wait at most `wait_sec` (None: for all), return the last look at each."""
-        from concurrent.futures import wait
-
         for worker in self._last:
             if worker not in self._asked:
                 self._asked[worker] = self._pool.submit(self._ask, worker)
@@ -153,9 +134,6 @@ def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
 
 def table(looks: Sequence[Look]) -> Table:
     """All rows, as wide as they need to be on the console that prints them."""
-    from rich.table import Table
-    from rich.text import Text
-
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for title in COLUMNS:
         is_number = title in ("busy", "memory", "power", "SM clock", "temp")
@@ -184,8 +162,6 @@ def _with_unit(value: float | None, unit: str) -> str:
 
 
 def _print_lines(console: Console, watch: Watch) -> None:
-    import time
-
     while True:
         began = time.monotonic()
         for row in rows(watch.round(wait_sec=EVERY_SEC)):
@@ -195,10 +171,6 @@ def _print_lines(console: Console, watch: Watch) -> None:
 
 
 def _show_live(console: Console, watch: Watch) -> None:
-    import time
-
-    from rich.live import Live
-
     with Live(table(watch.round(wait_sec=EVERY_SEC)), console=console, auto_refresh=False) as live:
         while True:
             began = time.monotonic()

@@ -6,13 +6,20 @@ pods it ran in. A run counts until it is wholly here, or until somebody said tha
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from remote.cluster.kubeconfig import Target
-    from tasks.settings.load import Settings
+from bench.records.layout import LEDGER_FILE, RUN_FILE, SUMS_FILE
+from bench.records.run import RunRecord
+from bench.records.sealed import ResultError
+from remote.cluster.kubeconfig import Target
+from remote.fleet.ledger import Ledger, LedgerError
+from remote.hosts.host import Host, HostError
+from remote.jobs.agent import Agent
+from remote.jobs.job import slot_of
+from tasks.connect.workers import pod_hosts
+from tasks.settings.load import Settings
 
 DISCARDED_FILE = "discarded"  # in a run's folder: what it left in the pods was given up, and nobody is asked again
 
@@ -22,7 +29,7 @@ class Uncollected:
     """A run that is not wholly here: its folder, and one line that says what is missing and what to type."""
 
     folder: Path
-    said: str
+    line: str
 
 
 def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
@@ -30,10 +37,6 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
 
     Not covered: runs that another operator's machine planned.
     """
-    from bench.records.layout import RUN_FILE
-    from bench.records.run import RunRecord
-    from bench.records.sealed import ResultError
-
     found = []
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
         folder = path.parent
@@ -42,15 +45,15 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
         try:
             run = RunRecord.read(path)
         except ResultError as error:
-            said = f"{folder.name}: cannot be read, so whether it was collected is not known: {error}"
-            found.append(Uncollected(folder=folder, said=said))
+            line = f"{folder.name}: cannot be read, so whether it was collected is not known: {error}"
+            found.append(Uncollected(folder=folder, line=line))
             continue
         # By address, not by context: a context can be renamed while the pods are the same.
         cluster = run.provenance.get("cluster") or {}
         is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         missing = _missing(folder, run.run_id, [planned.trial_id for planned in run.planned])
         if run.fleet_kind == "pods" and is_here and missing:
-            found.append(Uncollected(folder=folder, said=f"run {run.run_id}: {missing}"))
+            found.append(Uncollected(folder=folder, line=f"run {run.run_id}: {missing}"))
     return found
 
 
@@ -59,13 +62,6 @@ def others_at_work(settings: Settings, target: Target) -> list[str]:
 
     A pod that cannot be asked has none: whoever wants to end it may have just that reason.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    from bench.records.layout import RUN_FILE
-    from remote.hosts.host import Host, HostError
-    from remote.jobs.agent import Agent
-    from remote.jobs.job import slot_of
-    from tasks.connect.workers import pod_hosts
 
     def ask(host: Host) -> str | None:
         try:
@@ -83,16 +79,13 @@ def others_at_work(settings: Settings, target: Target) -> list[str]:
 
 
 def discard(lost: list[Uncollected]) -> None:
-    """Write down that these runs were given up, and say so. Raises OSError."""
+    """Mark these runs as given up, and print them. Raises OSError."""
     for one in lost:
-        print(f"discarded: {one.said}", flush=True)
+        print(f"discarded: {one.line}", flush=True)
         (one.folder / DISCARDED_FILE).touch()
 
 
 def _missing(folder: Path, run_id: str, trial_ids: list[str]) -> str | None:
-    from bench.records.layout import LEDGER_FILE, SUMS_FILE
-    from remote.fleet.ledger import Ledger, LedgerError
-
     try:
         ledger = Ledger(folder / LEDGER_FILE)
         running = [trial_id for trial_id in trial_ids if ledger.is_open(trial_id)]

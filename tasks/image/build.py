@@ -7,67 +7,52 @@ and follows it: exactly one build runs on a VM.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invoke.context import Context
-from invoke.tasks import task
 
-from tasks.errors import Interrupted, Resumable, TaskFailed, UsageError
-
-if TYPE_CHECKING:
-    from remote.hosts.host import Host
-    from remote.image.engine import Client
-    from remote.image.plan import BuildPlan, Wanted
-    from remote.image.vmjob import Outcome
-    from remote.jobs.agent import Agent
-    from remote.jobs.job import Job
-    from tasks.settings.load import Settings
+from remote.hosts.host import Host
+from remote.image import engine, vmjob
+from remote.image import plan as buildplan
+from remote.image.context import ContextError, code_files
+from remote.image.engine import Client, inspect
+from remote.image.plan import BuildPlan, Wanted
+from remote.image.vmjob import Outcome
+from remote.jobs import transfer
+from remote.jobs.agent import Agent
+from remote.jobs.job import LOG_FILE, HostBusy, Job
+from tasks.connect.buildvm import build_vm_job, show_cut, show_line, tmpdir_on
+from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.image import profiles
+from tasks.settings.load import Settings, load
 
 GIT_SEC = 20.0
 
 
-@task(
-    help={
-        "tmpdir": "folder on the VM for models, context and archives, e.g. /mnt/fss (default: build.tmpdir)",
-        "dry-run": "print the plan that would run, and touch nothing",
-        "cancel": "stop the build that runs on the VM",
-    }
-)
-def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False) -> None:
-    """Build the offline image on the build VM, or follow its build."""
-    from remote.image import vmjob
-    from tasks.connect.buildvm import build_vm, tmpdir_on
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool) -> None:
+    settings = load(context)
     again = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
     began = time.monotonic()
-    try:
-        with build_vm(settings, again) as host:
-            agent = vmjob.agent_on(host)
-            if cancel:
-                _cancel(vmjob.running(agent))
-                return
-            tmp = tmpdir_on(settings, host, tmpdir)
-            if dry_run:
-                plan = _plan(settings, host, tmp)
-                print(f"{host.name}: the image is up to date" if plan is None else render(plan))
-                return
-            _work(settings, agent, tmp, again, began)
-    except KeyboardInterrupt:
-        raise Interrupted(f"left; what runs on the VM goes on: `{again}` goes back to it, --cancel stops it") from None
+    with build_vm_job(settings, again, ", --cancel stops it") as host:
+        agent = vmjob.agent_on(host)
+        if cancel:
+            _cancel(vmjob.running(agent))
+            return
+        tmp = tmpdir_on(settings, host, tmpdir)
+        if dry_run:
+            plan = _plan(settings, host, tmp)
+            print(f"{host.name}: the image is up to date" if plan is None else render(plan))
+            return
+        _work(settings, agent, tmp, again, began)
 
 
 def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) -> None:
     """Until the image is what is wanted: follow the build that runs, or start one."""
-    from remote.image import vmjob
-    from remote.jobs.job import HostBusy
-
     how = "is up to date: nothing was sent, nothing was built"
     for _ in range(3):  # a build of older sources may run, and somebody else may be quicker, each once or so
         job = vmjob.running(agent)
@@ -97,10 +82,6 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) 
 
 def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:
     """The build that is due, or None where the image is already what is wanted."""
-    from remote.image import engine
-    from remote.image import plan as buildplan
-    from remote.image.context import ContextError
-
     try:
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
@@ -115,10 +96,6 @@ def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:
 
 def wanted(settings: Settings, tmp: str) -> Wanted:
     """What the settings and the project's folder ask for. Raises ContextError, UsageError."""
-    from remote.image.context import code_files
-    from remote.image.plan import Wanted
-    from tasks.image import profiles
-
     image = settings.image
     profile = profiles.read(settings)
     wheels = None if image.wheels is None else settings.root / Path(image.wheels).expanduser()
@@ -139,23 +116,17 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
 
 
 def client(settings: Settings) -> Client:
-    from remote.image.engine import Client
-
     return Client(program=settings.image.client, address=settings.image.engine)
 
 
 def labels_of(host: Host, client: Client, image: str) -> dict[str, str]:
     """The labels of the image that has the name now; empty where there is none."""
-    from remote.image.engine import inspect
-
     found = inspect(host, client, image)
     return dict((found or {}).get("Config", {}).get("Labels") or {})
 
 
 def render(plan: BuildPlan) -> str:
     """The plan as lines for people."""
-    import shlex
-
     disks = {need.place.device: need.place for need in plan.needs}.values()
     lines = [
         f"image {plan.image}, build {plan.digest[:12]}",
@@ -171,9 +142,6 @@ def render(plan: BuildPlan) -> str:
 
 def _send(settings: Settings, agent: Agent, plan: BuildPlan) -> None:
     """Bring our files to the VM, verified, below the folder named by their digest."""
-    from remote.image.context import code_files
-    from remote.jobs import transfer
-
     wheels = None if settings.image.wheels is None else settings.root / Path(settings.image.wheels).expanduser()
     with tempfile.TemporaryDirectory(prefix="qlora-fleet-context-") as folder:
         for file in code_files(settings.root, settings.image.profile, wheels):
@@ -186,9 +154,6 @@ def _send(settings: Settings, agent: Agent, plan: BuildPlan) -> None:
 
 def _follow(settings: Settings, job: Job) -> Outcome:
     """Follow a job to its end, and keep its whole log beside the results, also when it fails."""
-    from remote.image import vmjob
-    from tasks.connect.buildvm import show_cut, show_line
-
     try:
         return vmjob.follow(job, show_line, show_cut)
     except vmjob.JobFailed:
@@ -198,9 +163,6 @@ def _follow(settings: Settings, job: Job) -> Outcome:
 
 def keep_log(settings: Settings, job: Job) -> Path:
     """Bring a job's log into results/jobs."""
-    from remote.jobs import transfer
-    from remote.jobs.job import LOG_FILE
-
     kept = settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Through a folder of its own: several may follow one job, and keep its log at the same moment.
@@ -219,9 +181,6 @@ def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
 
 
 def _conclude(settings: Settings, host: Host, how: str, began: float) -> None:
-    from remote.image.engine import inspect
-    from tasks.image import profiles
-
     name = profiles.image_name(settings)
     found = inspect(host, client(settings), name)
     if found is None:

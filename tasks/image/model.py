@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invoke.context import Context
-from invoke.tasks import task
 
-from tasks.errors import Interrupted, TaskFailed, UsageError
-
-if TYPE_CHECKING:
-    from remote.hosts.command import Secret
-    from remote.image.modelfetch import Fetch
-    from remote.jobs.agent import Agent
-    from remote.ssh.bulk import Progress
-    from tasks.settings.load import Settings
+from remote.hosts.command import Command, Secret
+from remote.image import modelfetch, vmjob
+from remote.image.modelfetch import Fetch
+from remote.jobs.agent import Agent
+from remote.ssh.bulk import Progress
+from tasks.connect import secrets
+from tasks.connect.buildvm import build_vm_job, show_cut, show_line, tmpdir_on
+from tasks.errors import TaskFailed, UsageError
+from tasks.settings.load import Settings, load
 
 DEMO_DEADLINE_SEC = 1800.0
 
 
-@task
-def demo(context: Context) -> None:
-    """Make the small demo model and its data set, once."""
-    from remote.hosts.command import Command
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def make_demo(context: Context) -> None:
+    settings = load(context)
     command = Command(
         argv=(
             *(sys.executable, "-m", "bench", "demo"),
@@ -51,73 +47,47 @@ def demo(context: Context) -> None:
         raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}: {command.tail(complaint, lines=1)}")
 
 
-@task(
-    help={
-        "model": "ORGANISATION/NAME of one model (default: all of image.models)",
-        "revision": "commit, tag or branch (default: the one that is there, or else what main is now)",
-        "tmpdir": "folder on the VM that models are kept below, e.g. /mnt/fss (default: build.tmpdir)",
-        "cache": "take it from this Hugging Face cache on the VM instead of the hub",
-        "cache-here": "take it from this Hugging Face cache on this machine instead of the hub",
-        "dry-run": "print what would be fetched, and touch nothing",
-    }
-)
-def fetch(
-    context: Context,
-    model: str | None = None,
-    revision: str | None = None,
-    tmpdir: str | None = None,
-    cache: str | None = None,
-    cache_here: str | None = None,
-    dry_run: bool = False,
-) -> None:
-    """Bring models to the build VM, every file verified."""
-    from remote.image import vmjob
-    from tasks.connect.buildvm import build_vm, tmpdir_on
-    from tasks.settings import load as house
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The flags of `inv model.fetch` that say what is fetched, from where and to where; None where not given."""
 
-    settings = house.load(context)
-    models = settings.image.models if model is None else (model,)
+    model: str | None
+    revision: str | None
+    tmpdir: str | None
+    cache: str | None
+    cache_here: str | None
+
+
+def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
+    settings = load(context)
+    models = settings.image.models if given.model is None else (given.model,)
     if not models:
         raise UsageError("image.models: empty; list models there, or name one: `inv model.fetch --model ORG/NAME`")
-    if cache is not None and cache_here is not None:
-        raise UsageError("--cache and --cache-here: one of them, please")
-    given = {"model": model, "revision": revision, "tmpdir": tmpdir, "cache": cache, "cache-here": cache_here}
-    again = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in given.items() if value)])
-    try:
-        with build_vm(settings, again) as host:
-            home = f"{tmpdir_on(settings, host, tmpdir)}/qlora-fleet/models"
-            wanted = [_fetch_of(settings, one, revision, home, cache, cache_here) for one in models]
-            for one in wanted:
-                if dry_run:
-                    print(
-                        f"{one.model} ({one.revision or 'as it is there, or main'}) from {one.source} -> {one.folder}"
-                    )
-                else:
-                    _fetch(settings, vmjob.agent_on(host), one)
-    except KeyboardInterrupt:
-        raise Interrupted(f"left; what runs on the VM goes on: `{again}` goes back to it") from None
-
-
-def _fetch_of(
-    settings: Settings, model: str, revision: str | None, home: str, cache: str | None, cache_here: str | None
-) -> Fetch:
-    from remote.image.modelfetch import Fetch
-
-    return Fetch(
-        model=model,
-        folder=f"{home}/{model.replace('/', '--')}",
-        revision=revision,
-        endpoint=settings.hub.endpoint,
-        index_url=settings.image.index_url,
-        cache=cache,
-        cache_here=None if cache_here is None else Path(cache_here),
-    )
+    if given.cache is not None and given.cache_here is not None:
+        raise UsageError("--cache and --cache-here exclude each other; give one of them")
+    flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(given).items() if value}
+    again = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
+    with build_vm_job(settings, again) as host:
+        home = f"{tmpdir_on(settings, host, given.tmpdir)}/qlora-fleet/models"
+        for model in models:
+            wanted = Fetch(
+                model=model,
+                folder=f"{home}/{model.replace('/', '--')}",
+                revision=given.revision,
+                endpoint=settings.hub.endpoint,
+                index_url=settings.image.index_url,
+                cache=given.cache,
+                cache_here=None if given.cache_here is None else Path(given.cache_here),
+            )
+            if dry_run:
+                print(
+                    f"{model} ({given.revision or 'as it is there, or main'}) from {wanted.source} -> {wanted.folder}"
+                )
+            else:
+                _fetch(settings, vmjob.agent_on(host), wanted)
 
 
 def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
-    from remote.image import modelfetch, vmjob
-    from tasks.connect.buildvm import show_cut, show_line
-
     began = time.monotonic()
     job = modelfetch.find(agent, wanted)
     if job is not None:
@@ -129,7 +99,7 @@ def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
             wanted,
             token=_token(settings, wanted),
             deadline_sec=settings.image.deadline_sec,
-            on_progress=_Brought(),
+            on_progress=_SentLines(),
         )
     facts = vmjob.follow(job, show_line, show_cut).facts
     fetched = facts["fetched_bytes"]
@@ -142,16 +112,13 @@ def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
 
 
 def _token(settings: Settings, wanted: Fetch) -> Secret | None:
-    from remote.hosts.command import Secret
-    from tasks.connect import secrets as secretfile
-
     if settings.hub.token_file is None or wanted.cache is not None or wanted.cache_here is not None:
         return None
-    return Secret(secretfile.read(settings, "hub.token_file", settings.hub.token_file))
+    return secrets.read(settings, "hub.token_file", settings.hub.token_file)
 
 
-class _Brought:
-    """A line every two seconds while a cache of this machine goes to the VM."""
+class _SentLines:
+    """Prints a line every two seconds while a cache of this machine is sent to the VM."""
 
     def __init__(self) -> None:
         self._shown = time.monotonic()

@@ -8,47 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
-import sys
-from typing import TYPE_CHECKING
 
 from invoke.context import Context
-from invoke.tasks import task
 
-from bench.records.layout import IMAGE_FILE
-from tasks.errors import Interrupted, Resumable, UsageError
-
-if TYPE_CHECKING:
-    from remote.hosts.command import Secret
-    from remote.image.names import Reference
-    from remote.image.vmjob import Outcome
-    from remote.jobs.agent import Agent
-    from remote.jobs.job import Job
-    from tasks.settings.load import Settings
+from bench.records.durable import write_atomic
+from remote.hosts.host import HostError
+from remote.image import registry, vmjob
+from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from remote.image.registry import outcome_json
+from remote.image.vmjob import Outcome
+from remote.jobs.agent import Agent
+from remote.jobs.job import HostBusy, Job
+from tasks.connect.buildvm import build_vm_job, show_cut, show_line
+from tasks.connect.secrets import check_registry_user, registry_password
+from tasks.errors import Resumable, UsageError, cannot_write
+from tasks.image import profiles
+from tasks.image.build import client, keep_log
+from tasks.settings.load import Settings, load
 
 AGAIN = "inv push"
 LOGINS = 2  # a token may expire between the first layer and the last
 
 
-@task(help={"dry-run": "print what would be pushed where, and touch nothing"})
-def push(context: Context, dry_run: bool = False) -> None:
-    """Push the image, and write down the digest that pods run."""
-    from remote.image import vmjob
-    from tasks.connect.buildvm import build_vm
-    from tasks.image import profiles
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def push_image(context: Context, *, dry_run: bool) -> None:
+    settings = load(context)
     where, user = _where(settings)
     image = profiles.image_name(settings)
     if dry_run:
         print(f"{image} -> {where} as {user}; nothing was touched")
         return
-    try:
-        with build_vm(settings, AGAIN) as host:
-            outcome = _work(settings, vmjob.agent_on(host), where, user, image)
-    except KeyboardInterrupt:
-        raise Interrupted(f"left; a push on the VM goes on: `{AGAIN}` goes back to it") from None
+    with build_vm_job(settings, AGAIN) as host:
+        outcome = _work(settings, vmjob.agent_on(host), where, user, image)
     facts = outcome.facts
     _write(settings, where, facts)
     how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
@@ -56,8 +46,6 @@ def push(context: Context, dry_run: bool = False) -> None:
 
 
 def _where(settings: Settings) -> tuple[Reference, str]:
-    from remote.image.names import USER_FORMS, NameWrong, check_user, reference
-
     section = settings.registry
     if section.image is None:
         raise UsageError(
@@ -69,27 +57,19 @@ def _where(settings: Settings) -> tuple[Reference, str]:
         where = reference(section.image, settings.image.profile)
     except NameWrong as error:
         raise UsageError(f"registry.image: {error}") from None
-    try:
-        check_user(section.user, where.repository)
-    except NameWrong as error:
-        raise UsageError(f"registry.user: {error}") from None
+    check_registry_user(section.user, where.repository)
     return where, section.user
 
 
 def _work(settings: Settings, agent: Agent, where: Reference, user: str, image: str) -> Outcome:
     """Follow the push that runs, or log in and start one."""
-    from remote.hosts.host import HostError
-    from remote.image import registry, vmjob
-    from remote.jobs.job import HostBusy
-    from tasks.image.build import client
-
     job = vmjob.running(agent)
     if job is not None:
         if vmjob.verb_of(job) != "push" or not job.folder.rpartition("/")[2].startswith(_name(where)):
             raise Resumable(f"{agent.host.name}: busy with {job.folder}; when that has ended, `{AGAIN}`")
         print(f"{agent.host.name}: a push is running already ({job.folder}); following it", flush=True)
         return _follow(settings, job)
-    secret = password(settings, where, user)
+    secret = registry_password(settings, user, where.host, AGAIN)
     how = client(settings)
     for login in range(1, LOGINS + 1):
         folder = registry.log_in(agent.host, how, where, user, secret, tidy=True)
@@ -125,11 +105,6 @@ def _name(where: Reference) -> str:
 
 
 def _follow(settings: Settings, job: Job) -> Outcome:
-    from remote.hosts.host import HostError
-    from remote.image import vmjob
-    from tasks.connect.buildvm import show_cut, show_line
-    from tasks.image.build import keep_log
-
     try:
         return vmjob.follow(job, show_line, show_cut)
     finally:
@@ -137,33 +112,12 @@ def _follow(settings: Settings, job: Job) -> Outcome:
             keep_log(settings, job)
 
 
-def password(settings: Settings, where: Reference, user: str) -> Secret:
-    """The registry's password: from its file, from a pipe, or asked for. Raises UsageError."""
-    from remote.hosts.command import Secret
-    from tasks.connect import secrets as secretfile
-
-    name = settings.registry.password_file
-    if name is not None:
-        text, source = secretfile.read(settings, "registry.password_file", name), f"registry.password_file: {name}"
-    elif sys.stdin is not None and not sys.stdin.isatty():
-        text, source = sys.stdin.read(), "standard input"
-    else:
-        text, source = getpass.getpass(f"password (auth token) of {user} at {where.host}: "), "the password"
-    text = text.removesuffix("\n")
-    if not text:
-        raise UsageError(f"{source} is empty; the auth token of {user} at {where.host} is needed")
-    return Secret(text)
-
-
 def _write(settings: Settings, where: Reference, facts: object) -> None:
-    from bench.records.durable import write_atomic
-    from remote.image.registry import outcome_json
-
     moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    path = settings.results_folder / IMAGE_FILE
+    path = settings.image_file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, outcome_json(where, dict(facts), moment).encode())  # type: ignore[call-overload]
     except OSError as error:
-        raise UsageError(f"results.folder: {path}: cannot be written: {error.strerror}; then `{AGAIN}` again") from None
+        raise cannot_write(path, error) from None
     print(f"wrote {path}")

@@ -1,23 +1,29 @@
-"""`inv vm.*`: the build VM itself."""
+"""`inv vm.*`: the build VM itself, and an engine on it whose data is on the share."""
 
 from __future__ import annotations
 
+import json
 import time
 
 from invoke.context import Context
-from invoke.tasks import task
 
-from tasks.errors import TaskFailed
+from remote.hosts.command import Command
+from remote.hosts.delivery import once
+from remote.hosts.host import check
+from remote.image import engine, vm
+from tasks.cli.flags import number
+from tasks.connect.buildvm import build_vm, tmpdir_on
+from tasks.errors import TaskFailed, UsageError
+from tasks.settings.load import load
+
+MOUNT = "/var/lib/qlora-fleet-engine"
+SOCKET = "/run/qlora-fleet-engine.sock"
+LOG = "/var/log/qlora-fleet-engine.log"
+UP_SEC = 900.0  # mkfs on a busy share, and dockerd's first start
 
 
-@task(help={"tmpdir": "folder on the VM for models, context and archives, e.g. /mnt/fss (default: build.tmpdir)"})
-def check(context: Context, tmpdir: str | None = None) -> None:
-    """Connect to the build VM and say what it is."""
-    from remote.image import engine, vm
-    from tasks.connect.buildvm import build_vm, tmpdir_on
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def check_vm(context: Context, tmpdir: str | None) -> None:
+    settings = load(context)
     began = time.monotonic()
     with build_vm(settings, "inv vm.check") as host:
         facts = vm.observe(host)
@@ -37,3 +43,35 @@ def check(context: Context, tmpdir: str | None = None) -> None:
         print(f"  ! {problem}")
     if problems:
         raise TaskFailed(f"{host.name}: cannot be used as it is; {problems[0]}")
+
+
+def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
+    """Start an engine whose data-root is an ext4 file on the share, loop-mounted.
+
+    For VMs whose own disk is too small, or whose data-root is on NFS, where BuildKit cannot run. The VM's own engine is
+    not touched. Typed again it brings everything back, as after a reboot.
+    """
+    settings = load(context)
+    size = number("vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda given: 1 <= given <= 100_000)
+    with build_vm(settings, "inv vm.engine") as host:
+        asked = {
+            "file": f"{tmpdir_on(settings, host, tmpdir)}/qlora-fleet/engine.ext4",
+            "size_bytes": int(size * 1e9),
+            "mount": MOUNT,
+            "socket": SOCKET,
+            "log": LOG,
+            "group": "docker",
+        }
+        who = Command(argv=("id", "-u"))
+        is_root = check(host, who, host.run(who, timeout_sec=60.0)).stdout.strip() == b"0"
+        root = () if is_root else ("sudo", "-n")
+        command = Command(argv=(*root, *once(host, "remote.image.onvm.scripts.engine", json.dumps(asked)).argv))
+        completed = host.run(command, timeout_sec=UP_SEC)
+        if completed.exit_code != 0:
+            said = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]
+            raise UsageError(f"{host.name}: {said[-1]}")
+        facts = json.loads(completed.stdout)
+        made = "made" if facts["made"] else "was there"
+        state = "started" if facts["started"] else "was running"
+        print(f"{host.name}: {asked['file']} {made}, mounted at {MOUNT}, {facts['free_bytes'] / 1e9:.1f} GB free")
+        print(f"engine {state}; to build with it, set image.engine: unix://{SOCKET} and image.network: host")

@@ -6,59 +6,40 @@ common, or too noisy to tell).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invoke.context import Context
-from invoke.tasks import task
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from bench.records.durable import write_atomic
+from bench.records.layout import REPORT_FOLDER
+from reports import text
+from reports.comparison import compare as comparing
+from reports.comparison.compare import ComparedRow, Comparison
+from reports.comparison.written import to_json
+from reports.output.csv_frames import load_all
+from reports.read.run import ReportError
 from tasks.cli.flags import number
 from tasks.errors import TaskFailed, UsageError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from reports.comparison.compare import ComparedRow, Comparison
+from tasks.fleet.folders import find_run
+from tasks.settings.load import load
 
 COMPARE_FILE = "compare.json"
 
 
-@task(
-    positional=["first", "second"],
-    iterable=["also", "allow"],
-    help={
-        "first": "the run that the others are compared with",
-        "second": "the run to compare",
-        "also": "one more run to compare with the first; may be given again",
-        "allow": "what may differ (gpu, driver, lock, weights, profile, ...), or unknown; may be given again",
-        "tolerance": "percent that a configuration may be slower without failing",
-        "out": "where to write compare.json (default: the last run's report folder)",
-    },
-)
-def compare(
-    context: Context,
-    first: str,
-    second: str,
-    also: Sequence[str] | None = None,  # any other default would be a type to Invoke: tuple("gpu") is g, p, u
-    allow: Sequence[str] | None = None,
-    tolerance: str = "1",
-    out: str | None = None,
+def compare_runs(
+    context: Context, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None
 ) -> None:
-    """Say what became faster or slower between runs."""
-    from bench.records.durable import write_atomic
-    from bench.records.layout import REPORT_FOLDER
-    from reports.comparison import compare as comparing
-    from reports.comparison.written import to_json
-    from reports.output.csv_frames import load_all
-    from reports.read.run import ReportError
-    from tasks.fleet.folders import find_run
-    from tasks.settings import load as house
-
-    settings = house.load(context)
-    allowed = _allowed(allow or (), comparing.ALLOWABLE)
+    """Compare all runs with the first of `names`."""
+    settings = load(context)
+    allowed = _allowed(allow, comparing.ALLOWABLE)
     share = number("--tolerance", tolerance, "percent, from 0 to below 100", lambda given: 0.0 <= given < 100.0) / 100.0
-    folders = [find_run(settings.results_folder, name) for name in (first, second, *(also or ()))]
+    folders = [find_run(settings.results_folder, name) for name in names]
     try:
         compared = comparing.compare(load_all(folders), allow=allowed, tolerance=share)
     except (ReportError, comparing.CompareError) as error:
@@ -77,11 +58,6 @@ def compare(
 
 def show(compared: Comparison) -> None:
     """Print what is unlike, the table, and what only one run has."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from reports import text
-
     console = Console(highlight=False, soft_wrap=False)
     for one in compared.unlike:
         console.print(Text(f"! {one.told}{'' if one in compared.refused else ' (allowed)'}"))
@@ -104,12 +80,6 @@ def show(compared: Comparison) -> None:
 
 def table(compared: Comparison) -> Table:
     """One line per metric and configuration, without the measurements that came out the same."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from reports import text
-
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold", max_width=22)
     shown.add_column("metric", overflow="fold", max_width=24)
@@ -133,16 +103,12 @@ def _shown(compared: Comparison) -> list[ComparedRow]:
 
 
 def _metric(row: ComparedRow) -> str:
-    import json
-
     held = json.loads(row.context) if row.context else {}
     told = ", ".join(f"{name} {value}" for name, value in held.items())
     return f"{row.metric} ({told})" if told else row.metric
 
 
 def _times(row: ComparedRow) -> str:
-    from reports import text
-
     if row.speed_ratio is None:
         return "-"
     value = text.number(row.speed_ratio, 3)
@@ -159,8 +125,6 @@ def _allowed(given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
 
 def _conclude(compared: Comparison) -> None:
     """Leave with the code that `compared` stands for, and say why."""
-    from reports import text
-
     runs = " and ".join(compared.run_ids[:2]) if len(compared.run_ids) == 2 else ", ".join(compared.run_ids)
     if compared.refused:
         names = text.listing([one.name for one in compared.refused])

@@ -5,37 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invoke.context import Context
-from invoke.tasks import task
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from bench.records.layout import REPORT_FOLDER
+from bench.records.result import End
+from reports import text
+from reports.output import watch as watching
+from reports.output.build import INDEX_FILE, ReportSummary, build
+from reports.read.run import ReportError
+from reports.statistics.values import Ratio
+from reports.summary.prices import Pricing
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from reports.output.build import ReportSummary
-    from reports.statistics.values import Ratio
-    from reports.summary.prices import Pricing
-    from tasks.settings.load import Settings
+from tasks.fleet.folders import find_run
+from tasks.settings.load import Settings, load
 
 
-@task(
-    help={
-        "run": "the run's id (default: the newest run)",
-        "watch": "renew the report as results arrive, until every planned trial has one",
-        "against": "a run's id to compare this one with, in a figure",
-    }
-)
-def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
-    """Write a run's report: page, Markdown, CSV, JSON and figures."""
-    from reports.output.build import build
-    from reports.read.run import ReportError
-    from tasks.fleet.folders import find_run
-    from tasks.settings import load as house
-
-    settings = house.load(context)
+def write_report(context: Context, run: str | None, *, watch: bool, against: str | None) -> None:
+    settings = load(context)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     make = partial(build, folder, pricing=pricing(settings), against=other)
@@ -50,10 +41,6 @@ def report(context: Context, run: str | None = None, watch: bool = False, agains
 
 def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> ReportSummary:
     """Renew the report until the run is over, a line for each version."""
-    from bench.records.layout import REPORT_FOLDER
-    from reports.output import watch as watching
-    from reports.output.build import INDEX_FILE
-
     page = _short(folder / REPORT_FOLDER / INDEX_FILE, root)
 
     def say(now: watching.Progress) -> None:
@@ -68,8 +55,6 @@ def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> Repo
 
 def pricing(settings: Settings) -> Pricing:
     """What the settings say about cost."""
-    from reports.summary.prices import Pricing
-
     given = settings.cost
     return Pricing(
         usd_per_gpu_hour=given.price_usd_per_gpu_hour,
@@ -83,9 +68,6 @@ def pricing(settings: Settings) -> Pricing:
 
 def show(made: ReportSummary, root: Path) -> None:
     """Print the recommendation, the finding, the table and where the page is."""
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(highlight=False, soft_wrap=False)
     console.print(Text(made.recommendation, style="bold"))
     if made.finding != made.recommendation:
@@ -104,12 +86,6 @@ def show(made: ReportSummary, root: Path) -> None:
 
 def table(made: ReportSummary) -> Table:
     """One line per configuration, within 80 characters; a long name wraps rather than push a number out."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from reports import text
-
     priced = any(row.cost is not None for row in made.rows)
     heads = ["n", "step s", "samples/s", f"x {text.shorten(made.baseline, 14)}", "useful tok/s"]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -137,10 +113,6 @@ def table(made: ReportSummary) -> Table:
 
 def others(made: ReportSummary) -> Table:
     """One line per configuration of another kind than training: what it took, in numbers of measurements."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold", max_width=26)
     shown.add_column("kind")
@@ -152,8 +124,6 @@ def others(made: ReportSummary) -> Table:
 
 
 def _times(of: Ratio) -> str:
-    from reports import text
-
     if of.low is None or of.high is None:
         return text.number(of.value, 2)
     return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)})"
@@ -164,8 +134,6 @@ def _short(path: Path, root: Path) -> Path:
 
 
 def _shortfall(made: ReportSummary) -> str:
-    from bench.records.result import End
-
     told = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
     if made.missing:
         told.append(f"{len(made.missing)} missing")

@@ -11,7 +11,9 @@ Not covered: whether a folder or a model exists; that is looked at where it is u
 from __future__ import annotations
 
 import difflib
+import functools
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from invoke.context import Context
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from bench.records.layout import IMAGE_FILE
 from tasks.errors import UsageError
 from tasks.settings import layers
 from tasks.settings.layers import Keys, Layer, Layers, found_text
@@ -53,6 +56,11 @@ class Settings(Sections):
         """Where runs are kept on this machine."""
         return self.root / self.results.folder
 
+    @property
+    def image_file(self) -> Path:
+        """What `inv push` writes: the pushed image's repository, digest and sizes."""
+        return self.results_folder / IMAGE_FILE
+
     def public(self) -> dict[str, Any]:
         """All settings as plain JSON values, for run.json. There is no secret among them to leave out."""
         return self.model_dump(mode="json", exclude={"root"})
@@ -61,7 +69,7 @@ class Settings(Sections):
 def load(context: Context) -> Settings:
     """The settings of a task's context. Raises UsageError: one line naming the first problem and its place."""
     config = context.config
-    found = layers.read(config, ENVIRONMENT)
+    found = layers.read(config, {**ENVIRONMENT, **{layers.env_name(old): old for old in RENAMED}})
     for layer in found.weakest_first:
         _refuse_unknown(layer, layer.data, Sections)
     _refuse_unknown_variables()
@@ -70,6 +78,8 @@ def load(context: Context) -> Settings:
         strongest = found.strongest(keys)
         if strongest is not None and strongest.environment:
             _put(merged, keys, _cast(os.environ[name], field(keys)))
+    for old, new in RENAMED.items():
+        _rename(merged, found, old, new)
     try:
         sections = Sections.model_validate(merged)
     except ValidationError as error:
@@ -81,9 +91,35 @@ INVOKES_OWN: dict[str, Any] = Config.global_defaults()  # run, sudo, tasks, time
 ENVIRONMENT: dict[str, Keys] = {layers.env_name(keys): keys for keys in LEAVES}
 
 
+RENAMED: dict[Keys, Keys] = {("cluster", "registry_user"): ("registry", "user")}
+
+
+def _rename(merged: dict[Any, Any], found: Layers, old: Keys, new: Keys) -> None:
+    """Give the value of a setting's old name to the new one, and print both names. UsageError where values differ."""
+    layer, value = found.strongest(old), merged.get(old[0], {}).pop(old[1], None)
+    if layer is None or value in (None, ""):
+        return
+    newer = merged.get(new[0], {}).get(new[1])
+    names = f"{layer.where(old)}: {'.'.join(old)} is now {'.'.join(new)}"
+    if newer not in (None, value):
+        raise UsageError(
+            f"{names}, and both are set, to {found_text(value)} and {found_text(newer)}; remove the old one"
+        )
+    _put(merged, new, value)
+    _print_once(f"{names}; rename it there")
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    """Settings are loaded several times in one command."""
+    print(line, file=sys.stderr)
+
+
 def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section], above: Keys = ()) -> None:
     for key, value in data.items():
         keys = (*above, str(key))
+        if keys in RENAMED:
+            continue
         info = model.model_fields.get(key) if isinstance(key, str) else None
         if info is None:
             if not above and key in INVOKES_OWN:
@@ -125,7 +161,7 @@ def _nearest(keys: Keys, model: type[Section]) -> str | None:
 def _refuse_unknown_variables() -> None:
     ours = tuple(layers.env_name((name,)) + "_" for name in Sections.model_fields)
     for name in sorted(os.environ):
-        if not name.startswith(layers.ENV_PREFIX) or name in ENVIRONMENT:
+        if not name.startswith(layers.ENV_PREFIX) or name in (*ENVIRONMENT, *map(layers.env_name, RENAMED)):
             continue
         near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if name.startswith(ours) else 0.9)
         if near or name.startswith(ours):

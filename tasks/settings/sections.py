@@ -179,7 +179,6 @@ class ClusterSection(Section):
     ] = "pods"
     image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
     pull_secret: Name | None = Field(default="ocir-secret", description=_NAME_WORDS)
-    registry_user: Text | None = Field(default=None, description="a registry's user name")
     instance_type: Text = Field(
         default="VM.GPU.A10.1", pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label"
     )

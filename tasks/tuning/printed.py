@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tasks.tuning.answer import titles
+from tasks.settings.load import Settings
+from tasks.tuning.answer import Measured, titles
+from tasks.tuning.record import TuneRecord
 from tasks.tuning.search import choose
 from tasks.tuning.surrogate import Belief
-
-if TYPE_CHECKING:
-    from tasks.settings.load import Settings
-    from tasks.tuning.answer import Measured
-    from tasks.tuning.record import TuneRecord
 
 
 def show_plan(record: TuneRecord, workers: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, TrialError
-from tasks.errors import UsageError
+from tasks.errors import UsageError, cannot_write
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 
 FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
@@ -108,7 +108,7 @@ def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
             record.write()
             return record
     except OSError as error:
-        raise UsageError(f"results.folder: {results_folder}: cannot be written: {error.strerror}") from None
+        raise cannot_write(results_folder, error) from None
     raise UsageError(f"results.folder: {results_folder / FOLDER} holds a thousand searches of one second; clear it")
 
 

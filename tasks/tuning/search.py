@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
 
 from tasks.tuning.space import CHOICES, LAYOUTS, MICRO_BATCHES, RECOMPUTE, Candidate, MemoryLimit
 from tasks.tuning.surrogate import Belief
-
-if TYPE_CHECKING:
-    import optuna
 
 WORTH = 0.003  # the part of the best rate that another trial must be expected to add
 CLOSE = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
@@ -35,9 +35,6 @@ class Search:
     """
 
     def __init__(self, journal: Path, candidates: Sequence[Candidate], *, recipes: Sequence[str]) -> None:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._by_choice = {_choice_key(one.choice): one for one in candidates}

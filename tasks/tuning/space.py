@@ -10,12 +10,10 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.records import SCALES, Trial
-
-if TYPE_CHECKING:
-    from tasks.settings.load import Settings
+from tasks.settings.load import Settings
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LARGEST_MICRO_BATCH = {"gpu": 64, "tiny": 8}

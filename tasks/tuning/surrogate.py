@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tasks.tuning.space import RECOMPUTED_SHARE, Candidate
 
 # Standard deviations of log rate: 0.5 is a factor of 1.6 either way.
@@ -56,8 +58,6 @@ class Belief:
     """Of all candidates. Made once for a search: what is known comes with each question."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        import numpy as np
-
         self._np = np
         self.candidates = list(candidates)
         self._place = {one.key: place for place, one in enumerate(self.candidates)}

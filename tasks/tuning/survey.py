@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
+from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, RECIPES
+from remote.hosts.host import Host
 from tasks.cli.flags import number
+from tasks.connect.workers import inspect, survey
 from tasks.errors import Refused, UsageError
+from tasks.settings.load import Settings
 from tasks.tuning import space
 from tasks.tuning.record import TuneRecord
-
-if TYPE_CHECKING:
-    from remote.hosts.host import Host
-    from tasks.settings.load import Settings
 
 CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what the allocator cannot hand out
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
@@ -25,8 +24,6 @@ SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to
 
 def check_recipes(settings: Settings) -> None:
     """Raises UsageError for a name that is none."""
-    from bench.records import RECIPES
-
     for name in settings.tune.recipes:
         if name not in RECIPES:
             raise UsageError(f"tune.recipes: expected names of {', '.join(RECIPES)}, found {name!r}")
@@ -43,8 +40,6 @@ def limit_gib(settings: Settings, asked: str | None) -> float | None:
 
 def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
     """A new search within `limit` GiB, not yet on disk. Raises Resumable, Refused and UsageError."""
-    from tasks.connect.workers import inspect, survey
-
     bench, chosen = settings.bench, settings.tune
     inspect(settings, hosts)
     ground = survey(settings, hosts[0], [])

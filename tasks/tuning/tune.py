@@ -9,36 +9,18 @@ of that are in `tasks.tuning`.
 from __future__ import annotations
 
 from invoke.context import Context
-from invoke.tasks import task
 
+from tasks.cli.lock import only_one
+from tasks.connect.workers import survey, workers
 from tasks.errors import Interrupted, Resumable, UsageError
+from tasks.settings.load import load
+from tasks.tuning import printed as shown
+from tasks.tuning import record, waves
+from tasks.tuning import survey as ground
 
 
-@task(
-    optional=["resume"],
-    help={
-        "resume": "go on with the newest search, or with the one of this id; nothing finished is measured again",
-        "memory-gib": "GPU memory a configuration may use (default: tune.memory_gib, else what the GPU has)",
-        "dry-run": "print the candidates and the first wave, and touch nothing",
-        "plain": "plain lines instead of the live table, also on a terminal",
-    },
-)
-def tune(
-    context: Context,
-    resume: str | None = None,
-    memory_gib: str | None = None,
-    dry_run: bool = False,
-    plain: bool = False,
-) -> None:
-    """Search for the fastest configuration that fits."""
-    from tasks.cli.lock import only_one
-    from tasks.connect.workers import survey, workers
-    from tasks.settings import load as house
-    from tasks.tuning import printed as shown
-    from tasks.tuning import record, waves
-    from tasks.tuning import survey as ground
-
-    settings = house.load(context)
+def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, dry_run: bool, plain: bool) -> None:
+    settings = load(context)
     ground.check_recipes(settings)
     limit_gib = ground.limit_gib(settings, memory_gib)
     hosts = workers(settings)

@@ -7,20 +7,19 @@ interrupts it is what a run survives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
+from bench.records.result import End, TrialResult
+from bench.records.sealed import ResultError
+from remote.hosts.host import Host
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, TaskFailed
+from tasks.fleet import execute as running
+from tasks.settings.load import Settings
 from tasks.tuning import answer
 from tasks.tuning import printed as shown
+from tasks.tuning.record import TuneRecord
 from tasks.tuning.search import Search
-from tasks.tuning.space import Observation
-
-if TYPE_CHECKING:
-    from bench.records.result import TrialResult
-    from remote.hosts.host import Host
-    from tasks.settings.load import Settings
-    from tasks.tuning.record import TuneRecord
-    from tasks.tuning.space import Candidate
+from tasks.tuning.space import Candidate, Observation
 
 
 def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: bool) -> None:
@@ -71,8 +70,6 @@ def _run(
     plain: bool,
 ) -> str:
     """Run these candidates as an ordinary run, or go on with the one of this id; its id."""
-    from tasks.fleet import execute as running
-
     is_final = name == "tune-final"
     try:
         if run_id is not None:
@@ -92,10 +89,6 @@ def _run(
 
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
-    from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
-    from bench.records.result import TrialResult
-    from bench.records.sealed import ResultError
-
     for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
         try:
             yield TrialResult.read(path)
@@ -104,8 +97,6 @@ def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
 
 
 def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) -> None:
-    from bench.records.result import End
-
     by_key = {one.key: one for one in record.candidates}
     for result in _results(settings, run_id):
         one = by_key.get(result.trial.trial_id)
@@ -121,8 +112,6 @@ def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) 
 
 def _observed(settings: Settings, record: TuneRecord) -> list[Observation]:
     """Every measured peak and every trial that ran out of memory, of all waves so far."""
-    from bench.records.result import End
-
     by_key = {one.key: one for one in record.candidates}
     observed = []
     for run_id in record.waves:

@@ -30,7 +30,7 @@ BACK_OFF_SEC = 330.0
 _RENEW = "`inv deploy --renew-secret` with the auth token on standard input makes it again"
 _FORMS = (
     "the user name is NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER "
-    "(cluster.registry_user), the password an auth token and not the console's"
+    "(registry.user), the password an auth token and not the console's"
 )
 _NETWORK = "the nodes need a way to the registry: service gateway or NAT gateway, route and security list"
 
@@ -142,7 +142,7 @@ def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tupl
                 advice = f"`inv deploy` makes {name} with the auth token from standard input"
                 return "secret-missing", f"{image}: there is no pull secret {name}", advice, False
             if not secrets:
-                advice = "set cluster.pull_secret and cluster.registry_user, then `inv deploy`"
+                advice = "set cluster.pull_secret and registry.user, then `inv deploy`"
                 return "no-secret", f"{image}: {what}; the pod names no pull secret", advice, False
         if cause == "not-found" and "@sha256:" in image:
             what = "the registry has no image of this digest"

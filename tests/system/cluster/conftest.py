@@ -60,16 +60,18 @@ class Operator:
 
     @property
     def registry_user(self) -> str:
-        return str(self.settings["cluster"]["registry_user"])
+        return str(self.settings["registry"]["user"])
 
     @property
     def results(self) -> Path:
         return self.project / "results"
 
     def set(self, **cluster: Any) -> None:
-        """Change settings of the section cluster; `size` is fleet.size."""
+        """Change settings of the section cluster; `size` is fleet.size, `registry_user` registry.user."""
         if "size" in cluster:
             self.settings["fleet"]["size"] = cluster.pop("size")
+        if "registry_user" in cluster:
+            self.settings["registry"]["user"] = cluster.pop("registry_user")
         self.settings["cluster"] |= cluster
 
     def environment(self) -> dict[str, str]:
@@ -147,10 +149,10 @@ def make_operator(cluster: AnyCluster, folder: Path) -> Operator:
         namespace=namespace,
         settings={
             "fleet": {"kind": "pods", "size": 2},
+            "registry": {"user": OUR_USER},
             "cluster": {
                 "namespace": namespace,
                 "image": f"fra.ocir.io/ns/{namespace}@{DIGEST}",
-                "registry_user": OUR_USER,
                 "cpu": "100m",
                 "memory": "64Mi",
                 "shm": "16Mi",

@@ -182,7 +182,7 @@ def test_the_registrys_user_name_is_looked_at_before_anything_is_sent(operator: 
     operator.set(image=f"fra.ocir.io/ns/{operator.namespace}@{DIGEST}", registry_user="me")
     assert "does not begin with the tenancy's namespace, ns/" in operator.inv("deploy", code=2)
     operator.set(registry_user=None)
-    assert "set cluster.registry_user" in operator.inv("deploy", code=2)
+    assert "set registry.user" in operator.inv("deploy", code=2)
     operator.set(registry_user=OUR_USER)
     assert operator.changes("deploy", code=2) == []
     assert f"no auth token for {OUR_USER} at fra.ocir.io on standard input" in operator.inv("deploy", code=2)

@@ -13,6 +13,7 @@ from invoke import Config
 from invoke.exceptions import Exit
 
 from tasks import errors
+from tasks.cli import startup
 
 
 def test_each_end_has_the_exit_code_that_scripts_rely_on() -> None:
@@ -41,7 +42,7 @@ def test_the_hook_leaves_every_other_exception_to_the_one_before(
         seen.append(error)
 
     monkeypatch.setattr(sys, "excepthook", before)
-    errors.explain_settings_failures()
+    startup.explain_settings_failures()
     good = Config(project_location=str(project))
 
     def fails_inside_invoke_with_good_settings() -> None:
@@ -58,7 +59,7 @@ def test_the_hook_turns_invokes_traceback_over_a_file_into_one_line(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    errors.explain_settings_failures()
+    startup.explain_settings_failures()
     (project / "invoke.yaml").write_text("fleet: [")
     config = Config(project_location=str(project))
     with pytest.raises(Exception, match="flow") as caught:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.reports.compare import compare
+from tasks.reports.verbs import compare
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 

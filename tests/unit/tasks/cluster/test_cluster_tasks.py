@@ -17,11 +17,11 @@ from bench.records.run import PlannedTrial, RunRecord
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
+from tasks.cluster.desired import image_of
 from tasks.cluster.wait import Patience
-from tasks.connect.cluster import image_of
 from tasks.errors import UsageError
 from tasks.fleet.uncollected import discard, uncollected
-from tasks.settings import load as house
+from tasks.settings.load import Settings, load
 
 Make = Callable[..., Context]
 HEX = "sha256:" + "ab" * 32
@@ -29,9 +29,9 @@ TARGET = Target(context="dev", cluster="c", user="u", namespace="qlora-fleet", s
 IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
 
 
-def settings(project: Path, context: Make, text: str = "") -> house.Settings:
+def settings(project: Path, context: Make, text: str = "") -> Settings:
     (project / "f.yaml").write_text(text or "{}")
-    return house.load(context("f.yaml"))
+    return load(context("f.yaml"))
 
 
 def written(project: Path, text: str) -> None:
@@ -100,7 +100,7 @@ def ended(ledger: Ledger) -> None:
 
 
 def lines(results: Path) -> list[str]:
-    return [one.said for one in uncollected(results, TARGET)]
+    return [one.line for one in uncollected(results, TARGET)]
 
 
 def test_a_run_that_has_not_ended_is_not_collected(tmp_path: Path, make_trial: Callable[..., Trial]) -> None:

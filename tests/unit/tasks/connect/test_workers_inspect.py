@@ -15,7 +15,7 @@ from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable, OperatorRefused
 from tasks.connect.workers import inspect
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError
-from tasks.settings import load as settings
+from tasks.settings.load import Settings, load
 
 Answer = Completed | Exception
 
@@ -47,12 +47,12 @@ def fleet(*answers: Answer) -> list[ToldHost]:
 
 
 @pytest.fixture
-def pods(context: Callable[[], Context], monkeypatch: pytest.MonkeyPatch) -> settings.Settings:
+def pods(context: Callable[[], Context], monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("INVOKE_FLEET_KIND", "pods")
-    return settings.load(context())
+    return load(context())
 
 
-def test_what_all_workers_have_is_what_the_first_one_said(pods: settings.Settings) -> None:
+def test_what_all_workers_have_is_what_the_first_one_said(pods: Settings) -> None:
     assert inspect(pods, fleet(said(), said(), said())) == json.loads(said().stdout)
 
 
@@ -69,7 +69,7 @@ def test_what_all_workers_have_is_what_the_first_one_said(pods: settings.Setting
     ],
 )
 def test_one_worker_that_differs_complains_or_is_silent_ends_the_task(
-    pods: settings.Settings, other: Answer, kind: type[TaskFailed], words: str
+    pods: Settings, other: Answer, kind: type[TaskFailed], words: str
 ) -> None:
     with pytest.raises(kind) as ended:
         inspect(pods, fleet(said(), other, said()))
@@ -78,11 +78,11 @@ def test_one_worker_that_differs_complains_or_is_silent_ends_the_task(
 
 
 def test_only_workers_on_this_machine_are_asked_for_the_profiles_gpu(
-    context: Callable[[], Context], pods: settings.Settings, monkeypatch: pytest.MonkeyPatch
+    context: Callable[[], Context], pods: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INVOKE_FLEET_KIND", "local")
     monkeypatch.setenv("INVOKE_BENCH_PROFILE", "gpu")
-    for house, question in ((settings.load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
+    for house, question in ((load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
         hosts = fleet(said())
         inspect(house, hosts)
         assert hosts[0].asked[0][-2:] == question

@@ -122,11 +122,11 @@ def test_a_slow_worker_keeps_nobody_waiting():
 @pytest.mark.parametrize("stdout", [b"", b'{"gpus": ['])
 def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeypatch, tmp_path, stdout):
     from tasks.connect import workers
-    from tasks.settings import load as settings
+    from tasks.settings.load import load
 
     monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
     with pytest.raises(HostUnreachable, match="cut short"):
-        workers.sample(settings.load(context()), LocalHost(name="w", workdir=str(tmp_path)))
+        workers.sample(load(context()), LocalHost(name="w", workdir=str(tmp_path)))
 
 
 def test_the_real_command_answers_on_this_machine(inv):

@@ -60,7 +60,7 @@ def test_runs_over_pods_have_names_of_their_own_also_when_planned_in_the_same_se
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two operators' laptops know nothing of each other, and jobs in the pods go by the run's name."""
-    monkeypatch.setattr("tasks.connect.workers.where", lambda _: {"context": "dev"})
+    monkeypatch.setattr("tasks.fleet.execute.where", lambda _: {"context": "dev"})
     settings = Settings(root=tmp_path)
     over_pods = settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"kind": "pods"})})
     hosts = [LocalHost(name=worker, workdir=str(tmp_path)) for worker in WORKERS]

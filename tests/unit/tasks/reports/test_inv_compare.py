@@ -9,8 +9,7 @@ import pytest
 from invoke.context import Context
 
 from tasks.errors import TaskFailed, UsageError
-from tasks.reports.compare import compare
-from tasks.settings import load as settings
+from tasks.reports.verbs import compare
 from tests.support.reports import synthetic
 
 HOSTILE = "[bold]=cmd|x[/]"
@@ -19,8 +18,8 @@ HOSTILE = "[bold]=cmd|x[/]"
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project with three runs: `a`, `b` as fast as it, and `c`, which is slower."""
-    house = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results")
-    monkeypatch.setattr(settings, "load", lambda _: house)
+    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results")
+    monkeypatch.setattr("tasks.reports.compare.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     for name, speeds in (("a", {}), ("b", {}), ("c", {"optimized": 0.3})):
@@ -28,7 +27,7 @@ def project(tmp_path, monkeypatch):
         synthetic.write_run(
             tmp_path / "results" / name, synthetic.record(run_id=name), speeds=same | speeds, exact=True
         )
-    return house
+    return settings
 
 
 def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, capsys):

@@ -10,8 +10,7 @@ from invoke.context import Context
 from bench.records.result import End
 from reports.output import watch
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
-from tasks.reports import report
-from tasks.settings import load as settings
+from tasks.reports.verbs import report
 from tasks.settings.sections import CostSection
 from tests.support.reports import synthetic
 
@@ -19,21 +18,21 @@ from tests.support.reports import synthetic
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project's folder with one run in results/, which is also the latest."""
-    house = SimpleNamespace(
+    settings = SimpleNamespace(
         root=tmp_path,
         results_folder=tmp_path / "results",
         cost=CostSection(),
     )
-    monkeypatch.setattr(settings, "load", lambda _: house)
+    monkeypatch.setattr("tasks.reports.report.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     synthetic.write_run(tmp_path / "results" / synthetic.RUN_ID)
     (tmp_path / "results" / "latest").symlink_to(synthetic.RUN_ID)
-    return house
+    return settings
 
 
 def test_it_prints_the_finding_the_table_the_note_and_the_path(project, capsys):
-    report.report(Context())
+    report(Context())
     said = capsys.readouterr().out
     assert said.startswith("Stay with baseline: optimized gave 1.0")
     assert "optimized processed 2." in said
@@ -48,7 +47,7 @@ def test_the_table_fits_into_80_columns_with_long_names_and_a_price(project, cap
     trials = tuple(synthetic.trial(name, lora_rank=rank) for rank, name in enumerate(("baseline", "x" * 80), start=1))
     run = synthetic.record(trials, run_id="long")
     synthetic.write_run(project.results_folder / "long", run)
-    report.report(Context(), run="long")
+    report(Context(), run="long")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any("$/1000" in line for line in lines)
@@ -57,7 +56,7 @@ def test_the_table_fits_into_80_columns_with_long_names_and_a_price(project, cap
 def test_markup_in_a_name_is_printed_as_it_stands(project, capsys):
     run = synthetic.record((synthetic.trial("[red]x[/red]"),), run_id="markup")
     synthetic.write_run(project.results_folder / "markup", run)
-    report.report(Context(), run="markup")
+    report(Context(), run="markup")
     assert "[red]x[/red]" in capsys.readouterr().out
 
 
@@ -66,7 +65,7 @@ def test_a_run_with_a_failed_trial_is_reported_and_then_fails(project, capsys):
     plan = synthetic.record().planned[0]
     synthetic.write_result(folder, synthetic.result(plan, status=End.TIMED_OUT, reason="300 s have passed"))
     with pytest.raises(SomeTrialsFailed) as caught:
-        report.report(Context())
+        report(Context())
     assert caught.value.code == 1
     assert "7 of 8 trials succeeded (1 TIMED_OUT); the report says which and why" in str(caught.value)
     assert (folder / "report" / "index.html").is_file()
@@ -76,19 +75,19 @@ def test_a_run_with_a_failed_trial_is_reported_and_then_fails(project, capsys):
 @pytest.mark.usefixtures("project")
 def test_an_unknown_run_is_a_usage_error_that_names_the_runs_there_are():
     with pytest.raises(UsageError, match=synthetic.RUN_ID) as caught:
-        report.report(Context(), run="nope")
+        report(Context(), run="nope")
     assert caught.value.code == 2
 
 
 def test_a_damaged_plan_is_a_usage_error_in_one_line(project):
     (project.results_folder / synthetic.RUN_ID / "run.json").write_text("{")
     with pytest.raises(UsageError, match=r"run\.json") as caught:
-        report.report(Context())
+        report(Context())
     assert "\n" not in str(caught.value)
 
 
 def test_watching_says_how_far_the_run_is_and_ends_with_it(project, capsys):
-    report.report(Context(), watch=True)
+    report(Context(), watch=True)
     said = capsys.readouterr().out
     assert said.startswith(f"8 of 8 trials have ended: results/{synthetic.RUN_ID}/report/index.html\n")
     assert said.splitlines()[-1] == f"results/{synthetic.RUN_ID}/report/index.html"
@@ -100,7 +99,7 @@ def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, mo
     (project.results_folder / synthetic.RUN_ID / "trials" / "baseline.worker-1" / "result.json").unlink()
     monkeypatch.setattr(watch, "patience_sec", lambda _: 0.0)
     with pytest.raises(Resumable) as caught:
-        report.report(Context(), watch=True)
+        report(Context(), watch=True)
     assert caught.value.code == 3
     assert "1 of 8 trials have no result" in str(caught.value)
     assert str(caught.value).endswith(f"inv collect --run={synthetic.RUN_ID} report --run={synthetic.RUN_ID}")
@@ -109,7 +108,7 @@ def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, mo
 def test_another_run_is_compared_with_in_a_figure(project, capsys):
     other = synthetic.record(run_id="earlier")
     synthetic.write_run(project.results_folder / "earlier", other, speeds={"baseline": 0.2, "optimized": 0.2})
-    report.report(Context(), against="earlier")
+    report(Context(), against="earlier")
     page = (project.root / capsys.readouterr().out.splitlines()[-1]).read_text()
     assert "against run earlier" in page
     assert 'id="12_run_comparison"' in page
@@ -119,4 +118,4 @@ def test_a_run_that_is_not_comparable_is_a_usage_error_that_says_why(project):
     other = synthetic.record(run_id="other", profile="gpu")
     synthetic.write_run(project.results_folder / "other", other)
     with pytest.raises(UsageError, match=r"not comparable with other: .*profile"):
-        report.report(Context(), against="other")
+        report(Context(), against="other")

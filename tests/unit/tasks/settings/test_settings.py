@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from bench.records import PROFILES, SUITES
 from tasks.errors import UsageError
-from tasks.settings import load as settings
+from tasks.settings.load import load
 from tasks.settings.sections import BenchSection, FleetSection, Sections, expected
 
 Make = Callable[..., Context]
@@ -21,7 +21,7 @@ Make = Callable[..., Context]
 
 def refusal(context: Context) -> str:
     with pytest.raises(UsageError) as caught:
-        settings.load(context)
+        load(context)
     assert caught.value.code == 2
     message = str(caught.value)
     assert message.isprintable(), "one line, no control characters"
@@ -32,7 +32,7 @@ def test_the_shipped_file_says_every_default_there_is(project: Path, context: Ma
     shipped = yaml.safe_load((project / "invoke.yaml").read_text())
     del shipped["tasks"]
     assert shipped == Sections().model_dump(mode="json")
-    assert settings.load(context()).public() == shipped
+    assert load(context()).public() == shipped
 
 
 def test_every_setting_in_the_shipped_file_has_a_comment(project: Path) -> None:
@@ -44,11 +44,11 @@ def test_every_setting_in_the_shipped_file_has_a_comment(project: Path) -> None:
 
 def test_settings_are_frozen(context: Make) -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        settings.load(context()).fleet.size = 5  # type: ignore[misc]
+        load(context()).fleet.size = 5  # type: ignore[misc]
 
 
 def test_public_settings_survive_json(context: Make) -> None:
-    public = settings.load(context()).public()
+    public = load(context()).public()
     assert json.loads(json.dumps(public)) == public
     assert "root" not in public
 
@@ -60,18 +60,18 @@ def test_suites_and_profiles_are_those_the_bench_knows() -> None:
 
 
 def test_folders_are_relative_to_the_project(project: Path, context: Make) -> None:
-    found = settings.load(context())
+    found = load(context())
     assert (found.root, found.workspace, found.results_folder) == (project, project, project / "results")
 
 
 def test_an_absolute_workspace_stays_as_it_is(project: Path, context: Make) -> None:
     (project / "f.yaml").write_text("fleet: {workspace: /srv/my work}")
-    assert settings.load(context("f.yaml")).workspace == Path("/srv/my work")
+    assert load(context("f.yaml")).workspace == Path("/srv/my work")
 
 
 def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def size() -> int:
-        return settings.load(context("f.yaml" if (project / "f.yaml").exists() else None)).fleet.size
+        return load(context("f.yaml" if (project / "f.yaml").exists() else None)).fleet.size
 
     (project.parent / "etc-invoke.yaml").write_text("fleet: {size: 11, max_attempts: 9}")
     (project / "invoke.yaml").write_text("fleet: {kind: local}")
@@ -86,8 +86,8 @@ def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.Monk
     assert size() == 15
     found = context("f.yaml")
     found.config.fleet = {"size": 16}
-    assert settings.load(found).fleet.size == 16
-    assert settings.load(found).fleet.max_attempts == 9, "a layer changes only what it names"
+    assert load(found).fleet.size == 16
+    assert load(found).fleet.max_attempts == 9, "a layer changes only what it names"
 
 
 def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
         "FLEET_LOCAL_THREADS": "2",
     }.items():
         monkeypatch.setenv(f"INVOKE_{name}", text)
-    found = settings.load(context())
+    found = load(context())
     assert (found.bench.measured_steps, found.bench.learning_rate, found.fleet.lost_after_sec) == (7, 0.001, 5.0)
     assert (found.fleet.workspace, found.bench.deadline_sec, found.fleet.local.threads) == ("/w s", None, 2)
     assert (found.cost.price_usd_per_gpu_hour, found.cost.price_source) == (2.0, "2")
@@ -111,22 +111,22 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
 def test_json_and_yml_files_are_read_like_yaml(project: Path, context: Make) -> None:
     (project / "f.json").write_text('{\n\t"fleet": {"size": 5}}')
     (project / "f.yml").write_text("fleet: {size: 6}")
-    assert [settings.load(context(name)).fleet.size for name in ("f.json", "f.yml")] == [5, 6]
+    assert [load(context(name)).fleet.size for name in ("f.json", "f.yml")] == [5, 6]
 
 
 def test_an_empty_file_changes_nothing(project: Path, context: Make) -> None:
     (project / "f.yaml").write_text("# nothing here yet\n")
-    assert settings.load(context("f.yaml")).fleet.size == 4
+    assert load(context("f.yaml")).fleet.size == 4
 
 
 def test_invokes_own_sections_are_not_ours_to_judge(project: Path, context: Make) -> None:
     (project / "f.yaml").write_text("run: {echo: true, something_new: 1}\ntimeouts: {command: 5}\n")
-    assert settings.load(context("f.yaml")).fleet.size == 4
+    assert load(context("f.yaml")).fleet.size == 4
 
 
 def test_another_projects_section_may_stand_in_the_users_own_file(project: Path, context: Make) -> None:
     (project.parent / "home" / ".invoke.yaml").write_text("sphinx: {target: x}\n")
-    assert settings.load(context()).fleet.size == 4
+    assert load(context()).fleet.size == 4
 
 
 SIZE = "a whole number from 1 to 1024"
@@ -267,7 +267,7 @@ def test_a_mistake_in_the_environment_is_one_line_with_the_variable(
 
 def test_a_variable_of_invoke_itself_is_let_through(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_RUN_ECHO", "1")
-    assert settings.load(context()).fleet.size == 4
+    assert load(context()).fleet.size == 4
 
 
 def test_the_layer_that_set_the_value_is_the_one_named(
@@ -281,7 +281,7 @@ def test_the_layer_that_set_the_value_is_the_one_named(
     monkeypatch.setenv("INVOKE_BENCH_SEED", "z")
     assert refusal(context()).startswith("environment INVOKE_BENCH_SEED: bench.seed: ")
     (project / "f.yaml").write_text("bench: {seed: 5}\n")
-    assert settings.load(context("f.yaml")).bench.seed == 5, "a wrong value that does not count does no harm"
+    assert load(context("f.yaml")).bench.seed == 5, "a wrong value that does not count does no harm"
     program = context("f.yaml")
     program.config.bench = {"seed": "w"}
     assert refusal(program).startswith("set by a program: bench.seed: ")
@@ -365,7 +365,7 @@ def test_a_mistake_in_the_clusters_section_says_what_it_may_hold(
 
 def test_a_yes_or_no_setting_comes_from_the_environment_too(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "true")
-    assert settings.load(context()).cluster.preemptible is True
+    assert load(context()).cluster.preemptible is True
     monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "perhaps")
     words = 'environment INVOKE_CLUSTER_PREEMPTIBLE: cluster.preemptible: expected true or false, found "perhaps"'
     assert refusal(context()) == words

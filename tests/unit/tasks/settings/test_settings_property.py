@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from invoke import Config, Context
 
 from tasks.errors import UsageError
-from tasks.settings import load as settings
+from tasks.settings.load import Settings, load
 from tasks.settings.sections import LEAVES, Sections
 
 ODD = (
@@ -31,12 +31,12 @@ careful = hypothesis_settings(
 )
 
 
-def outcome(project: Path) -> tuple[settings.Settings | str, Config | None]:
+def outcome(project: Path) -> tuple[Settings | str, Config | None]:
     """Our settings or our one line; and Invoke's own reading, None where it ended in an exception."""
     config = Config(project_location=str(project), runtime_path=str(project / "f.yaml"), user_prefix="~/.")
-    found: settings.Settings | str
+    found: Settings | str
     try:
-        found = settings.load(Context(config))
+        found = load(Context(config))
     except UsageError as error:
         found = str(error)
     try:

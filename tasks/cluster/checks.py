@@ -1,0 +1,129 @@
+"""What is checked before a plan changes the cluster: nodes, controllers, rights, and results that would be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from remote.cluster.client import Cluster
+from remote.cluster.errors import Forbidden
+from remote.cluster.kinds import KINDS, POD, Kind
+from remote.cluster.manifests import Image
+from remote.cluster.plan import Action, Plan, Verb, is_training
+from tasks.cluster.nodes import need_of, report, show, too_few
+from tasks.connect.cluster import remember
+from tasks.errors import Refused, TaskFailed, UsageError, cannot_write
+from tasks.fleet.uncollected import Uncollected, discard, others_at_work, uncollected
+from tasks.settings.load import Settings
+
+EXEC = ("get", POD, "exec"), ("create", POD, "exec")  # what `kubectl exec` needs, by WebSocket and by SPDY
+# overlay: (the API group that it needs, whose that is)
+_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
+
+
+def check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: Plan, *, partial: bool) -> None:
+    """Raise TaskFailed where fewer nodes qualify than the plan's pods need, unless `partial`."""
+    starts = [a for a in planned.of(Verb.CREATE, Verb.REPLACE) if a.kind in ("Job", "JobSet") and a.desired]
+    if not starts:
+        return
+    wanted = max(_pods_of(action) for action in starts)
+    try:
+        reports = report(cluster, need_of(settings, image))
+    except Forbidden as error:
+        print(f"the nodes cannot be checked: {error}")
+        return
+    able = sum(one.qualifies for one in reports)
+    if able >= wanted:
+        print(f"nodes: {able} qualify, {wanted} are needed", flush=True)
+        return
+    show(reports)
+    if partial:
+        print(f"nodes: only {able} of {wanted} qualify", flush=True)
+        return
+    raise TaskFailed(f"{too_few(able, wanted, reports)}; or type the same with --partial; nothing was changed")
+
+
+def _pods_of(action: Action) -> int:
+    spec = (action.desired or {}).get("spec", {})
+    if action.kind == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    return int(spec.get("parallelism", 1))
+
+
+def check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> None:
+    """Raise UsageError for an overlay whose controller is missing: without Kueue its Job would simply start."""
+    needed = _CONTROLLERS.get(settings.cluster.overlay)
+    if needed is None or not planned.of(Verb.CREATE, Verb.REPLACE):
+        return
+    group, name = needed
+    if not cluster.knows_group(group):
+        raise UsageError(
+            f"this cluster knows no {name}: its controller is not installed; choose another cluster.overlay "
+            "(job-4gpu does the same without it), or have it installed; nothing was changed"
+        )
+
+
+def check_rights(cluster: Cluster, planned: Plan) -> None:
+    """Raise UsageError for rights that are missing, before anything is half done."""
+    require_rights(cluster, [*((verb, KINDS[kind], "") for verb, kind in planned.permissions), *EXEC])
+
+
+def require_rights(cluster: Cluster, asked: Sequence[tuple[str, Kind, str]]) -> None:
+    """Raise UsageError that names what is missing of the (verb, kind, subresource) in `asked`."""
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        answers = list(pool.map(lambda one: cluster.allowed(*one), asked))
+    missing = [
+        f"{verb} {kind.plural}{'/' + sub if sub else ''}"
+        for (verb, kind, sub), is_allowed in zip(asked, answers, strict=True)
+        if not is_allowed
+    ]
+    if missing:
+        raise UsageError(
+            f"user {cluster.target.user} may not {', '.join(missing)} in namespace {cluster.target.namespace}; "
+            "ask the cluster's administrator for these rights (manifests/base/access.yaml has the role); "
+            "nothing was changed"
+        )
+
+
+def refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, may_lose: bool) -> list[Uncollected]:
+    """The runs whose results are lost with the pods that the plan ends. Raises Refused unless `may_lose`."""
+    if not planned.ends_pods:
+        return []
+    for action in planned.ends_pods:
+        if action.live is not None and is_training(action.live) and not may_lose:
+            raise Refused(
+                f"{action.title} is still training; wait for it (`inv status`), "
+                "or type the same with --discard-results; nothing was changed"
+            )
+    lost = uncollected(settings.results_folder, cluster.target)
+    if lost and not may_lose:
+        more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise Refused(
+            f"{planned.ends_pods[0].title} would end with results in its pods: "
+            f"{'; '.join(one.line for one in lost[:3])}{more}; "
+            "or type the same with --discard-results; nothing was changed"
+        )
+    busy = [] if may_lose else others_at_work(settings, cluster.target)
+    if busy:
+        raise Refused(
+            f"{planned.ends_pods[0].title} would end what runs in its pods: {'; '.join(busy[:3])}; wait for it "
+            "(`inv monitor`), or type the same with --discard-results; nothing was changed"
+        )
+    return lost
+
+
+def print_refusal(settings: Settings, cluster: Cluster, planned: Plan, *, may_lose: bool) -> None:
+    """In a dry run: why the plan itself would be refused."""
+    try:
+        refuse_losing_results(settings, cluster, planned, may_lose=may_lose)
+    except Refused as error:
+        print(f"would be refused: {error}")
+
+
+def write_down(settings: Settings, cluster: Cluster, lost: list[Uncollected]) -> None:
+    """Remember that this cluster was changed last, and which runs were lost by it. Raises UsageError."""
+    try:
+        remember(settings, cluster.target)
+        discard(lost)
+    except OSError as error:
+        raise cannot_write(settings.results_folder, error) from None

@@ -1,0 +1,75 @@
+"""`inv image.archive` and `image.load`: the image as a file, for the other side of an air gap."""
+
+from __future__ import annotations
+
+from invoke.context import Context
+
+from remote.image import engine, vmjob
+from remote.image.vmjob import Outcome
+from remote.jobs.agent import Agent
+from remote.jobs.job import HostBusy
+from tasks.connect.buildvm import build_vm_job, show_cut, show_line
+from tasks.errors import Resumable, UsageError
+from tasks.image import profiles
+from tasks.image.build import client
+from tasks.settings.load import Settings, load
+
+
+def save_archive(context: Context, path: str) -> None:
+    outcome = _archive_job(context, "archive", path, f"inv image.archive {path}")
+    facts = outcome.facts
+    how = "was there" if facts["compressor"] is None else f"by {facts['compressor']}, {outcome.wall_time_sec:.1f} s"
+    print(
+        f"{facts['path']} {facts['size_bytes'] / 1e9:.3f} GB, {how}; check it anywhere: sha256sum --check FILE.sha256"
+    )
+
+
+def load_archive(context: Context, path: str) -> None:
+    outcome = _archive_job(context, "load", path, f"inv image.load {path}")
+    print(f"{outcome.facts['path']} is loaded: {outcome.facts['image_id']}")
+
+
+def _archive_job(context: Context, action: str, path: str, again: str) -> Outcome:
+    settings = load(context)
+    if not path.startswith("/"):
+        raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
+    how = client(settings)
+    document = {
+        "docker": [how.program],
+        "environment": how.environment,
+        "image": profiles.image_name(settings),
+        "action": action,
+        "path": path,
+    }
+    with build_vm_job(settings, again) as host:
+        agent = vmjob.agent_on(host)
+        job = vmjob.running(agent)
+        if job is None:
+            if action == "archive":
+                _check_room(settings, agent, path)
+            job = vmjob.new(agent, "archive", action)
+            try:
+                vmjob.start(job, document, deadline_sec=settings.image.deadline_sec)
+            except HostBusy as busy:
+                raise Resumable(f"{busy}; when that has ended, `{again}`") from None
+        elif f"archive-{action}-" not in job.folder:
+            raise Resumable(f"{host.name}: busy with {job.folder}; when that has ended, `{again}`")
+        return vmjob.follow(job, show_line, show_cut)
+
+
+def _check_room(settings: Settings, agent: Agent, path: str) -> None:
+    """`docker save` unpacks the whole image beside the engine's data before its first byte comes out."""
+    facts = engine.observe(agent.host, client(settings))
+    found = engine.inspect(agent.host, client(settings), profiles.image_name(settings))
+    if found is None:
+        raise UsageError(f"{profiles.image_name(settings)}: not on the VM; `inv build` makes it")
+    seen = engine.look(agent.host, (path, facts.data_root))
+    unpack = seen.docker_tmpdir or facts.data_root
+    seen = engine.look(agent.host, (path, unpack))
+    for place, what in ((seen.place(unpack), "docker save unpacks the image there"), (seen.place(path), "the archive")):
+        if place.free_bytes < found["Size"]:
+            raise UsageError(
+                f"{place.path}: {place.free_bytes / 1e9:.1f} GB free, and {found['Size'] / 1e9:.1f} GB may be "
+                f"needed: {what}; "
+                + ("set DOCKER_TMPDIR for the engine to a larger disk" if place.path == unpack else "name a larger one")
+            )

@@ -1,0 +1,79 @@
+"""`inv image.size`: the image's layers, and what a push, a pull and a node need for it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+
+from invoke.context import Context
+
+from remote.image import engine
+from remote.image import sdk as images
+from remote.image.context import bench_files
+from remote.image.sdk import Layer
+from tasks.cli.flags import number
+from tasks.connect.buildvm import build_vm
+from tasks.image import profiles
+from tasks.image.build import client
+from tasks.settings.load import Settings, load
+
+# Until it was pushed, unknown: what packages were seen to compress to, and weights, which hardly do.
+STACK_RATIO, WEIGHTS_RATIO = 0.6, 0.95
+
+
+def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
+    settings = load(context)
+    bandwidth = number("image.size: --mbps", mbps, "a number above 0", lambda given: given > 0)
+    room = number("image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda given: given > 0)
+    name = profiles.image_name(settings)
+    with build_vm(settings, "inv image.size") as host:
+        facts = engine.observe(host, client(settings))
+        with images.connected(host, client(settings), facts) as sdk:
+            found = images.layers(sdk.images.get(name))
+    for layer in found:
+        print(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}")
+    total = sum(layer.size for layer in found)
+    kinds = {
+        kind: sum(layer.size for layer in found if layer.kind == kind)
+        for kind in ("weights", "stack", "system", "code")
+    }
+    print(
+        f"{total / 1e6:12.2f} MB  in all: " + ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in kinds.items())
+    )
+    compressed, how = _compressed(settings, found)
+    print(
+        f"an edit of bench pushes {_edit_bytes(settings) / 1e6:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({how})"
+    )
+    pull_sec = compressed * 8 / (bandwidth * 1e6)
+    print(f"a node with {bandwidth:g} Mb/s pulls it in {_duration(pull_sec)}, unpacking not counted")
+    # A node keeps what it pulled beside what it unpacked.
+    needed = (total + compressed) / 1e9
+    fits = "fits" if needed <= room else "does not fit: grow the nodes' boot volume"
+    print(f"a node needs {needed:.1f} GB for it; of {room:g} GB allocatable that {fits}")
+
+
+def _compressed(settings: Settings, found: list[Layer]) -> tuple[float, str]:
+    """Bytes of the image in a registry: as it said itself after a push of this very size, or an estimate."""
+    try:
+        pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
+        if pushed["size_bytes"] == sum(layer.size for layer in found):
+            return float(pushed["compressed_bytes"]), "as pushed"
+    except (OSError, ValueError, KeyError):
+        pass  # never pushed from here: an estimate it is
+    parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else STACK_RATIO)) for layer in found)
+    return sum(parts), f"estimated: {STACK_RATIO:g} of packages, {WEIGHTS_RATIO:g} of weights"
+
+
+def _edit_bytes(settings: Settings) -> int:
+    """What the layer of bench takes compressed: all of it is pushed again when one line of it changes."""
+    content = io.BytesIO()
+    with gzip.GzipFile(fileobj=content, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        for path in bench_files(settings.root):
+            tar.add(path, arcname=f"opt/qlora-fleet/{path.relative_to(settings.root)}")
+    return len(content.getvalue())
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

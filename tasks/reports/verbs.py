@@ -1,0 +1,49 @@
+"""The reports' verbs: signatures and help. `inv --list` reads this file, so the work is imported when a verb runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from invoke.context import Context
+from invoke.tasks import task
+
+
+@task(
+    help={
+        "run": "the run's id (default: the newest run)",
+        "watch": "renew the report as results arrive, until every planned trial has one",
+        "against": "a run's id to compare this one with, in a figure",
+    }
+)
+def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
+    """Write a run's report: page, Markdown, CSV, JSON and figures."""
+    from tasks.reports.report import write_report
+
+    write_report(context, run, watch=watch, against=against)
+
+
+@task(
+    positional=["first", "second"],
+    iterable=["also", "allow"],
+    help={
+        "first": "the run that the others are compared with",
+        "second": "the run to compare",
+        "also": "one more run to compare with the first; may be given again",
+        "allow": "what may differ (gpu, driver, lock, weights, profile, ...), or unknown; may be given again",
+        "tolerance": "percent that a configuration may be slower without failing",
+        "out": "where to write compare.json (default: the last run's report folder)",
+    },
+)
+def compare(
+    context: Context,
+    first: str,
+    second: str,
+    also: Sequence[str] | None = None,  # any other default would be a type to Invoke: tuple("gpu") is g, p, u
+    allow: Sequence[str] | None = None,
+    tolerance: str = "1",
+    out: str | None = None,
+) -> None:
+    """Say what became faster or slower between runs."""
+    from tasks.reports.compare import compare_runs
+
+    compare_runs(context, (first, second, *(also or ())), allow=allow or (), tolerance=tolerance, out=out)
