@@ -1,6 +1,6 @@
-"""The pull secret: a registry's login as Kubernetes keeps it, made in memory and sent on standard input.
+"""The pull secret: a registry's login in Kubernetes' form, made in memory and sent on standard input.
 
-Server-side apply leaves no copy of it in an annotation, as client-side apply would.
+Server-side apply leaves no copy of it in an annotation; client-side apply would.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from remote.hosts.command import Secret
 def pull_secret(
     *, name: str, namespace: str, registry: str, user: str, password: Secret
 ) -> tuple[dict[str, Any], tuple[Secret, ...]]:
-    """(the Secret object, everything in it that must never be shown: the password in all its encodings)."""
+    """(the Secret object, every encoding of the password in it, none of which may be shown)."""
     auth = base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
     login = {"username": user, "password": password.reveal(), "auth": auth}
     config = base64.b64encode(json.dumps({"auths": {registry: login}}).encode()).decode()

@@ -1,4 +1,8 @@
-"""Kubernetes quantities ("4", "500m", "24Gi") as numbers, so that "1" and "1000m" are the same."""
+"""Kubernetes quantities ("4", "500m", "24Gi") as numbers, so that "1" and "1000m" are the same.
+
+Not `kubernetes.utils.parse_quantity`: it takes "NaN", "1_000" and " 5 ", and its import costs 0.2 s in every verb that
+reads settings.
+"""
 
 from __future__ import annotations
 

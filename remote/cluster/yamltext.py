@@ -1,4 +1,4 @@
-"""Objects as YAML that kubectl and kustomize read as what they are."""
+"""Objects as YAML whose texts stay texts to kubectl and kustomize."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class _Quoting(yaml.SafeDumper):
-    """Every text in quotes: PyYAML leaves 12e34567 bare, which is text to it and a number to Go's readers."""
+    """Every text in quotes: PyYAML writes 12e34567 without, which Go's readers take for a number."""
 
 
 def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -20,5 +20,5 @@ _Quoting.add_representer(str, _quoted)
 
 
 def documents(objects: Iterable[Any]) -> str:
-    """One YAML document for each object. Texts stay texts, whatever they look like."""
+    """One YAML document for each object."""
     return yaml.dump_all(objects, Dumper=_Quoting, sort_keys=False)

@@ -1,17 +1,14 @@
-"""Many hosts, one queue of trials, and nothing lost: hand out, follow, retry what is transient, requeue, settle.
+"""Many hosts, one queue of trials: hand out, follow, retry what is transient, requeue, settle.
 
-One thread per host (`remote.fleet.worker`) takes the next trial that host may run, starts it as a detached job and
-follows it. No state exists here alone: every decision is in the ledger before it is acted on, every job can be found
-again by its folder, and a result counts once it lies verified in the run's own folder. So the operator may be killed at
-any moment; a new Fleet over the same ledger picks up what runs, what has ended meanwhile, and what never started.
+Every decision is in the ledger before it is acted on, every job can be found again by its folder, and a result counts
+once it lies verified in the run's own folder. So the operator may be killed at any moment; a new Fleet over the same
+ledger picks up what runs, what has ended meanwhile, and what never started.
 
-A trial whose host is lost goes to another one (unless pinned to it), and the lost host is asked now and then
-(`remote.fleet.patience`). When it comes back with the trial still running or done, the first complete result wins and
-the other copy is cancelled. Where the workers share a volume, a result that a dead one left there counts, and its trial
-is not run again.
+A trial whose host is lost goes to another one (unless pinned to it). When the lost host comes back with the trial still
+running or done, the first complete result wins and the other copy is cancelled. Where the workers share a volume, a
+result that a dead one left there counts, and its trial is not run again.
 
-Two operators may drive the same hosts: a host's slot lets in one trial at a time, and a run that finds it taken waits
-for its turn, trial by trial.
+Two operators may use the same hosts: a host's slot lets in one trial at a time, and a run that finds it taken waits.
 """
 
 from __future__ import annotations
@@ -85,7 +82,7 @@ class Fleet:
                 self._take_stock(planned[trial_id], limits.max_attempts)
 
     def _take_stock(self, planned: PlannedTrial, max_attempts: int) -> None:
-        """What becomes of an open trial: its host is asked about an earlier attempt, or it is queued, or given up."""
+        """Give an open trial to the worker that has an earlier attempt, queue it, or end it as LOST."""
         trial_id, entry = planned.trial_id, self.ledger.entries[planned.trial_id]
         live = [attempt for attempt in entry.attempts if attempt.reason is None]
         spent = max(len(entry.attempts) - len(live), entry.spent)
@@ -129,7 +126,7 @@ class Fleet:
                 self._end(trial, End.CANCELLED, "cancelled before it started")
             else:
                 self._end(trial, End.LOST, "no worker is left that may run it")
-        shutil.rmtree(self._incoming, ignore_errors=True)  # what attempts left that came to nothing
+        shutil.rmtree(self._incoming, ignore_errors=True)  # left by attempts without a result
 
     def _end(self, trial: OpenTrial, end: End, reason: str) -> None:
         """End a trial that no worker has, with its last attempt if there was one."""

@@ -60,7 +60,7 @@ class FleetState:
 
 
 class Worker:
-    """A host, by its agent. `earlier`: attempts on it of which it is not known now what became of them."""
+    """A host, by its agent. `earlier`: attempts on it whose state is not known now."""
 
     def __init__(self, agent: Agent, fleet: FleetState) -> None:
         self.agent, self.name = agent, agent.host.name
