@@ -13,7 +13,8 @@ from bench.commands.trial_flags import changed
 from bench.data.chats import read_data
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
-from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
+from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
+from bench.records.training_data import TrainingData
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,6 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     _input_arguments(inspect)
     inspect.add_argument("--profile", choices=sorted(SCALES), help="and is there the GPU that this profile needs?")
     inspect.set_defaults(act=_inspect)
+
+    data = commands.add_parser(
+        "data",
+        help="what a training would train on: examples, targets, lengths, findings; one JSON line",
+        description="Read data files as a training does: which tokens are targets, what is cut, dropped or held out. "
+        "Exit code 2 with one line where a file cannot be used.",
+    )
+    data.add_argument("--model", required=True, metavar="DIR", help="model folder, for its tokenizer and chat template")
+    data.add_argument("--spec", type=Path, required=True, metavar="FILE", help="files and settings; - reads JSON here")
+    data.add_argument("--row-tokens", type=int, default=0, metavar="N", help="of a packed row; default: max_seq_len")
+    data.add_argument("--cache", type=Path, metavar="DIR", help="where examples are kept for the next time")
+    data.set_defaults(act=_data)
 
     survey = commands.add_parser(
         "survey",
@@ -253,6 +266,30 @@ def _survey(arguments: argparse.Namespace) -> int:
         text = sys.stdin.read() if where == "-" else _text(arguments.trials)
         trials = () if text.strip() == "[]" else read_trials(text, where)
     print(json.dumps(survey(arguments.model, arguments.data, trials), ensure_ascii=False))
+    return 0
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from bench.train.check import report
+    from bench.train.tokenizer import load_tokenizer
+
+    where = str(arguments.spec)
+    try:
+        document = json.loads(sys.stdin.read() if where == "-" else _text(arguments.spec))
+        spec = schema.from_json(TrainingData, document, where)
+    except (ValueError, RecursionError) as error:
+        message = str(error) if isinstance(error, schema.SchemaError | TrialError) else "not JSON"
+        raise TrialError(message if message.startswith(where) else f"{where}: {message}") from None
+    if arguments.row_tokens and arguments.row_tokens < spec.max_seq_len:
+        raise TrialError(f"--row-tokens: {arguments.row_tokens} is less than max_seq_len, {spec.max_seq_len}")
+    found = report(
+        spec,
+        Path(arguments.model),
+        load_tokenizer(Path(arguments.model)),
+        row_tokens=arguments.row_tokens or spec.max_seq_len,
+        keep_in=arguments.cache,
+    )
+    print(json.dumps(schema.to_json(found), ensure_ascii=False))
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Fine-tuning: from data files to what each step trains on."""

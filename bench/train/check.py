@@ -1,0 +1,81 @@
+"""What a training would train on, as a report: counts, lengths, findings, and examples whose targets can be seen."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from bench.data.model_folder import check_model
+from bench.records.training_data import DataReport, Part, Shown, TrainingData
+from bench.train import cache, dataset
+from bench.train.dataset import Dataset
+from bench.train.examples import Example
+from bench.train.order import packed
+
+SHOWN = 3
+BINS = 24
+
+
+def examples_of(spec: TrainingData, model: Path, tokenizer: Any, keep_in: Path | None) -> tuple[Dataset, bool]:
+    """The examples, and whether they were in the cache. Raises InputError, and OSError where they cannot be kept."""
+    files, held_out = dataset.read(spec)
+    every = [*files, held_out] if held_out is not None else files
+    key = dataset.key_of(spec, every, check_model(model).sha256)
+    if keep_in is not None and (kept := cache.load(keep_in, key)) is not None:
+        return kept, True
+    made = dataset.make(spec, files, held_out, tokenizer)
+    if keep_in is not None:
+        cache.keep(keep_in, key, made)
+    return made, False
+
+
+def report(spec: TrainingData, model: Path, tokenizer: Any, *, row_tokens: int, keep_in: Path | None) -> DataReport:
+    """Raises as `examples_of`."""
+    began = time.monotonic()
+    made, was_cached = examples_of(spec, model, tokenizer, keep_in)
+    lengths = [len(example.ids) for example in made.training]
+    edges = [spec.max_seq_len * (place + 1) // BINS for place in range(BINS)]
+    counts = [0] * BINS
+    for length in lengths:
+        counts[min(BINS - 1, (length - 1) * BINS // spec.max_seq_len)] += 1
+    return DataReport(
+        files=made.files,
+        examples=len(made.training),
+        validation_examples=len(made.validation),
+        tokens=sum(lengths),
+        targets=sum(example.targets.count(1) for example in made.training),
+        longest=max(lengths),
+        median_length=float(statistics.median(lengths)),
+        rows=len(packed(lengths, range(len(lengths)), row_tokens)),
+        lengths=counts,
+        length_edges=edges,
+        left_out=made.left_out,
+        findings=made.findings,
+        shown=[shown(example, tokenizer) for example in made.training[:SHOWN]],
+        was_cached=was_cached,
+        seconds=time.monotonic() - began,
+    )
+
+
+def shown(example: Example, tokenizer: Any) -> Shown:
+    """An example's text, in parts that are trained on and parts that are not."""
+    return Shown(
+        place=f"{example.file}: line {example.line}",
+        tokens=len(example.ids),
+        targets=example.targets.count(1),
+        parts=list(_parts(example, tokenizer)),
+    )
+
+
+def _parts(example: Example, tokenizer: Any) -> Iterator[Part]:
+    start = 0
+    for is_target, group in groupby(example.targets):
+        end = start + len(list(group))
+        ids = example.ids[start:end].tolist()
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        yield Part(text=text, is_target=bool(is_target))
+        start = end

@@ -1,0 +1,122 @@
+"""All data files of a training to its examples, training and validation apart, with everything that was found.
+
+Lines of the validation file, or lines held out by their digest, are never trained on: a training line with the same
+turns is removed and counted. What depends on nothing but the files, the tokenizer and the settings is kept in a cache
+below the digest of all three (`bench.train.cache`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.records import schema
+from bench.records.training_data import FileFacts, Finding, TrainingData
+from bench.train import order, rows
+from bench.train.examples import LEFT_OUT, Example, Examples, Findings
+from bench.train.rows import Conversation, DataFile
+
+REMOVED = "stands in the validation data too: not trained on"
+REPEATED = "repeats another line of the data"
+VERSION = 1  # of what the same data and settings become; part of the cache's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Conversations to train on, each with how often it stands in an epoch, and conversations held out."""
+
+    training: list[tuple[Conversation, int]]
+    validation: list[Conversation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Examples in the order of files and lines. `left_out` counts conversations that gave none."""
+
+    files: list[FileFacts]
+    training: Sequence[Example]
+    validation: Sequence[Example]
+    findings: list[Finding]
+    left_out: int
+
+
+def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
+    """The data files, and the validation file if there is one. Raises InputError."""
+    files = [rows.read(Path(path)) for path in spec.files]
+    return files, rows.read(Path(spec.validation_file)) if spec.validation_file is not None else None
+
+
+def key_of(spec: TrainingData, files: Sequence[DataFile], tokenizer_sha256: str) -> str:
+    """The digest of everything that decides what the examples are."""
+    parts = [VERSION, schema.to_json(spec), [file.sha256 for file in files], tokenizer_sha256]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: Findings) -> Split:
+    """Which conversations train and which are held out; decided by digests, so that adding lines moves none."""
+    validation = list(held_out.conversations) if held_out is not None else []
+    training: list[tuple[Conversation, int]] = []
+    removed = {one.digest for one in validation}
+    seen: set[bytes] = set()
+    for file, weight in zip(files, spec.weights, strict=True):
+        for one in file.conversations:
+            if one.digest in removed:
+                findings.note(REMOVED, one)
+                continue
+            if one.digest in seen:
+                findings.note(REPEATED, one)
+            if held_out is None and order.is_validation(one.digest, spec.validation_share):
+                if one.digest not in seen:  # measured once, however often it stands in the data
+                    validation.append(one)
+            elif times := order.times_of(one.digest, weight):
+                training.append((one, times))
+            seen.add(one.digest)
+    return Split(training=training, validation=validation)
+
+
+def make(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any) -> Dataset:
+    """Raises InputError where nothing is left to train on, or to validate with where that was asked for."""
+    maker = Examples(tokenizer, max_seq_len=spec.max_seq_len, labels=spec.labels, too_long=spec.too_long)
+    findings = maker.findings
+    parts = split(spec, files, held_out, findings)
+    times = {(one.file, one.line): count for one, count in parts.training}
+    training = [
+        replace(example, copy=copy)
+        for example in maker.of(one for one, _ in parts.training)
+        for copy in range(times[example.file, example.line])
+    ]
+    validation = list(maker.of(parts.validation))
+    left_out = sum(findings.counts[what] for what in LEFT_OUT)
+    if not training:
+        first = next(iter(findings.places.items()), None)
+        why = f": {first[1][0]}: {first[0]}" if first else ""
+        raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
+    if not validation and (spec.validation_share or held_out is not None):
+        raise InputError(
+            f"{spec.validation_file or spec.files[0]}: no example is held out for validation; "
+            "raise train.validation, or name a file of its own"
+        )
+    every = (*files, held_out) if held_out is not None else files
+    return Dataset(
+        files=[_facts(file, weight) for file, weight in zip(every, chain(spec.weights, [1.0]), strict=False)],
+        training=training,
+        validation=validation,
+        findings=[
+            Finding(what=what, count=count, places=findings.places[what])
+            for what, count in sorted(findings.counts.items())
+        ],
+        left_out=left_out,
+    )
+
+
+def _facts(file: DataFile, weight: float) -> FileFacts:
+    return FileFacts(
+        path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=len(file.conversations),
+        weight=weight,
+    )  # fmt: skip

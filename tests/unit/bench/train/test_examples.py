@@ -1,0 +1,146 @@
+"""The targets are the answers and the token that ends each of them, as the template writes them, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.data.inputs import InputError
+from bench.train import examples
+from bench.train.examples import Example, Examples
+from bench.train.rows import Conversation
+
+Turns = Sequence[tuple[str, str]]
+TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
+WITH_SYSTEM = (("system", "be good"), *TWO)
+
+
+def conversation(turns: Turns) -> Conversation:
+    return Conversation(
+        file="d.jsonl", line=1, turns=tuple(turns), digest=hashlib.sha256(repr(turns).encode()).digest()
+    )
+
+
+def made(tokenizer: Any, turns: Turns, **options: Any) -> tuple[list[Example], examples.Findings]:
+    maker = Examples(tokenizer, **{"max_seq_len": 4096} | options)
+    return list(maker.of([conversation(turns)])), maker.findings
+
+
+def targets(tokenizer: Any, example: Example) -> str:
+    """The text of the targets alone."""
+    kept = [token for token, target in zip(example.ids, example.targets, strict=True) if target]
+    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def test_the_targets_are_the_answers_and_what_ends_them(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("chatml")
+    (example,), findings = made(tokenizer, WITH_SYSTEM)
+    assert targets(tokenizer, example) == "A.<|im_end|>B.<|im_end|>"
+    assert len(example.targets) == len(example.ids)
+    assert not findings.counts
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<[|"), min_size=1, max_size=20).filter(str.strip)
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.none() | texts)
+def test_whatever_the_turns_say(
+    tokenizer_of: Callable[..., Any], pairs: list[tuple[str, str]], system: str | None
+) -> None:
+    tokenizer = tokenizer_of("chatml")
+    turns = [turn for asked, answered in pairs for turn in (("user", asked), ("assistant", answered))]
+    (example,), _ = made(tokenizer, [*([("system", system)] if system else []), *turns])
+    assert targets(tokenizer, example) == "".join(f"{answered}<|im_end|>" for _, answered in pairs)
+
+
+def test_with_all_labels_every_token_but_the_first_is_a_target(tokenizer_of: Callable[..., Any]) -> None:
+    (example,), _ = made(tokenizer_of("chatml"), TWO, labels="all")
+    assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
+
+
+def test_a_template_that_changes_earlier_turns_gives_an_example_for_each_answer(
+    tokenizer_of: Callable[..., Any],
+) -> None:
+    tokenizer = tokenizer_of("mistral")
+    (whole,), findings = made(tokenizer, TWO)
+    assert (targets(tokenizer, whole), findings.counts) == (" A.</s> B.</s>", {})
+    both, findings = made(tokenizer, WITH_SYSTEM)
+    assert [targets(tokenizer, one) for one in both] == [" A.</s>", " B.</s>"]
+    assert findings.counts == {examples.ANSWER_BY_ANSWER: 1}
+    for example, turns in zip(both, (WITH_SYSTEM[:3], WITH_SYSTEM), strict=True):
+        given_at_inference = tokenizer.apply_chat_template(conversation(turns[:-1]).messages, tokenize=False)
+        assert tokenizer.decode(example.ids).startswith(given_at_inference)
+
+
+def test_an_answer_that_nothing_ends_is_ended(tokenizer_of: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="turn 2: the model's chat template writes another text before the answer"):
+        made(tokenizer_of(examples_without_prompt()), TWO)
+    prompted = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:{% else %} {{ m.content }}"
+    prompted += "{% endif %}{% endfor %}"
+    tokenizer = tokenizer_of(prompted)
+    (example,), findings = made(tokenizer, TWO[:2])
+    assert targets(tokenizer, example) == " A.</s>"
+    assert findings.counts == {examples.END_ADDED: 1}
+
+
+def examples_without_prompt() -> str:
+    """A template that begins every text with how many turns it has."""
+    return "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_an_end_that_is_not_the_tokenizers_is_noticed(tokenizer_of: Callable[..., Any]) -> None:
+    (_,), findings = made(tokenizer_of("chatml", end="</s>"), TWO)
+    assert findings.counts == {examples.OTHER_END: 1}
+
+
+def test_a_doubled_start_is_noticed(tokenizer_of: Callable[..., Any]) -> None:
+    (_,), findings = made(
+        tokenizer_of(
+            "<s><s>" + "{{ messages[0].content }}{% if messages | length > 1 %}{{ messages[1].content }}</s>{% endif %}"
+        ),
+        TWO[:2],
+    )
+    assert findings.counts == {examples.DOUBLED_START: 1}
+
+
+def test_without_an_answer_there_is_nothing_to_train_on(tokenizer_of: Callable[..., Any]) -> None:
+    for turns in ((("user", "a?"),), (("user", "a?"), ("assistant", " \n"))):
+        none, findings = made(tokenizer_of("chatml"), turns)
+        assert (none, findings.counts) == ([], {examples.WITHOUT_TARGET: 1})
+    assert findings.places == {examples.WITHOUT_TARGET: ["d.jsonl: line 1"]}
+
+
+@pytest.mark.parametrize("template", ["chatml", "mistral"])
+def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of(template)
+    turns = [*TWO, ("user", "c?"), ("assistant", "C" * 100)]
+    whole = len(made(tokenizer, turns)[0][0].ids)
+    two = len(made(tokenizer, TWO)[0][0].ids)
+    for most in (two, two + 5, whole - 1):
+        (example,), findings = made(tokenizer, turns, max_seq_len=most, too_long="cut")
+        assert example.ids == made(tokenizer, TWO)[0][0].ids
+        assert findings.counts == {examples.CUT: 1}
+    assert made(tokenizer, turns, max_seq_len=whole, too_long="cut")[1].counts == {}
+
+
+def test_what_does_not_fit_is_dropped_and_named(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("chatml")
+    assert made(tokenizer, TWO, max_seq_len=20)[1].counts == {examples.TOO_LONG_DROPPED: 1}
+    none, findings = made(tokenizer, TWO, max_seq_len=20, too_long="cut")
+    assert (none, findings.counts) == ([], {examples.FIRST_ANSWER_TOO_LONG: 1})
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("{{ raise_exception('no system') }}", "chat template refuses it"), ("{{ '' }}", "renders nothing")],
+)
+def test_a_template_that_cannot_be_used_is_refused(
+    template: str, message: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    with pytest.raises(InputError, match=message):
+        made(tokenizer_of(template), TWO)
