@@ -44,12 +44,12 @@ def span(low: float | None, high: float | None, places: int) -> str:
     return "" if low is None or high is None else f"({number(low, places)} to {number(high, places)})"
 
 
-def estimate(of: HasInterval | None, suffix: str = "") -> str:
-    """`0.153 (0.150 to 0.157)`, all three rounded alike; `suffix` (a unit) follows the value."""
+def estimate(of: HasInterval | None, suffix: str = "", *, prefix: str = "") -> str:
+    """`0.153 (0.150 to 0.157)`, all three rounded alike; `suffix` (a unit) follows the value, `prefix` leads it."""
     if of is None:
         return UNKNOWN
     places = decimals(of.value)
-    return f"{number(of.value, places)}{suffix} {span(of.low, of.high, places)}".rstrip()
+    return f"{prefix}{number(of.value, places)}{suffix} {span(of.low, of.high, places)}".rstrip()
 
 
 def ratio(of: HasInterval | None) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-
 from bench.records.result import End
 from reports import text
 from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published
 from reports.read.published import Factor
 from reports.read.run import Run
@@ -36,18 +32,7 @@ _FACTORS = {
 _WORDS = {True: "on", False: "off", "paged_adamw_8bit": "paged 8-bit AdamW", "adamw_torch": "AdamW", "pad": "padd"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Each factor's name, and its effect on useful tokens and on samples per second, as ratios to the centre's."""
-
-    over: Head
-    centre: str
-    names: tuple[str, ...]
-    panels: tuple[Panel, ...]
-    has_published: bool
-
-
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
     centre = next((row for row in summary.rows if row.label == CENTRE), None)
     if centre is None or centre.measured is None:
         return None
@@ -83,7 +68,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
         ]
     )
     shown = any(one is not None for one in factors)
-    return Data(
+    return RowFigure(
         over=head(
             summary,
             _title(found, panels[1]),
@@ -91,10 +76,11 @@ def gather(summary: Summary, run: Run) -> Data | None:
             rows.interval_words([row for row, *_ in found]),
             f"{PUBLISHED} {beside.source}" if beside is not None and shown else "",
         ),
-        centre=CENTRE,
-        names=tuple(words for *_, words in found),
-        panels=panels,
-        has_published=shown,
+        groups=(Group(names=tuple(words for *_, words in found), panels=panels),),
+        caption=(
+            f"Each row changes one thing about {CENTRE}: right of the dashed line is faster, left is slower, "
+            "grey dots are effects that could not be told from none."
+        ),
     )
 
 
@@ -140,30 +126,10 @@ def _title(found: list[tuple[ConfigurationRow, str, object, str]], panel: Panel)
     return f"What helps {CENTRE} most on its own: {words}, {text.number(value, 2)}x the useful tokens per second"
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    drawing = board(data.over, sheet, marks.panels_height_in(len(data.names), len(data.panels), sheet))
-    marks.draw_panels(drawing, data.names, data.panels)
-    return drawing.figure
-
-
-def caption(data: Data) -> str:
-    return (
-        f"Each row changes one thing about {data.centre}: right of the dashed line is faster, left is slower, "
-        "grey dots are effects that could not be told from none."
-    )
-
-
-def alt(data: Data) -> str:
-    return rows.alt(data.names, data.panels)
-
-
 DIAGNOSTIC = Chart(
     name="06_diagnostic_analysis",
     title="Diagnostic: one factor at a time",
     needs="the optimized configuration and others that differ from it in one factor",
     command="inv bench --full",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

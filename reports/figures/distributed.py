@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-
 from bench.records.result import End
 from reports import text
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing import rows
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
 from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE, PUBLISHED
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published, readings
 from reports.read.published import Published
 from reports.read.readings import Reading
@@ -23,19 +19,7 @@ from reports.statistics.values import Measured
 from reports.summary.summary import Summary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Rows by number of ranks with their rates and communication, and rows of efficiencies, ours and published."""
-
-    over: Head
-    ranks: tuple[str, ...]
-    panels: tuple[Panel, ...]
-    efficiencies: tuple[str, ...]
-    efficiency: Panel | None
-    has_published: bool
-
-
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
     rates = _by_ranks(run, "global_samples_per_sec")
     if not rates:
         return None
@@ -56,7 +40,8 @@ def gather(summary: Summary, run: Run) -> Data | None:
                 at=0.0,
             )
         )
-    return Data(
+    both = " Hollow diamonds are the two published records; they contradict each other." if beside is not None else ""
+    return RowFigure(
         over=head(
             summary,
             _title(rates, steps, silent),
@@ -64,18 +49,25 @@ def gather(summary: Summary, run: Run) -> Data | None:
             "95 % intervals",
             f"{PUBLISHED} {beside.source}: two records that do not agree" if beside is not None else "",
         ),
-        ranks=tuple(text.count(one, "rank") for one in rates),
-        panels=tuple(panels),
-        efficiencies=tuple(name for name, _ in found),
-        efficiency=Panel(
-            title="Percent of linear scaling (dashed: 100 %)",
-            marks=tuple(mark for _, mark in found),
-            kind="dots",
-            at=100.0,
-        )
-        if found
-        else None,
-        has_published=beside is not None,
+        groups=(
+            Group(names=tuple(text.count(one, "rank") for one in rates), panels=tuple(panels)),
+            Group(
+                names=tuple(name for name, _ in found),
+                panels=(
+                    Panel(
+                        title="Percent of linear scaling (dashed: 100 %)",
+                        marks=tuple(mark for _, mark in found),
+                        kind="dots",
+                        at=100.0,
+                    ),
+                ),
+            ),
+        ),
+        caption=(
+            "Samples of all ranks together: bars that reach the upright line scale linearly; an interval that holds "
+            "100 % (or 0 % communication) says that what talking costs could not be told from nothing. The bound is "
+            f"its cost if none of it were hidden.{both}"
+        ),
     )
 
 
@@ -99,15 +91,7 @@ def _rates(rates: dict[int, Reading]) -> list[Mark]:
     fewest, first = next(iter(rates.items()))
     linear = {ranks: (first.value or 0.0) * ranks / fewest for ranks in rates}
     return [
-        Mark(
-            value=one.value,
-            words=one.words(""),
-            low=one.low,
-            high=one.high,
-            tone=OTHER_TONE,
-            limit=None if ranks == fewest else linear[ranks],
-        )
-        for ranks, one in rates.items()
+        rows.reading_mark(one, "", limit=None if ranks == fewest else linear[ranks]) for ranks, one in rates.items()
     ]
 
 
@@ -166,37 +150,10 @@ def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[i
     return said.replace("1 rank process ", "1 rank processes ")
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    first = marks.panels_height_in(len(data.ranks), len(data.panels), sheet)
-    second = marks.panels_height_in(len(data.efficiencies), 1, sheet) if data.efficiency else 0.0
-    drawing = board(data.over, sheet, first + second)
-    marks.draw_panels(drawing, data.ranks, data.panels, aligned_with=data.efficiencies)
-    if data.efficiency:
-        marks.draw_panels(drawing, data.efficiencies, [data.efficiency], top_in=first, aligned_with=data.ranks)
-    return drawing.figure
-
-
-def caption(data: Data) -> str:
-    both = " Hollow diamonds are the two published records; they contradict each other." if data.has_published else ""
-    return (
-        "Samples of all ranks together: bars that reach the upright line scale linearly; an interval that holds 100 % "
-        "(or 0 % communication) says that what talking costs could not be told from nothing. The bound is its cost if "
-        f"none of it were hidden.{both}"
-    )
-
-
-def alt(data: Data) -> str:
-    more = f" {rows.alt(data.efficiencies, [data.efficiency])}" if data.efficiency else ""
-    return f"{rows.alt(data.ranks, data.panels)}{more}"
-
-
 DISTRIBUTED = Chart(
     name="11_distributed_dashboard",
     title="Distributed training",
     needs="a trial of suite distributed on several GPUs",
     command="inv bench --suite=distributed",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-
 from reports import text
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing import rows
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published
 from reports.read.run import Run
 from reports.summary import sentences
 from reports.summary.summary import ConfigurationRow, Summary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Names, best first, and the panels over them."""
-
-    over: Head
-    names: tuple[str, ...]
-    panels: tuple[Panel, ...]
-    baseline: str | None
-    source: str | None
-
-
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
     drawn = sorted(rows.drawn(summary), key=lambda row: -row.useful_rate)
     if not drawn:
         return None
@@ -56,30 +41,16 @@ def gather(summary: Summary, run: Run) -> Data | None:
         title = f"Peak {'GPU' if vram else 'process'} memory, GB"
         panels.append(Panel(title=title, marks=tuple(_memory(row) for row in drawn)))
     shown = any(row.label in like for row in drawn)
-    source = f"{PUBLISHED} {beside.source}" if beside is not None and shown else None
-    return Data(
-        over=head(summary, sentences.recommendation(summary), *rows.facts(summary, priced=True), source or ""),
-        names=tuple(row.label for row in drawn),
-        panels=tuple(panels),
-        baseline=summary.baseline if any(row.is_baseline for row in drawn) else None,
-        source=source,
+    source = f"{PUBLISHED} {beside.source}" if beside is not None and shown else ""
+    base = f"; grey is {summary.baseline}" if any(row.is_baseline for row in drawn) else ""
+    hollow = "; hollow diamonds are published results" if source else ""
+    return RowFigure(
+        over=head(summary, sentences.recommendation(summary), *rows.facts(summary, priced=True), source),
+        groups=(Group(names=tuple(row.label for row in drawn), panels=tuple(panels)),),
+        caption=(
+            f"Best first. Longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
+        ),
     )
-
-
-def draw(data: Data, sheet: Sheet) -> Figure:
-    sheet_board = board(data.over, sheet, marks.panels_height_in(len(data.names), len(data.panels), sheet))
-    marks.draw_panels(sheet_board, data.names, data.panels)
-    return sheet_board.figure
-
-
-def caption(data: Data) -> str:
-    base = f"; grey is {data.baseline}" if data.baseline else ""
-    hollow = "; hollow diamonds are published results" if data.source else ""
-    return f"Best first: longer bars in the first two panels are better; black lines are 95 % intervals{base}{hollow}."
-
-
-def alt(data: Data) -> str:
-    return rows.alt(data.names, data.panels)
 
 
 EXECUTIVE_SUMMARY = Chart(
@@ -88,19 +59,13 @@ EXECUTIVE_SUMMARY = Chart(
     needs="a training trial that succeeds",
     command="inv bench --quick",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )
 
 
 def _cost(row: ConfigurationRow) -> Mark:
     if row.cost is None:
         return Mark(value=None, words=text.UNKNOWN)
-    value, low, high = row.cost.usd_per_1000_samples, row.cost.low, row.cost.high
-    places = text.decimals(value)
-    words = f"${text.number(value, places)} {text.span(low, high, places)}".rstrip()
-    return Mark(value=value, words=words, low=low, high=high, tone=rows.tone(row))
+    return rows.dollars_mark(row.cost.usd_per_1000_samples, tone=rows.tone(row))
 
 
 def _memory(row: ConfigurationRow) -> Mark:

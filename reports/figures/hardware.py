@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-
 from reports import text
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
-from reports.figures.drawing.palette import OTHER_TONE, PUBLISHED
+from reports.figures.drawing import rows
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
+from reports.figures.drawing.palette import PUBLISHED
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published, readings
 from reports.read.readings import Reading
 from reports.read.run import Run
@@ -24,20 +20,7 @@ _COPIES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Matrix products by type and size, and copies by way: names and one panel each."""
-
-    over: Head
-    products: tuple[str, ...]
-    tflops: Panel
-    copies: tuple[str, ...]
-    rates: Panel
-    has_limit: bool
-    has_published: bool
-
-
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
     products = readings.pick(run, "matmul_tflops", "dtype", "size", kind="hardware")
     copies = [(words, one) for name, words, _ in _COPIES for one in readings.pick(run, name, kind="hardware")]
     is_cpu = all(one.value is None for words, one in copies if words != _COPIES[0][1])
@@ -56,26 +39,35 @@ def gather(summary: Summary, run: Run) -> Data | None:
     beside = published.beside(run)
     reference = None if beside is None else beside.hardware["device_copy_gb_per_sec"]
     title = _title(had)
-    return Data(
+    has_limit = any(one.share_percent for one in [*had.values(), *(one for _, one in copies)])
+    limit = "Upright lines are the chip's published figures: the gap is what no training can use. " if has_limit else ""
+    return RowFigure(
         over=head(
             summary,
             title,
             readings.spread_words([*had.values(), *(one for _, one in copies)]),
             f"{PUBLISHED} {beside.source}" if beside is not None else "",
         ),
-        products=tuple(f"{dtype}, {_size(one):,}" for dtype, one in largest.items()),
-        tflops=Panel(
-            title="Matrix products, TFLOP/s (type, size)", marks=tuple(_product(one) for one in largest.values())
+        groups=(
+            Group(
+                names=tuple(f"{dtype}, {_size(one):,}" for dtype, one in largest.items()),
+                panels=(
+                    Panel(title="Matrix products, TFLOP/s (type, size)", marks=tuple(map(_mark, largest.values()))),
+                ),
+            ),
+            Group(
+                names=tuple(words for words, _ in copies),
+                panels=(
+                    Panel(
+                        title="Copies and reads, GB/s (logarithmic)",
+                        marks=tuple(_mark(one, reference if words == _COPIES[0][1] else None) for words, one in copies),
+                        kind="dots",
+                        log=True,
+                    ),
+                ),
+            ),
         ),
-        copies=tuple(words for words, _ in copies),
-        rates=Panel(
-            title="Copies and reads, GB/s (logarithmic)",
-            marks=tuple(_copy(one, reference if words == _COPIES[0][1] else None) for words, one in copies),
-            kind="dots",
-            log=True,
-        ),
-        has_limit=any(one.share_percent for one in [*had.values(), *(one for _, one in copies)]),
-        has_published=reference is not None,
+        caption=f"{limit}These are the ceilings that every other number of this report is read against.",
     )
 
 
@@ -91,63 +83,15 @@ def _title(had: dict[str, Reading]) -> str:
     return f"{one.context['dtype']} matrix products reach {text.number(one.value)} TFLOP/s{share}"
 
 
-def _share(one: Reading) -> str:
-    return f"  {text.number(one.share_percent, 0)} % of the chip's" if one.share_percent else ""
-
-
-def _limit(one: Reading) -> float | None:
-    return None if one.value is None or not one.share_percent else 100.0 * one.value / one.share_percent
-
-
-def _product(one: Reading) -> Mark:
-    if one.value is None:
-        return Mark(value=None, words=f"none: {one.note or 'not known'}")
-    return Mark(
-        value=one.value,
-        words=one.words("") + _share(one),
-        low=one.low,
-        high=one.high,
-        tone=OTHER_TONE,
-        limit=_limit(one),
+def _mark(one: Reading, reference: float | None = None) -> Mark:
+    share = f"  {text.number(one.share_percent, 0)} % of the chip's" if one.share_percent else ""
+    return rows.reading_mark(
+        one,
+        "",
+        more=share + (f"  {PUBLISHED} {text.number(reference)} published" if reference is not None else ""),
+        published=reference,
+        limit=100.0 * one.value / one.share_percent if one.value is not None and one.share_percent else None,
     )
-
-
-def _copy(one: Reading, reference: float | None) -> Mark:
-    if one.value is None:
-        return Mark(value=None, words=f"none: {one.note or 'not known'}")
-    more = f"  {PUBLISHED} {text.number(reference)} published" if reference is not None else ""
-    return Mark(
-        value=one.value,
-        words=one.words("") + _share(one) + more,
-        low=one.low,
-        high=one.high,
-        published=() if reference is None else (reference,),
-        limit=_limit(one),
-    )
-
-
-def draw(data: Data, sheet: Sheet) -> Figure:
-    first = marks.panels_height_in(len(data.products), 1, sheet) if data.products else 0.0
-    second = marks.panels_height_in(len(data.copies), 1, sheet) if data.copies else 0.0
-    drawing = board(data.over, sheet, first + second)
-    if data.products:
-        marks.draw_panels(drawing, data.products, [data.tflops], aligned_with=data.copies)
-    if data.copies:
-        marks.draw_panels(drawing, data.copies, [data.rates], top_in=first, aligned_with=data.products)
-    return drawing.figure
-
-
-def caption(data: Data) -> str:
-    limit = (
-        "Upright lines are the chip's published figures: the gap is what no training can use. "
-        if data.has_limit
-        else ""
-    )
-    return f"{limit}These are the ceilings that every other number of this report is read against."
-
-
-def alt(data: Data) -> str:
-    return f"{rows.alt(data.products, [data.tflops])} {rows.alt(data.copies, [data.rates])}"
 
 
 HARDWARE = Chart(
@@ -156,7 +100,4 @@ HARDWARE = Chart(
     needs="a trial of suite hardware",
     command="inv bench --suite=hardware",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

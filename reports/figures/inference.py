@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reports import text
-from reports.figures.drawing import marks
-from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
+from reports.figures.drawing import lines as line_drawing
+from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.label_placing import label_points
 from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.read import published, readings
@@ -50,6 +50,40 @@ class Data:
     titles: tuple[str, ...]
     lines: tuple[tuple[Line, ...], ...]
     published: tuple[tuple[int, float], ...]
+
+    @property
+    def caption(self) -> str:
+        paths = {line.path for lines in self.lines for line in lines}
+        two = " Dashed: the library's own generate. Solid: one captured decoding step." if len(paths) > 1 else ""
+        return (
+            "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
+            f"batches; where it flattens, the GPU is full.{two}"
+        )
+
+    @property
+    def alt(self) -> str:
+        told = [
+            f"{title}: "
+            + "; ".join(
+                f"{line.name}: "
+                + ", ".join(f"batch {batch} {text.number(value)}" for batch, value, _, _ in line.points)
+                for line in lines
+            )
+            for title, lines in zip(self.titles, self.lines, strict=True)
+        ]
+        return ". ".join(told) + "."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        shown = [(title, lines) for title, lines in zip(self.titles, self.lines, strict=True) if lines]
+        drawing = board(self.over, sheet, _PANEL_IN * (len(shown) if sheet.narrow else 1))
+        left_in = MARGIN_IN + 0.55
+        across = drawing.columns(1 if sheet.narrow else len(shown), left_in=left_in, gap_in=0.6)
+        for number, (title, lines) in enumerate(shown):
+            left, width = across[0] if sheet.narrow else across[number]
+            axes = drawing.panel(left, number * _PANEL_IN if sheet.narrow else 0.0, width - _LABEL_IN, _PANEL_IN - 0.12)
+            axes.set_title(title)
+            _draw_lines(axes, lines, self.published if number == 0 else ())
+        return drawing.figure
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
@@ -96,19 +130,6 @@ def _title(lines: list[Line]) -> str:
     return f"Generation reaches {text.number(rate)} tokens per second at batch {batch} ({line.name} path)"
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    shown = [(title, lines) for title, lines in zip(data.titles, data.lines, strict=True) if lines]
-    drawing = board(data.over, sheet, _PANEL_IN * (len(shown) if sheet.narrow else 1))
-    left_in = MARGIN_IN + 0.55
-    across = drawing.columns(1 if sheet.narrow else len(shown), left_in=left_in, gap_in=0.6)
-    for number, (title, lines) in enumerate(shown):
-        left, width = across[0] if sheet.narrow else across[number]
-        axes = drawing.panel(left, number * _PANEL_IN if sheet.narrow else 0.0, width - _LABEL_IN, _PANEL_IN - 0.12)
-        axes.set_title(title)
-        _draw_lines(axes, lines, data.published if number == 0 else ())
-    return drawing.figure
-
-
 def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int, float], ...]) -> None:
     batches = sorted({point[0] for line in lines for point in line.points} | {batch for batch, _ in references})
     axes.set_xscale("log", base=2)
@@ -120,41 +141,20 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
         x, y = [point[0] for point in line.points], [point[1] for point in line.points]
         axes.plot(x, y, color=tone, linestyle=dash, marker=marker, markersize=5, linewidth=1.7, zorder=3)
         for batch, _, low, high in line.points:
-            marks.upright(axes, batch, low, high)
+            line_drawing.upright(axes, batch, low, high)
         ends.append((x[-1], y[-1], line.name, tone))
     for batch, value in references:
-        marks.diamond(axes, batch, value)
+        line_drawing.diamond(axes, batch, value)
     axes.margins(0.08)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.minorticks_off()
     axes.tick_params(axis="x", length=0)
-    marks.height_axis(axes, log=True)
+    line_drawing.height_axis(axes, log=True)
     axes.set_xlabel("batch, sequences", labelpad=1)
     height_in = axes.get_position().height * axes.figure.get_figheight()
-    marks.end_labels(axes, ends, height_in)
+    line_drawing.end_labels(axes, ends, height_in)
     told = [(batch, value, f"{text.number(value)} published") for batch, value in references]
     label_points(axes, told, [[point[:2] for point in line.points] for line in lines])
-
-
-def caption(data: Data) -> str:
-    paths = {line.path for lines in data.lines for line in lines}
-    two = " Dashed is the library's own generate, solid one captured decoding step." if len(paths) > 1 else ""
-    return (
-        "Tokens of all sequences of a batch together: lines that keep rising still gain from larger batches; where one "
-        f"flattens, the chip is full.{two}"
-    )
-
-
-def alt(data: Data) -> str:
-    told = [
-        f"{title}: "
-        + "; ".join(
-            f"{line.name}: " + ", ".join(f"batch {batch} {text.number(value)}" for batch, value, _, _ in line.points)
-            for line in lines
-        )
-        for title, lines in zip(data.titles, data.lines, strict=True)
-    ]
-    return ". ".join(told) + "."
 
 
 INFERENCE = Chart(
@@ -163,7 +163,4 @@ INFERENCE = Chart(
     needs="a trial of suite inference",
     command="inv bench --suite=inference",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-
 from reports import text
 from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published, readings
 from reports.read.readings import Reading
 from reports.read.run import Run
@@ -26,19 +22,7 @@ _PARTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Seconds of loads and of their parts, one panel a precision, and the memory held."""
-
-    over: Head
-    steps: tuple[str, ...]
-    seconds: tuple[Panel, ...]
-    held: tuple[str, ...]
-    memory: Panel | None
-    has_published: bool
-
-
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
     loads = readings.pick(run, "load_time_sec", "cache", "precision", kind="loading")
     precisions = list(dict.fromkeys(str(one.context.get("precision")) for one in loads if one.value is not None))
     if not precisions:
@@ -53,10 +37,13 @@ def gather(summary: Summary, run: Run) -> Data | None:
         Panel(
             title=f"{_PRECISIONS.get(precision, precision)}: seconds",
             marks=(
-                _seconds(_find(loads, precision, "cold"), OTHER_TONE),
-                _seconds(_find(loads, precision, "warm"), OTHER_TONE),
+                rows.reading_mark(_find(loads, precision, "cold"), "s"),
+                rows.reading_mark(_find(loads, precision, "warm"), "s"),
                 *([_published(beside.loading.get(precision, {}).get("load_time_sec"), "s")] if beside else []),
-                *(_seconds(_find(parts[name], precision, cache), BASELINE_TONE) for name, cache, _ in _PARTS),
+                *(
+                    rows.reading_mark(_find(parts[name], precision, cache), "s", tone=BASELINE_TONE)
+                    for name, cache, _ in _PARTS
+                ),
             ),
         )
         for precision in precisions
@@ -72,18 +59,22 @@ def gather(summary: Summary, run: Run) -> Data | None:
                 names.append(f"{_PRECISIONS.get(precision, precision)}, {words}")
                 found.append(_bytes(one, tone, reference if words == "held" else None))
     saved = _saved(held)
-    return Data(
+    memory = Panel(title="Device memory, GB", marks=tuple(found))
+    return RowFigure(
         over=head(
             summary,
             _title(loads, saved),
             readings.spread_words(loads),
             f"{PUBLISHED} {beside.source}; state of its page cache not known" if beside else "",
         ),
-        steps=tuple(steps),
-        seconds=marks.shared(seconds),
-        held=tuple(names),
-        memory=Panel(title="Device memory, GB", marks=tuple(found)) if found else None,
-        has_published=beside is not None,
+        groups=(
+            Group(names=tuple(steps), panels=marks.shared(seconds)),
+            Group(names=tuple(names), panels=(memory,)),
+        ),
+        caption=(
+            "Blue is a whole load, grey its parts, each measured by itself: where a part is nearly as long as the "
+            "load, that part is what to speed up."
+        ),
     )
 
 
@@ -98,14 +89,6 @@ def _find(found: list[Reading], precision: str, cache: str | None) -> Reading | 
     )
 
 
-def _seconds(one: Reading | None, tone: str) -> Mark:
-    if one is None:
-        return Mark(value=None, words="not done")
-    if one.value is None:
-        return Mark(value=None, words=f"none: {one.note or 'not known'}")
-    return Mark(value=one.value, words=one.words("s"), low=one.low, high=one.high, tone=tone)
-
-
 def _published(value: float | None, unit: str) -> Mark:
     if value is None:
         return Mark(value=None, words="not published")
@@ -114,14 +97,8 @@ def _published(value: float | None, unit: str) -> Mark:
 
 def _bytes(one: Reading, tone: str, reference: float | None) -> Mark:
     more = f"  {PUBLISHED} {text.number(reference / 1e9)} GB published" if reference else ""
-    return Mark(
-        value=(one.value or 0.0) / 1e9,
-        words=one.words("GB", scale=1e9) + more,
-        low=None if one.low is None else one.low / 1e9,
-        high=None if one.high is None else one.high / 1e9,
-        tone=tone,
-        published=(reference / 1e9,) if reference else (),
-    )
+    published = reference / 1e9 if reference else None
+    return rows.reading_mark(one, "GB", scale=1e9, more=more, tone=tone, published=published)
 
 
 def _saved(held: list[Reading]) -> float | None:
@@ -142,35 +119,10 @@ def _title(loads: list[Reading], saved: float | None) -> str:
     return f"{said}; it holds {text.number(saved, 0)} % less memory than 16 bit" if saved is not None else said
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    first = marks.panels_height_in(len(data.steps), len(data.seconds), sheet)
-    second = marks.panels_height_in(len(data.held), 1, sheet) if data.memory else 0.0
-    drawing = board(data.over, sheet, first + second)
-    marks.draw_panels(drawing, data.steps, data.seconds, aligned_with=data.held)
-    if data.memory:
-        marks.draw_panels(drawing, data.held, [data.memory], top_in=first, aligned_with=data.steps)
-    return drawing.figure
-
-
-def caption(data: Data) -> str:  # noqa: ARG001 - every caption takes its data
-    return (
-        "Blue is a whole load, grey its parts, each measured by itself: where a part is nearly as long as the load, "
-        "that part is what to speed up."
-    )
-
-
-def alt(data: Data) -> str:
-    memory = f" {rows.alt(data.held, [data.memory])}" if data.memory else ""
-    return f"{rows.alt(data.steps, data.seconds)}{memory}"
-
-
 LOADING = Chart(
     name="04_model_loading",
     title="Model loading",
     needs="a trial of suite loading",
     command="inv bench --suite=loading",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

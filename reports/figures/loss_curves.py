@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from bench.records.result import End
 from reports import text
-from reports.figures.drawing import marks, rows, text_size
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
+from reports.figures.drawing import lines, rows, text_size
+from reports.figures.drawing.board import Head, Sheet, board
+from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.palette import BAND, DEEP_TONE, MUTED, OTHER_TONE
 from reports.read.run import Run
 from reports.summary.summary import Summary
@@ -43,6 +43,36 @@ class Curve:
 class Data:
     over: Head
     curves: tuple[Curve, ...]
+
+    @property
+    def caption(self) -> str:
+        return (
+            "Curves that fall alike learn alike; one that stays above the others pays for its speed in what it learns."
+        )
+
+    @property
+    def alt(self) -> str:
+        told = [
+            f"{curve.name}: {text.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
+            f"{text.number(float(curve.median[-1]), 2)} at step {curve.step[-1]:.0f}"
+            for curve in self.curves
+        ]
+        return "Loss over optimizer steps. " + "; ".join(told) + "."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        columns = min(2 if sheet.narrow else 4, len(self.curves))
+        drawing = board(self.over, sheet, _PANEL_IN * math.ceil(len(self.curves) / columns))
+        places = drawing.columns(columns, left_in=0.62, gap_in=0.22)
+        first = None
+        for number, curve in enumerate(self.curves):
+            left, width = places[number % columns]
+            axes = drawing.panel(left, _PANEL_IN * (number // columns), width, _PANEL_IN - 0.16)
+            if first is not None:
+                axes.sharey(first)
+            first = first or axes
+            _draw_curve(axes, curve, leftmost=number % columns == 0)
+            axes.set_title(text_size.shorten(curve.name, width, 9.5, bold=True))
+        return drawing.figure
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
@@ -88,47 +118,18 @@ def _title(curves: list[Curve], each: str) -> str:
     return f"The loss falls in every {each}" if len(curves) > 1 else f"The loss falls in {curves[0].name}"
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    columns = min(2 if sheet.narrow else 4, len(data.curves))
-    drawing = board(data.over, sheet, _PANEL_IN * math.ceil(len(data.curves) / columns))
-    places = drawing.columns(columns, left_in=0.62, gap_in=0.22)
-    first = None
-    for number, curve in enumerate(data.curves):
-        left, width = places[number % columns]
-        axes = drawing.panel(left, _PANEL_IN * (number // columns), width, _PANEL_IN - 0.16)
-        if first is not None:
-            axes.sharey(first)
-        first = first or axes
-        _draw_curve(axes, curve, leftmost=number % columns == 0)
-        axes.set_title(text_size.shorten(curve.name, width, 9.5, bold=True))
-    return drawing.figure
-
-
 def _draw_curve(axes: Any, curve: Curve, *, leftmost: bool) -> None:
     if curve.warmup:
         axes.axvspan(0.5, curve.warmup + 0.5, color=BAND, linewidth=0, zorder=0)
     if curve.n_trials > 1:
         axes.fill_between(curve.step, curve.low, curve.high, color=OTHER_TONE, alpha=0.4, linewidth=0)
     axes.plot(curve.step, curve.median, color=DEEP_TONE, linewidth=1.6, marker="o" if len(curve.step) == 1 else None)
-    marks.value_axis(axes, integer=True)
+    lines.value_axis(axes, integer=True)
     axes.set_xlabel("step (band: warm-up)", labelpad=2)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED, labelleft=leftmost)
     if leftmost:
         axes.set_ylabel("loss, nats per token")
-
-
-def caption(data: Data) -> str:  # noqa: ARG001 - every caption takes its data
-    return "Curves that fall alike learn alike; one that stays above the others pays for its speed in what it learns."
-
-
-def alt(data: Data) -> str:
-    told = [
-        f"{curve.name}: {text.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
-        f"{text.number(float(curve.median[-1]), 2)} at step {curve.step[-1]:.0f}"
-        for curve in data.curves
-    ]
-    return "Loss over optimizer steps. " + "; ".join(told) + "."
 
 
 LOSS_CURVES = Chart(
@@ -137,7 +138,4 @@ LOSS_CURVES = Chart(
     needs="a training trial that succeeds",
     command="inv bench --quick",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

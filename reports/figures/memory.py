@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from reports import text
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing import rows
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
 from reports.figures.drawing.palette import PUBLISHED
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published, readings
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
@@ -21,18 +18,7 @@ from reports.summary.summary import ConfigurationRow, Summary
 PREDICTED = "predicted_peak_vram_bytes"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Measured and, where there is a model of it, predicted peaks in GB; `capacity_gb` of the smallest GPU."""
-
-    over: Head
-    names: tuple[str, ...]
-    panel: Panel
-    predicted_gb: tuple[float | None, ...]
-    has_published: bool
-
-
-def gather(summary: Summary, run: Run) -> Data | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
     predicted = {
         one.configuration: one.value for one in readings.pick(run, PREDICTED) if one.value is not None and one.value > 0
     }
@@ -51,21 +37,26 @@ def gather(summary: Summary, run: Run) -> Data | None:
     like = published.training_by_label(run, beside)
     found = [_mark(row, predicted.get(row.label), like.get(row.label)) for row in drawn]
     has_published = any(mark.published for mark in found)
-    return Data(
+    dashed = "" if capacity is None else f" (dashed: {text.number(capacity / 1e9)})"
+    panel = Panel(
+        title=f"Peak GPU memory, GB{dashed}",
+        marks=tuple(found),
+        at=None if capacity is None else capacity / 1e9,
+    )
+    bars = (
+        "Bars are measured, short upright lines are what was predicted before the trial."
+        if any(row.label in predicted for row in drawn)
+        else "Bars are the measured peaks; there is no prediction to hold them against."
+    )
+    return RowFigure(
         over=head(
             summary,
             _title(drawn, capacity, predicted),
             "largest peak of any worker, as the allocator counts it",
             f"{PUBLISHED} {beside.source}" if beside is not None and has_published else "",
         ),
-        names=tuple(row.label for row in drawn),
-        panel=Panel(
-            title="Peak GPU memory, GB" + ("" if capacity is None else f" (dashed: {text.number(capacity / 1e9)})"),
-            marks=tuple(found),
-            at=None if capacity is None else capacity / 1e9,
-        ),
-        predicted_gb=tuple(None if (one := predicted.get(row.label)) is None else one / 1e9 for row in drawn),
-        has_published=has_published,
+        groups=(Group(names=tuple(row.label for row in drawn), panels=(panel,)),),
+        caption=bars if capacity is None else f"{bars} The dashed line is what the GPU has.",
     )
 
 
@@ -120,29 +111,9 @@ def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[
     return f"{said}; predictions are within {max(1, math.ceil(max(off)))} %" if off else said
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    drawing = board(data.over, sheet, marks.panels_height_in(len(data.names), 1, sheet))
-    marks.draw_panels(drawing, data.names, [data.panel])
-    return drawing.figure
-
-
-def caption(data: Data) -> str:
-    capacity = " The dashed line is what the GPU has." if data.panel.at else ""
-    if any(data.predicted_gb):
-        return f"Bars are measured, short upright lines are what was predicted before the trial.{capacity}"
-    return f"Bars are the measured peaks; there is no prediction to hold them against.{capacity}"
-
-
-def alt(data: Data) -> str:
-    return rows.alt(data.names, [data.panel])
-
-
 MEMORY = Chart(
     name="08_memory",
     title="Memory",
     needs="a training trial on a GPU: peaks of GPU memory are counted there alone",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

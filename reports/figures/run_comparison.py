@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-
 from reports import text
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
-from reports.figures.drawing import marks, rows
-from reports.figures.drawing.board import Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
-from reports.figures.drawing.marks import Mark, Panel
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.marks import RowFigure
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -21,17 +16,7 @@ _TONES = {"faster": OTHER_TONE, "slower": ACCENT_TONE}
 _ORDER = ("slower", "faster", "unknown", "same")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """One row per configuration, metric and later run; what changed first."""
-
-    over: Head
-    names: tuple[str, ...]
-    panel: Panel
-    band_percent: float
-
-
-def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> Data | None:  # noqa: ARG001
+def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> RowFigure | None:  # noqa: ARG001
     known = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
     if comparison is None or not known:
         return None
@@ -41,7 +26,15 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
     several = len(comparison.run_ids) > 2
     band = max(RESOLUTION, comparison.tolerance)
     rest = len(comparison.rows) - len(shown)
-    return Data(
+    panel = Panel(
+        title=f"Speed, x that of {comparison.run_ids[0]} (dashed: the same; band: {100 * band:g} %)",
+        marks=tuple(map(_mark, shown)),
+        kind="dots",
+        log=True,
+        at=1.0,
+        band=(1.0 / (1.0 + band), 1.0 + band),
+    )
+    return RowFigure(
         over=head(
             summary,
             _title(comparison, shown),
@@ -49,16 +42,11 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
             "95 % intervals over processes; verdicts corrected for several comparisons (Holm)",
             f"{rest:,} more quantities: inv compare {' '.join(comparison.run_ids)}" if rest else "",
         ),
-        names=tuple(_name(row, several=several) for row in shown),
-        panel=Panel(
-            title=f"Speed, x that of {comparison.run_ids[0]} (dashed: the same; band: {100 * band:g} %)",
-            marks=tuple(map(_mark, shown)),
-            kind="dots",
-            log=True,
-            at=1.0,
-            band=(1.0 / (1.0 + band), 1.0 + band),
+        groups=(Group(names=tuple(_name(row, several=several) for row in shown), panels=(panel,)),),
+        caption=(
+            f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
+            "hollow dots could not be told either way."
         ),
-        band_percent=100 * band,
     )
 
 
@@ -89,30 +77,10 @@ def _title(comparison: Comparison, shown: list[ComparedRow]) -> str:
     return f"Run {text.listing(list(after))} against {before}: {', '.join(told)}"
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    drawing = board(data.over, sheet, marks.panels_height_in(len(data.names), 1, sheet))
-    marks.draw_panels(drawing, data.names, [data.panel])
-    return drawing.figure
-
-
-def caption(data: Data) -> str:
-    return (
-        f"Right of the dashed line is faster. Same means an interval within {data.band_percent:g} % of no change; "
-        "hollow dots could not be told either way."
-    )
-
-
-def alt(data: Data) -> str:
-    return rows.alt(data.names, [data.panel])
-
-
 RUN_COMPARISON = Chart(
     name="12_run_comparison",
     title="Comparison with another run",
     needs="another run of the same trials to compare with",
     command="inv report --against=RUN",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

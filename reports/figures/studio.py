@@ -1,6 +1,6 @@
 """Charts drawn in several processes, this one among them; the others start while the run is still being read.
 
-A process gets a chart's name and the little data it gathered, and gives back bytes. Drawing is pure computation held
+A process gets the little data that a chart gathered, and gives back bytes. Drawing is pure computation held
 by Python's lock, so threads would not help. Processes are spawned, never forked: numeric libraries have threads of
 their own, and a fork of those may hang. Each spends a second of processor time on imports, as much as three figures,
 so there are few, and this process draws what the others have not begun.
@@ -16,9 +16,11 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
-from reports.figures.drawing.chart import Chart, Picture
+from reports.figures.drawing import style
+from reports.figures.drawing.board import NARROW, WIDE
+from reports.figures.drawing.chart import Chart, Drawing, Picture
+from reports.figures.drawing.inline_svg import inline_svg
 
 MOST_PROCESSES = 4  # this one included
 DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report
@@ -33,7 +35,7 @@ class Job:
     """A chart and what it gathered."""
 
     chart: Chart
-    data: Any
+    drawing: Drawing
 
 
 class Studio:
@@ -61,13 +63,17 @@ class Studio:
         started = [(job, self._hand_out(job)) for job in jobs]
         # From the end: the others begin at the front.
         mine = [job for job, future in reversed(started) if future is None or future.cancel()]
-        ours = {job.chart.name: draw_one(job.chart.name, job.data) for job in mine}
+        ours = {job.chart.name: draw_one(job.chart.name, job.chart.title, job.drawing) for job in mine}
         return [ours.get(job.chart.name) or _awaited(job, future) for job, future in started]
 
     def _hand_out(self, job: Job) -> Future[Picture] | None:
         """None where nobody takes it."""
         try:
-            return None if self._pool is None else self._pool.submit(draw_one, job.chart.name, job.data)
+            return (
+                None
+                if self._pool is None
+                else self._pool.submit(draw_one, job.chart.name, job.chart.title, job.drawing)
+            )
         except BrokenProcessPool:
             return None
 
@@ -80,30 +86,24 @@ def _awaited(job: Job, future: Future[Picture] | None) -> Picture:
         raise DrawError(f"{job.chart.name}: not drawn within {DRAW_SEC:.0f} s") from None
     except BrokenProcessPool:  # killed, most likely for memory: alone it may fit
         pass
-    return draw_one(job.chart.name, job.data)
+    return draw_one(job.chart.name, job.chart.title, job.drawing)
 
 
-def draw_one(name: str, data: Any) -> Picture:
-    """Draw the chart of this name on both sheets."""
-    from reports.figures import CHARTS
-    from reports.figures.drawing import style
-    from reports.figures.drawing.board import NARROW, WIDE
-    from reports.figures.drawing.inline_svg import inline_svg
-
-    chart = next(one for one in CHARTS if one.name == name)
+def draw_one(name: str, title: str, drawing: Drawing) -> Picture:
+    """Draw on both sheets."""
     with style.drawing():
-        figure = chart.draw(data, WIDE)
+        figure = drawing.draw(WIDE)
         png, wide = style.png(figure), style.svg(figure)
-        narrow = style.svg(chart.draw(data, NARROW))
+        narrow = style.svg(drawing.draw(NARROW))
     return Picture(
         name=name,
-        title=chart.title,
+        title=title,
         png=png,
         svg=wide,
         wide_svg=inline_svg(wide, f"w{name[:2]}"),
         narrow_svg=inline_svg(narrow, f"n{name[:2]}"),
-        caption=chart.caption(data),
-        alt=chart.alt(data),
+        caption=drawing.caption,
+        alt=drawing.alt,
     )
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
 from reports import text
-from reports.figures.drawing import marks, text_size
-from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board, head
-from reports.figures.drawing.chart import Chart
+from reports.figures.drawing import lines, text_size
+from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
+from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
 from reports.read import telemetry
 from reports.read.run import Run
@@ -89,6 +89,45 @@ class Data:
     lanes: tuple[Lane, ...]
     phases: tuple[tuple[str, float, float], ...]
     is_gpu: bool
+
+    @property
+    def caption(self) -> str:
+        most = " and what this GPU can do at most" if any(lane.most is not None for lane in self.lanes) else ""
+        dips = (
+            f": a dip is time in which the GPU waited. Dashed: the target of {TARGET_PERCENT:.0f} %{most}."
+            if self.is_gpu
+            else "."
+        )
+        return (
+            "Bands are the trial's phases, named above; means are over the measured phase, where a curve should be "
+            f"flat{dips}"
+        )
+
+    @property
+    def alt(self) -> str:
+        phases = ", ".join(f"{name} {text.number(start)} to {text.number(to)} s" for name, start, to in self.phases)
+        means = ", ".join(lane.told for lane in self.lanes if lane.measured_mean is not None)
+        return f"Trial {self.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        lane_in = _LANE_IN + (0.1 if sheet.narrow else 0.0)
+        top_in = 0.22
+        drawing = board(self.over, sheet, top_in + (lane_in + 0.42) * len(self.lanes) + 0.38)
+        left_in = MARGIN_IN + 0.55
+        ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
+        width -= 0.55 if any(len(lane.curves) > 1 for lane in self.lanes) else 0.05
+        end = max(to for _, _, to in self.phases)
+        begin = min(start for _, start, _ in self.phases)
+        for number, lane in enumerate(self.lanes):
+            height = lane_in + 0.42 + 0.28
+            axes = drawing.panel(left, top_in + number * (lane_in + 0.42), width, height)
+            _draw_lane(axes, lane, self, lane_in)
+            axes.set_xlim(begin, end)
+            axes.tick_params(axis="x", labelbottom=number == len(self.lanes) - 1)
+            if number == 0:
+                _name_phases(axes, self, width, end - begin)
+        axes.set_xlabel("seconds since the trial's process began", labelpad=2)
+        return drawing.figure
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
@@ -189,27 +228,6 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
     return f"{said}; its power limit held the clock down {text.number(capped, 0)} % of that time"
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    lane_in = _LANE_IN + (0.1 if sheet.narrow else 0.0)
-    top_in = 0.22
-    drawing = board(data.over, sheet, top_in + (lane_in + 0.42) * len(data.lanes) + 0.38)
-    left_in = MARGIN_IN + 0.55
-    ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
-    width -= 0.55 if any(len(lane.curves) > 1 for lane in data.lanes) else 0.05
-    end = max(to for _, _, to in data.phases)
-    begin = min(start for _, start, _ in data.phases)
-    for number, lane in enumerate(data.lanes):
-        height = lane_in + 0.42 + 0.28
-        axes = drawing.panel(left, top_in + number * (lane_in + 0.42), width, height)
-        _draw_lane(axes, lane, data, lane_in)
-        axes.set_xlim(begin, end)
-        axes.tick_params(axis="x", labelbottom=number == len(data.lanes) - 1)
-        if number == 0:
-            _name_phases(axes, data, width, end - begin)
-    axes.set_xlabel("seconds since the trial's process began", labelpad=2)
-    return drawing.figure
-
-
 def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
     for number, (_, start, to) in enumerate(data.phases):
         if number % 2:
@@ -228,8 +246,8 @@ def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
         axes.axhline(at, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
     axes.set_title(lane.told)
     axes.grid(visible=False, axis="x")
-    marks.height_axis(axes, 3)
-    marks.end_labels(axes, ends, lane_in)
+    lines.height_axis(axes, 3)
+    lines.end_labels(axes, ends, lane_in)
 
 
 def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None:
@@ -251,29 +269,9 @@ def _name_phases(axes: Any, data: Data, width_in: float, seconds: float) -> None
         axes.axvline(start, color=GRID, linewidth=0.8, zorder=0)
 
 
-def caption(data: Data) -> str:
-    most = " and what this GPU can do at most" if any(lane.most is not None for lane in data.lanes) else ""
-    target = f" Dashed: the target of {TARGET_PERCENT:.0f} %{most}." if data.is_gpu else ""
-    return (
-        "Bands are the trial's phases, named above, and means are over the measured one: it should be flat, and dips "
-        f"in it are time that the GPU waited.{target}"
-        if data.is_gpu
-        else "Bands are the trial's phases, named above, and means are over the measured one: it should be flat."
-    )
-
-
-def alt(data: Data) -> str:
-    phases = ", ".join(f"{name} {text.number(start)} to {text.number(to)} s" for name, start, to in data.phases)
-    means = ", ".join(lane.told for lane in data.lanes if lane.measured_mean is not None)
-    return f"Trial {data.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
-
-
 TELEMETRY = Chart(
     name="09_telemetry",
     title="Telemetry of a trial",
     needs="telemetry.csv beside the result of a trial that succeeded: inv collect brings it",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )

@@ -12,9 +12,9 @@ from matplotlib.transforms import ScaledTranslation
 
 from bench.records.result import End
 from reports import text
-from reports.figures.drawing import marks, rows, text_size
-from reports.figures.drawing.board import Head, Sheet, board, head, names_width_in, rows_height_in
-from reports.figures.drawing.chart import Chart
+from reports.figures.drawing import lines, marks, rows, text_size
+from reports.figures.drawing.board import Head, Sheet, board, names_width_in, rows_height_in
+from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.palette import BAND, INK, MARKERS, MUTED, PAPER
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
@@ -33,6 +33,37 @@ class Data:
     over: Head
     rows: tuple[ConfigurationRow, ...]
     steps: pd.DataFrame
+
+    @property
+    def caption(self) -> str:
+        return (
+            "Left: each mark is one step of one worker, the line is the configuration's step time; something disturbed "
+            "the steps far to the right. Right: hatched is padding, which is computed for nothing."
+        )
+
+    @property
+    def alt(self) -> str:
+        told = [
+            f"{row.label}: median step {text.estimate(row.measured.step_time_sec, ' s')}, "
+            f"{text.number(row.measured.padding_percent, 0)} % of token positions padding"
+            for row in self.rows
+            if row.measured is not None
+        ]
+        return "Step times and tokens per second. " + "; ".join(told) + "."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        names = [row.label for row in self.rows]
+        rows_in = rows_height_in(len(names), _ROW_IN, sheet)
+        legend_in = _LEGEND_IN + (0.2 if sheet.narrow else 0.0)
+        drawing = board(self.over, sheet, (2 if sheet.narrow else 1) * rows_in + legend_in)
+        places = drawing.columns(1 if sheet.narrow else 2, left_in=names_width_in(names, sheet), gap_in=0.35)
+        left = drawing.panel(places[0][0], 0.0, places[0][1], rows_in)
+        marks.label_rows(left, names, sheet)
+        _step_times(left, self, sheet)
+        right = drawing.panel(places[-1][0], rows_in + legend_in if sheet.narrow else 0.0, places[-1][1], rows_in)
+        marks.label_rows(right, names, sheet, shown=False)
+        _tokens(right, self.rows, sheet)
+        return drawing.figure
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
@@ -66,47 +97,12 @@ def _title(drawn: tuple[ConfigurationRow, ...]) -> str:
     return f"Step times of {text.count(len(drawn), 'configuration')}; padding takes {spent} of the tokens computed"
 
 
-def draw(data: Data, sheet: Sheet) -> Figure:
-    names = [row.label for row in data.rows]
-    rows_in = rows_height_in(len(names), _ROW_IN, sheet)
-    legend_in = _LEGEND_IN + (0.2 if sheet.narrow else 0.0)
-    drawing = board(data.over, sheet, (2 if sheet.narrow else 1) * rows_in + legend_in)
-    places = drawing.columns(1 if sheet.narrow else 2, left_in=names_width_in(names, sheet), gap_in=0.35)
-    left = drawing.panel(places[0][0], 0.0, places[0][1], rows_in)
-    marks.label_rows(left, names, sheet)
-    _step_times(left, data, sheet)
-    right = drawing.panel(places[-1][0], rows_in + legend_in if sheet.narrow else 0.0, places[-1][1], rows_in)
-    marks.label_rows(right, names, sheet, shown=False)
-    _tokens(right, data.rows, sheet)
-    return drawing.figure
-
-
-def caption(data: Data) -> str:  # noqa: ARG001 - every caption takes its data
-    return (
-        "Left, each mark is one step of one worker, the line its configuration's step time: marks far to the right are "
-        "steps that something disturbed. Right, hatched is padding: computed, and of no use."
-    )
-
-
-def alt(data: Data) -> str:
-    told = [
-        f"{row.label}: median step {text.estimate(row.measured.step_time_sec, ' s')}, "
-        f"{text.number(row.measured.padding_percent, 0)} % of token positions padding"
-        for row in data.rows
-        if row.measured is not None
-    ]
-    return "Step times and tokens per second. " + "; ".join(told) + "."
-
-
 TRAINING_PERFORMANCE = Chart(
     name="02_training_performance",
     title="Training performance",
     needs="a training trial that succeeds",
     command="inv bench --quick",
     gather=gather,
-    draw=draw,
-    caption=caption,
-    alt=alt,
 )
 
 
@@ -145,7 +141,7 @@ def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
     beyond = bool((data.steps["off_percent"] > _FURTHEST_PERCENT).any())
     edge = f" ({_FURTHEST_PERCENT:.0f}: or more)" if beyond else ""
     axes.set_title(f"{'Steps' if sheet.narrow else 'Every measured step'}, % off the step time{edge}")
-    marks.value_axis(axes, 4 if sheet.narrow else 7)
+    lines.value_axis(axes, 4 if sheet.narrow else 7)
     if few and len(workers) > 1:
         _worker_legend(axes, workers, sheet)
 
@@ -196,4 +192,4 @@ def _tokens(axes: Any, drawn: tuple[ConfigurationRow, ...], sheet: Sheet) -> Non
         longest = max(longest, total.value, useful.high or 0.0)
     axes.set_xlim(0.0, longest * 1.06 or 1.0)
     axes.set_title("Tokens per second and worker" if sheet.narrow else "Tokens per second, per worker")
-    marks.value_axis(axes)
+    lines.value_axis(axes)

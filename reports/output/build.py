@@ -128,9 +128,11 @@ def _draw(
 ) -> tuple[tuple[Picture, ...], tuple[Absent, ...]]:
     """Every chart that has data, drawn; and those that have none, with what would make them appear."""
     found = [(chart, chart.gather(summary, run)) for chart in charts]
-    pictures = studio.draw(Job(chart=chart, data=data) for chart, data in found if data is not None)
+    pictures = studio.draw(Job(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None)
     absent = tuple(
-        Absent(title=chart.title, needs=chart.needs, command=chart.command) for chart, data in found if data is None
+        Absent(title=chart.title, needs=chart.needs, command=chart.command)
+        for chart, drawing in found
+        if drawing is None
     )
     return tuple(pictures), absent
 

@@ -108,7 +108,7 @@ def costs(summary: Summary) -> pd.DataFrame:
             cost.price.usd_per_gpu_hour,
             cost.price.source,
             None if cost.price.dated is None else cost.price.dated.isoformat(),
-            cost.usd_per_1000_samples,
+            cost.usd_per_1000_samples.value,
             cost.usd_per_million_useful_tokens.value,
             plan.gpus,
             plan.scaling.speedup,

@@ -84,13 +84,7 @@ def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
         f"{text.number(row.first_loss, 2)} to {text.number(row.last_loss, 2)}",
     ]
     if priced:
-        cost = row.cost
-        places = 0 if cost is None else text.decimals(cost.usd_per_1000_samples)
-        cells.append(
-            text.UNKNOWN
-            if cost is None
-            else f"{text.number(cost.usd_per_1000_samples, places)} {text.span(cost.low, cost.high, places)}".rstrip()
-        )
+        cells.append(text.estimate(None if row.cost is None else row.cost.usd_per_1000_samples))
     return tuple(cells)
 
 

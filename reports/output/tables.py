@@ -139,9 +139,7 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "flags": [] if measured is None else list(measured.flags),
         "samples_ratio": _ratio(row.samples_ratio),
         "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
-        "usd_per_1000_samples": None
-        if row.cost is None
-        else {"value": row.cost.usd_per_1000_samples, "low": row.cost.low, "high": row.cost.high},
+        "usd_per_1000_samples": None if row.cost is None else _amount(row.cost.usd_per_1000_samples),
         "costs": [_cost(one) for one in row.costs],
         "first_loss": row.first_loss,
         "last_loss": row.last_loss,
@@ -235,7 +233,7 @@ def _amount(of: cost.Amount) -> dict[str, float | None]:
 def _cost(of: cost.Cost) -> dict[str, Any]:
     return {
         "price": _price(of.price),
-        "usd_per_1000_samples": {"value": of.usd_per_1000_samples, "low": of.low, "high": of.high},
+        "usd_per_1000_samples": _amount(of.usd_per_1000_samples),
         "usd_per_million_useful_tokens": _amount(of.usd_per_million_useful_tokens),
         "fine_tuning_10000_samples": [
             {

@@ -119,15 +119,10 @@ class FineTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one configuration costs at one price. Intervals are the speed's, turned over: faster is cheaper.
-
-    `low` and `high` belong to `usd_per_1000_samples` and are None where the speed has no interval.
-    """
+    """What one configuration costs at one price. Intervals are the speed's, turned over: faster is cheaper."""
 
     price: Price
-    usd_per_1000_samples: float
-    low: float | None
-    high: float | None
+    usd_per_1000_samples: Amount
     usd_per_million_useful_tokens: Amount
     fine_tunings: tuple[FineTuning, ...]
 
@@ -193,13 +188,10 @@ def cost(
 ) -> Cost:
     """What one worker's speed costs at a price. Without `scalings`, n GPUs are assumed to be n times as fast."""
     per_sec = at.usd_per_gpu_hour / 3600.0
-    thousand = seconds_for(SAMPLES, samples_per_sec).times(per_sec)
     plans = [assumed(gpus) for gpus in FINE_TUNING_GPUS] if scalings is None else scalings
     return Cost(
         price=at,
-        usd_per_1000_samples=thousand.value,
-        low=thousand.low,
-        high=thousand.high,
+        usd_per_1000_samples=seconds_for(SAMPLES, samples_per_sec).times(per_sec),
         usd_per_million_useful_tokens=seconds_for(1e6, useful_tokens_per_sec).times(per_sec),
         fine_tunings=tuple(_fine_tuning(samples_per_sec, at, plan, startup_sec) for plan in plans),
     )

@@ -87,7 +87,9 @@ def recommendation(summary: Summary) -> str:
         and configurations.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
     ]
     also = f"; {text.some(tied, 3)} could not be told from it" if tied else ""
-    dollars = f" at ${text.number(best.cost.usd_per_1000_samples)} per 1,000 samples" if best.cost is not None else ""
+    dollars = (
+        f" at ${text.number(best.cost.usd_per_1000_samples.value)} per 1,000 samples" if best.cost is not None else ""
+    )
     return f"Train with {best.label}: {gain}{dollars} {where}{also}."
 
 

@@ -106,7 +106,7 @@ def table(made: ReportSummary) -> Table:
             text.number(measured.useful_tokens_per_sec.value),
         ]
         if priced:
-            cells.append("-" if row.cost is None else text.number(row.cost.usd_per_1000_samples))
+            cells.append("-" if row.cost is None else text.number(row.cost.usd_per_1000_samples.value))
         shown.add_row(name, *cells)
     return shown
 

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from reports.figures.drawing import text_size
 from reports.figures.drawing.palette import MUTED, WARNING
 from reports.figures.drawing.style import FACT_SIZE, NAME_SIZE, TITLE_SIZE
-from reports.summary.summary import Summary
 
 MARGIN_IN = 0.14
 RIGHT_IN = 0.26  # right of panels: half of a wide tick label
@@ -50,12 +49,6 @@ class Head:
     title: str
     facts: tuple[str, ...]
     note: str | None
-
-
-def head(summary: Summary, title: str, *facts: str) -> Head:
-    """A head that says on what device and in which run, then `facts` (n, intervals, prices, published sources)."""
-    common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")
-    return Head(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)
 
 
 @dataclass(frozen=True, kw_only=True)

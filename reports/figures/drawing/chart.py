@@ -1,4 +1,4 @@
-"""What a chart is: it gathers a little plain data from a run, or finds none; the data is drawn, captioned and told.
+"""What a chart is: it gathers a little plain data from a run, or finds none; the data knows how it is drawn and told.
 
 Gathering is apart from drawing so that drawing can happen in another process with only that data sent to it, and so
 that what a figure shows can be tested as numbers.
@@ -8,30 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from matplotlib.figure import Figure
 
-from reports.figures.drawing.board import Sheet
+from reports.figures.drawing.board import Head, Sheet
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
 
+class Drawing(Protocol):
+    """What a figure gathered, and how it is drawn and told. `caption` is one plain sentence that says what to see;
+    `alt` the same figure for those who cannot see it."""
+
+    @property
+    def caption(self) -> str: ...
+    @property
+    def alt(self) -> str: ...
+    def draw(self, sheet: Sheet) -> Figure: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One figure. `gather` gives its data, None where the run has none; `needs` then says what would make it appear,
-    and `command` what to type for that, where one command does it.
-
-    `caption` is one plain sentence that says what to see; `alt` the same figure for those who cannot see it.
-    """
+    """One figure. `gather` gives its drawing, None where the run has no data for it; `needs` then says what would make
+    it appear, and `command` what to type for that, where one command does it."""
 
     name: str
     title: str
     needs: str
-    gather: Callable[[Summary, Run], Any]
-    draw: Callable[[Any, Sheet], Figure]
-    caption: Callable[[Any], str]
-    alt: Callable[[Any], str]
+    gather: Callable[[Summary, Run], Drawing | None]
     command: str = ""
 
 
@@ -56,3 +61,9 @@ class Absent:
     title: str
     needs: str
     command: str = ""
+
+
+def head(summary: Summary, title: str, *facts: str) -> Head:
+    """A head that says on what device and in which run, then `facts` (n, intervals, prices, published sources)."""
+    common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")
+    return Head(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)

@@ -1,4 +1,4 @@
-"""What stands in a panel: named rows, bars and dots with interval and words, lines with a label at their end."""
+"""Figures of rows: panels beside each other over the same names; bars and dots with interval and words."""
 
 from __future__ import annotations
 
@@ -6,81 +6,66 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.figure import Figure
 
 from reports.figures.drawing import text_size
-from reports.figures.drawing.board import Board, Sheet, name_lines, names_width_in, rows_height_in
-from reports.figures.drawing.palette import BAND, INK, MUTED, OTHER_TONE, PAPER
+from reports.figures.drawing.board import Board, Head, Sheet, board, name_lines, names_width_in, rows_height_in
+from reports.figures.drawing.lines import PUBLISHED_LOOK, value_axis
+from reports.figures.drawing.palette import BAND, INK, PAPER
+from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.figures.drawing.style import NAME_SIZE
 
 ROW_IN = 0.56
 WORDS_SIZE, LEAST_WORDS_SIZE = 8.5, 7.5
 WORDS_ABOVE = 0.22  # how far over a mark's middle, in rows, its words begin
-_PUBLISHED = {"marker": "D", "linestyle": "none", "markersize": 5.5, "markerfacecolor": PAPER, "markeredgecolor": INK}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
-    """One row's value as a bar or a dot, in the panel's unit, with its words; None where there is no value.
+class RowFigure:
+    """A figure of named rows, ready to be drawn: groups below each other, all beginning at the same distance from the
+    left. A group without rows is left out."""
 
-    `published` are the same quantity's published values, drawn as hollow diamonds; `words` say them, too. `limit` is a
-    ceiling of this row, drawn as an upright line.
-    """
+    over: Head
+    groups: tuple[Group, ...]
+    caption: str
 
-    value: float | None
-    words: str
-    low: float | None = None
-    high: float | None = None
-    tone: str = OTHER_TONE
-    is_hollow: bool = False
-    published: tuple[float, ...] = ()
-    limit: float | None = None
+    @property
+    def alt(self) -> str:
+        """Every row of every panel in words."""
+        rows = [
+            f"{name}: " + ", ".join(f"{panel.title}: {panel.marks[number].words}" for panel in group.panels)
+            for group in self.groups
+            for number, name in enumerate(group.names)
+        ]
+        return "; ".join(rows) + "."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        shown = [
+            Group(names=one.names, panels=tuple(p for p in one.panels if not (sheet.narrow and p.wide_only)))
+            for one in self.groups
+            if one.names
+        ]
+        heights = [
+            rows_height_in(len(one.names), ROW_IN, sheet) * (len(one.panels) if sheet.narrow else 1) for one in shown
+        ]
+        drawing = board(self.over, sheet, sum(heights))
+        left_in = names_width_in([name for one in shown for name in one.names], sheet)
+        for number, group in enumerate(shown):
+            _draw_panels(drawing, group, left_in=left_in, top_in=sum(heights[:number]))
+        return drawing.figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """One quantity over the figure's rows. `kind` is "bars" or "dots"; dots may stand on a logarithmic axis.
-
-    `at` is a dashed upright line through all rows (no change, a capacity), which the title explains; `limits` are the
-    axis's, where panels beside each other share one; `band` is a range behind the marks.
-    """
-
-    title: str
-    marks: tuple[Mark, ...]
-    kind: str = "bars"
-    log: bool = False
-    at: float | None = None
-    limits: tuple[float, float] | None = None
-    band: tuple[float, float] | None = None
-
-
-def draw_panels(
-    board: Board,
-    names: Sequence[str],
-    panels: Sequence[Panel],
-    *,
-    top_in: float = 0.0,
-    aligned_with: Sequence[str] = (),
-) -> None:
-    """Panels over the same rows, beside each other, on a narrow sheet below each other.
-
-    `aligned_with` are names of other rows of the figure, so that all begin at the same distance from the left.
-    """
-    sheet = board.sheet
-    height_in = rows_height_in(len(names), ROW_IN, sheet)
-    left_in = names_width_in([*names, *aligned_with], sheet)
-    across = board.columns(1 if sheet.narrow else len(panels), left_in=left_in, gap_in=0.3)
-    for number, one in enumerate(panels):
+def _draw_panels(drawing: Board, group: Group, *, left_in: float, top_in: float) -> None:
+    """A group's panels beside each other, on a narrow sheet below each other."""
+    sheet = drawing.sheet
+    height_in = rows_height_in(len(group.names), ROW_IN, sheet)
+    across = drawing.columns(1 if sheet.narrow else len(group.panels), left_in=left_in, gap_in=0.3)
+    for number, one in enumerate(group.panels):
         left, width = across[0] if sheet.narrow else across[number]
         top = top_in + (number * height_in if sheet.narrow else 0.0)
-        axes = board.panel(left, top, width, height_in)
-        label_rows(axes, names, sheet, shown=number == 0)
-        draw_rows(axes, names, one, sheet, width)
-
-
-def panels_height_in(rows: int, panels: int, sheet: Sheet) -> float:
-    """Height of `draw_panels` before it is drawn."""
-    return rows_height_in(rows, ROW_IN, sheet) * (panels if sheet.narrow else 1)
+        axes = drawing.panel(left, top, width, height_in)
+        label_rows(axes, group.names, sheet, shown=number == 0)
+        draw_rows(axes, group.names, one, sheet, width)
 
 
 def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width_in: float) -> None:
@@ -99,7 +84,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
         if mark.limit is not None:
             axes.plot([mark.limit] * 2, [middle - 0.2, middle + 0.2], color=INK, linewidth=1.8, zorder=3)
         for value in mark.published:
-            axes.plot(value, middle, zorder=4, **_PUBLISHED)
+            axes.plot(value, middle, zorder=4, **PUBLISHED_LOOK)
     _limits(axes, panel, _values(panel.marks))
     if panel.at is not None:
         _draw_upright(axes, panel.at, names, panel.marks, sheet, width_in)
@@ -153,29 +138,6 @@ def _values(marks: Sequence[Mark]) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def value_axis(axes: Any, ticks: int = 5, *, integer: bool = False, log: bool = False) -> None:
-    """A horizontal axis of few, plainly written values."""
-    _plain(axes.xaxis, ticks, integer=integer, log=log)
-
-
-def height_axis(axes: Any, ticks: int = 5, *, log: bool = False) -> None:
-    """An upright axis of few, plainly written values, small and muted."""
-    _plain(axes.yaxis, ticks, integer=False, log=log)
-    axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
-
-
-def _plain(axis: Any, ticks: int, *, integer: bool, log: bool) -> None:
-    if log:
-        low, high = axis.get_view_interval()
-        span = high / low
-        subs = (1.0,) if span > 1000 else (1.0, 3.0) if span > 40 else (1.0, 2.0, 5.0)
-        axis.set_major_locator(LogLocator(base=10, subs=subs) if span > 4 else MaxNLocator(nbins=ticks))
-        axis.set_minor_formatter(NullFormatter())
-    else:
-        axis.set_major_locator(MaxNLocator(nbins=ticks, integer=integer))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-
-
 def label_rows(axes: Any, names: Sequence[str], sheet: Sheet, *, shown: bool = True) -> None:
     """Room for one row per name, row `i` at y = i, first on top; with their names down the left side."""
     written = shown and not sheet.narrow
@@ -215,47 +177,3 @@ def whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
         return
     axes.plot([low, high], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")
     axes.plot([low, high], [y, y], color=INK, linestyle="none", marker="|", markersize=8, markeredgewidth=1.6)
-
-
-def upright(axes: Any, x: float, low: float | None, high: float | None) -> None:
-    """An interval as an upright line; nothing where there is none."""
-    if low is not None and high is not None:
-        axes.plot([x, x], [low, high], color=INK, linewidth=1.2, solid_capstyle="butt", zorder=2)
-
-
-def diamond(axes: Any, x: float, y: float) -> None:
-    """A published value."""
-    axes.plot(x, y, zorder=5, **_PUBLISHED)
-
-
-def end_labels(axes: Any, at: Sequence[tuple[float, float, str, str]], height_in: float) -> None:
-    """Labels right of points (x, y, words, colour), moved apart where they would overlap. Call with final limits."""
-    if not at:
-        return
-    transform = axes.transData + axes.transAxes.inverted()
-    heights = [float(transform.transform((x, y))[1]) for x, y, _, _ in at]
-    gap = 0.15 / height_in
-    for (x, y, words, colour), place in zip(at, spread(heights, gap), strict=True):
-        shift = (place - float(transform.transform((x, y))[1])) * height_in * 72
-        axes.annotate(
-            words, (x, y), xytext=(6, shift), textcoords="offset points", va="center", fontsize=8.5, color=colour
-        )
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """`places`, moved as little as needed so that neighbours are at least `gap` apart; their order is kept."""
-    order = sorted(range(len(places)), key=lambda number: places[number])
-    groups: list[tuple[float, list[int]]] = []  # (middle, members), members `gap` apart around the middle
-    for number in order:
-        groups.append((places[number], [number]))
-        while len(groups) > 1:
-            (below, lower), (above, upper) = groups[-2], groups[-1]
-            if above - below >= gap * (len(lower) + len(upper)) / 2:
-                break
-            total = len(lower) + len(upper)
-            groups[-2:] = [((below * len(lower) + above * len(upper)) / total, lower + upper)]
-    moved = [0.0] * len(places)
-    for middle, members in groups:
-        for rank, number in enumerate(members):
-            moved[number] = middle + (rank - (len(members) - 1) / 2) * gap
-    return moved

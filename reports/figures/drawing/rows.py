@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports import text
-from reports.figures.drawing.marks import Mark, Panel
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
+from reports.figures.drawing.panel import Mark
+from reports.read.readings import Reading
+from reports.summary.cost import Amount
 from reports.summary.summary import ConfigurationRow, Summary
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
@@ -71,13 +73,34 @@ def estimate_mark(row: ConfigurationRow, name: str, *, more: str = "", published
     )
 
 
-def alt(names: Sequence[str], panels: Sequence[Panel]) -> str:
-    """Every row of every panel in words."""
-    told = [
-        f"{name}: " + ", ".join(f"{panel.title}: {panel.marks[number].words}" for panel in panels)
-        for number, name in enumerate(names)
-    ]
-    return "; ".join(told) + "."
+def dollars_mark(of: Amount, *, tone: str, more: str = "", published: tuple[float, ...] = ()) -> Mark:
+    """A bar of an amount in US dollars."""
+    words = f"{text.estimate(of, prefix='$')}{more}"
+    return Mark(value=of.value, words=words, low=of.low, high=of.high, tone=tone, published=published)
+
+
+def reading_mark(
+    one: Reading | None,
+    unit: str,
+    *,
+    scale: float = 1.0,
+    more: str = "",
+    tone: str = OTHER_TONE,
+    published: float | None = None,
+    limit: float | None = None,
+) -> Mark:
+    """A row of a measurement in `unit`, its value divided by `scale`; `published` is in the same unit."""
+    if one is None or one.value is None:
+        return Mark(value=None, words="not done" if one is None else f"none: {one.note or 'not known'}")
+    return Mark(
+        value=one.value / scale,
+        words=one.words(unit, scale=scale) + more,
+        low=None if one.low is None else one.low / scale,
+        high=None if one.high is None else one.high / scale,
+        tone=tone,
+        published=() if published is None else (published,),
+        limit=limit,
+    )
 
 
 def _range(values: list[int]) -> str:

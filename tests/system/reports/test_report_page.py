@@ -24,8 +24,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from bench.records.result import End
-from reports.figures import CHARTS
-from reports.figures import studio as drawing
+from reports.figures import CHARTS, studio
 from reports.output.build import build
 from reports.summary.prices import Pricing
 from tests.support.reports import showcase, synthetic
@@ -134,7 +133,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     showcase.write(earlier, workers=2, machine=showcase.A10, out_of_memory=lost, run_id="20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "MOST_PROCESSES", 1)  # several test processes share this machine already
+        patch.setattr(studio, "MOST_PROCESSES", 1)  # several test processes share this machine already
         return {
             "good": build(good).index,
             "kinds": build(kinds).index,

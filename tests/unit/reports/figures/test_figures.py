@@ -23,13 +23,15 @@ from reports.figures import (
     loss_curves,
     memory,
     run_comparison,
+    studio,
 )
-from reports.figures import studio as drawing
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import palette, text_size
 from reports.figures.drawing.board import NARROW, WIDE
 from reports.figures.drawing.inline_svg import inline_svg
-from reports.figures.drawing.marks import Mark, Panel, around, shared, spread
+from reports.figures.drawing.lines import spread
+from reports.figures.drawing.marks import around, shared
+from reports.figures.drawing.panel import Mark, Panel
 from reports.figures.studio import DrawError, Job, Studio
 from reports.output.build import build
 from reports.read import published, telemetry
@@ -49,22 +51,21 @@ SEES = {
 }
 
 
-@pytest.fixture(scope="module")
-def a10(tmp_path_factory):
-    """Two A10 nodes, every kind of trial, two configurations out of memory."""
-    folder = tmp_path_factory.mktemp("a10")
-    showcase.write(folder, workers=2, machine=showcase.A10, out_of_memory=("no-checkpointing", "seq-2048"))
-    run = load(folder)
-    return summarize(run), run
+def rows_of(figure, *, group=0, panel=0):
+    """Name of a row to its mark."""
+    return dict(zip(figure.groups[group].names, figure.groups[group].panels[panel].marks, strict=True))
 
 
-@pytest.fixture(scope="module")
-def h200(tmp_path_factory):
-    """One H200, every kind of trial."""
-    folder = tmp_path_factory.mktemp("h200")
-    showcase.write(folder)
-    run = load(folder)
-    return summarize(run), run
+def panels_of(figure):
+    return {panel.title: panel for group in figure.groups for panel in group.panels}
+
+
+def job_of(chart, summary, run):
+    return Job(chart=chart, drawing=chart.gather(summary, run))
+
+
+def draw_one(job):
+    return studio.draw_one(job.chart.name, job.chart.title, job.drawing)
 
 
 def linear(colour: str) -> np.ndarray:
@@ -96,7 +97,7 @@ def test_every_two_tones_differ_in_grey_print(pair):
 def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
     summary, run = a10
     for chart in CHARTS[:-1]:
-        picture = drawing.draw_one(chart.name, chart.gather(summary, run))
+        picture = draw_one(job_of(chart, summary, run))
         assert set(re.findall(r"#[0-9a-f]{6}\b", picture.wide_svg)) == set(), chart.name
 
 
@@ -117,9 +118,9 @@ def test_panels_beside_each_other_share_one_axis_and_bars_begin_at_zero():
 
 
 def test_the_summary_puts_the_most_useful_tokens_first_and_published_rates_where_they_measured_the_same(a10):
-    data = executive_summary.gather(*a10)
-    assert data.names[0] == "packed"
-    samples = dict(zip(data.names, data.panels[1].marks, strict=True))
+    figure = executive_summary.gather(*a10)
+    assert figure.groups[0].names[0] == "packed"
+    samples = rows_of(figure, panel=1)
     assert samples["optimized"].published == (1.46,)
     assert samples["baseline"].published == (0.69, 0.67)
     assert {name for name, mark in samples.items() if mark.published} == {"optimized", "baseline"}
@@ -147,15 +148,14 @@ def test_the_published_file_reads_and_keeps_both_sides_of_each_contradiction():
 
 
 def test_hardware_shows_each_types_largest_product_with_the_chips_own_figure_as_its_limit(h200):
-    data = hardware.gather(*h200)
-    bf16 = data.tflops.marks[data.products.index("bf16, 8,192")]
+    figure = hardware.gather(*h200)
+    bf16 = rows_of(figure)["bf16, 8,192"]
     assert bf16.limit == pytest.approx(100 * bf16.value / 70.0)
-    assert data.rates.marks[0].published == (475.0,)
+    assert rows_of(figure, group=1)["within the GPU's memory"].published == (475.0,)
 
 
 def test_loading_and_inference_take_their_values_over_workers(a10):
-    loads = loading.gather(*a10)
-    cold = loads.seconds[0].marks[0]
+    cold = rows_of(loading.gather(*a10))["load, cold"]
     assert cold.low <= cold.value <= cold.high
     lines = inference.gather(*a10).lines[0]
     assert {(line.precision, line.path) for line in lines} == {
@@ -165,8 +165,7 @@ def test_loading_and_inference_take_their_values_over_workers(a10):
 
 
 def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_not_fit(a10):
-    data = diagnostic.gather(*a10)
-    effect = dict(zip(data.names, data.panels[0].marks, strict=True))
+    effect = rows_of(diagnostic.gather(*a10))
     assert len(effect) == 11
     assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
@@ -176,13 +175,13 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_no
 
 def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there_are_none(h200):
     summary, run = h200
-    data = memory.gather(summary, run)
-    assert data.panel.at == pytest.approx(150.0)
-    assert all(data.predicted_gb)
+    figure = memory.gather(summary, run)
+    assert figure.groups[0].panels[0].at == pytest.approx(150.0)
+    assert all(mark.limit for mark in rows_of(figure).values())
     without = run.measurements[run.measurements["name"] != memory.PREDICTED]
     bare = memory.gather(summary, showcase.replace(run, measurements=without))
-    assert set(bare.predicted_gb) == {None}
-    assert "no prediction" in memory.caption(bare)
+    assert {mark.limit for mark in rows_of(bare).values()} == {None}
+    assert "no prediction" in bare.caption
 
 
 @pytest.mark.parametrize(("predicted", "says"), [(0.997, "0 %"), (1.004, "0 %"), (0.98, "-2 %"), (1.017, "+2 %")])
@@ -192,24 +191,25 @@ def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200,
     peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
     these = frame["name"] == memory.PREDICTED
     frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
-    marks = memory.gather(summary, showcase.replace(run, measurements=frame)).panel.marks
-    assert {mark.words.split("predicted, ")[1].split("  ")[0] for mark in marks} == {says}
+    marks = rows_of(memory.gather(summary, showcase.replace(run, measurements=frame)))
+    assert {mark.words.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
 
 
 def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
-    data = cost.gather(*a10)
-    by_title = {panel.title: panel for panel in (*data.panels, *data.tuning_panels)}
+    figure = cost.gather(*a10)
+    configurations, tunings = figure.groups
+    by_title = panels_of(figure)
     assert not any(mark.published for mark in by_title["Per 1,000 samples, at $2.00"].marks)
-    sixty = dict(zip(data.names, by_title["Per 1,000 samples, at $0.60"].marks, strict=True))
+    sixty = dict(zip(configurations.names, by_title["Per 1,000 samples, at $0.60"].marks, strict=True))
     assert sixty["optimized"].published == (0.114,)
-    four = by_title["10,000 samples at $0.60"].marks[data.tunings.index("optimized, 4 GPUs")]
+    four = by_title["10,000 samples at $0.60"].marks[tunings.names.index("optimized, 4 GPUs")]
     assert four.published == (1.14, 1.24)
 
 
 def test_a_price_that_is_set_and_published_is_drawn_once(a10):
     _, run = a10
     data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=0.60, source="a list")), run)
-    titles = [panel.title for panel in (*data.panels, *data.tuning_panels)]
+    titles = [panel.title for group in data.groups for panel in group.panels]
     assert len(titles) == len(set(titles))
     assert "10,000 samples at $0.18" in titles
 
@@ -218,7 +218,7 @@ def test_a_price_that_is_set_and_published_is_drawn_once(a10):
 def test_the_titles_of_the_costs_are_whole_however_many_prices_there_are(a10, sheet):
     _, run = a10
     data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=1.25, source="a list")), run)
-    titles = [axes.get_title() for axes in cost.draw(data, sheet).axes]
+    titles = [axes.get_title() for axes in data.draw(sheet).axes]
     assert "10,000 samples at $1.25" in titles
     assert "10,000 samples at $0.60" in titles  # the published one
     assert not any(title.endswith(text_size.ELLIPSIS) for title in titles)
@@ -231,12 +231,12 @@ def test_cost_is_not_drawn_without_a_price(h200):
 
 
 def test_distributed_shows_both_published_records_and_the_bound(a10):
-    data = distributed.gather(*a10)
-    marks = dict(zip(data.efficiencies, data.efficiency.marks, strict=True))
+    figure = distributed.gather(*a10)
+    marks = rows_of(figure, group=1)
     assert marks["4 ranks, table A"].published == (94.0,)
     assert marks["4 ranks, run B"].published == (99.7,)
     assert marks["4 ranks, against one rank"].value == pytest.approx(100 * 0.576 / 0.598, rel=0.01)
-    assert 0 < data.panels[1].marks[-1].limit < 0.1
+    assert 0 < figure.groups[0].panels[1].marks[-1].limit < 0.1
 
 
 def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
@@ -266,7 +266,7 @@ def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(
     assert [lane.lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
     assert data.lanes[1].told.endswith(" of 150")
     assert data.over.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
-    assert "what this GPU can do at most" in telemetry_figure.caption(data)
+    assert "what this GPU can do at most" in data.caption
 
 
 def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
@@ -283,7 +283,7 @@ def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
     data = telemetry_figure.gather(summary, showcase.replace(run, results=results))
     assert [lane.lines for lane in data.lanes] == [(80.0,), (), (), ()]
     assert data.over.title.endswith("above the target of 80 %")
-    assert "at most" not in telemetry_figure.caption(data)
+    assert "at most" not in data.caption
 
 
 def test_a_loss_that_does_not_fall_is_the_title(folder):
@@ -304,19 +304,19 @@ def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
     synthetic.write_run(tmp_path / "later", slower, speeds={"baseline": 0.2, "optimized": 0.155})
     before, after = load(folder), load(tmp_path / "later")
     data = run_comparison.gather(summarize(after), after, compare([before, after]))
-    assert data.names[0] == "baseline"
-    assert data.panel.marks[0].value == pytest.approx(0.8, rel=0.03)
+    assert next(iter(rows_of(data))) == "baseline"
+    assert rows_of(data)["baseline"].value == pytest.approx(0.8, rel=0.03)
     assert run_comparison.gather(summarize(after), after) is None
 
 
 def test_figures_drawn_in_other_processes_are_the_same_bytes(a10, monkeypatch):
     summary, run = a10
-    jobs = [Job(chart=chart, data=chart.gather(summary, run)) for chart in CHARTS[:4]]
-    here = [drawing.draw_one(job.chart.name, job.data) for job in jobs]
-    monkeypatch.setattr(drawing, "MOST_PROCESSES", 2)
+    jobs = [job_of(chart, summary, run) for chart in CHARTS[:4]]
+    here = [draw_one(job) for job in jobs]
+    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    with Studio() as studio:
-        there = studio.draw(jobs)
+    with Studio() as processes:
+        there = processes.draw(jobs)
     # Pixels are left out: this process draws them smaller for the tests' sake.
     assert [one.svg for one in there] == [one.svg for one in here]
     assert [one.narrow_svg for one in there] == [one.narrow_svg for one in here]
@@ -324,25 +324,25 @@ def test_figures_drawn_in_other_processes_are_the_same_bytes(a10, monkeypatch):
 
 def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(a10, monkeypatch):
     summary, run = a10
-    monkeypatch.setattr(drawing, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    jobs = [Job(chart=chart, data=chart.gather(summary, run)) for chart in CHARTS[:3]]
-    with Studio() as studio:
-        for process in studio._pool._processes.values():
+    jobs = [job_of(chart, summary, run) for chart in CHARTS[:3]]
+    with Studio() as processes:
+        for process in processes._pool._processes.values():
             process.kill()
             process.join(60)
-        pictures = studio.draw(jobs)
+        pictures = processes.draw(jobs)
     assert [one.name for one in pictures] == [job.chart.name for job in jobs]
 
 
 def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
-    monkeypatch.setattr(drawing, "DRAW_SEC", 0.01)
+    monkeypatch.setattr(studio, "DRAW_SEC", 0.01)
     with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
-        drawing._awaited(Job(chart=CHARTS[0], data=None), Future())
+        studio._awaited(Job(chart=CHARTS[0], drawing=None), Future())
 
 
 def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):
-    picture = drawing.draw_one(CHARTS[0].name, CHARTS[0].gather(*h200))
+    picture = draw_one(job_of(CHARTS[0], *h200))
     words = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
     assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == words
     assert len(picture.wide_svg) < len(picture.svg) / 1.5

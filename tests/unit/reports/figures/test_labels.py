@@ -11,20 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from reports.figures import diagnostic, inference, training_performance
-from reports.figures.drawing import label_placing as clearance
-from reports.figures.drawing import marks, text_size
+from reports.figures.drawing import label_placing, marks, text_size
 from reports.figures.drawing.board import NARROW, WIDE
 from reports.read.load import load
 from reports.summary.summarize import summarize
-from tests.support.reports import showcase, synthetic
-
-
-@pytest.fixture(scope="module")
-def a10(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("a10")
-    showcase.write(folder, workers=2, machine=showcase.A10, out_of_memory=("no-checkpointing", "seq-2048"))
-    run = load(folder)
-    return summarize(run), run
+from tests.support.reports import synthetic
 
 
 def drawn_pixels(line) -> np.ndarray:
@@ -44,7 +35,7 @@ def words_on(figure: Figure) -> list[tuple[Annotation, object]]:
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_published_labels_stand_on_no_line(a10, sheet):
-    figure = inference.draw(inference.gather(*a10), sheet)
+    figure = inference.gather(*a10).draw(sheet)
     labels = [box for text, box in words_on(figure) if text.get_text().endswith("published")]
     assert len(labels) == 2
     for line in (line for line in figure.axes[0].lines if len(line.get_xdata()) > 1):
@@ -62,7 +53,7 @@ def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
     axes = figure.add_subplot()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    clearance.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
+    label_placing.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
     (label,) = axes.texts
     assert label.arrow_patch is None
     assert np.hypot(*label.get_position()) < 30
@@ -70,7 +61,7 @@ def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_the_dashed_line_makes_room_for_words(a10, sheet):
-    figure = diagnostic.draw(diagnostic.gather(*a10), sheet)
+    figure = diagnostic.gather(*a10).draw(sheet)
     for axes in figure.axes:
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" or line.is_dashed()]
         boxes = [box for text, box in words_on(figure) if text.axes is axes]
@@ -88,7 +79,7 @@ def test_the_title_over_steps_that_were_stopped_ends_before_the_sheet_does(tmp_p
     run = load(tmp_path)
     assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
     run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
-    figure = training_performance.draw(training_performance.gather(summarize(run), run), sheet)
+    figure = training_performance.gather(summarize(run), run).draw(sheet)
     title = figure.axes[0].get_title()
     assert "(60: or more)" in title
     assert (

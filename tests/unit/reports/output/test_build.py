@@ -345,7 +345,7 @@ def test_useful_tokens_tell_what_samples_hide(folder):
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     exact_run(folder)
     made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
-    assert made.rows[1].cost.usd_per_1000_samples == pytest.approx(0.01)
+    assert made.rows[1].cost.usd_per_1000_samples.value == pytest.approx(0.01)
     document = json.loads(read(made, "summary.json"))
     assert (document["price"]["usd_per_gpu_hour"], document["price"]["source"]) == (3.6, "a list, 2026-01")
     for words in (page_text(made), read(made, "report.md")):

@@ -9,7 +9,7 @@ import pytest
 
 from reports.statistics.values import Estimate
 from reports.summary import cost
-from reports.summary.cost import BootVolume, Price, Scaling, hosted, price
+from reports.summary.cost import Amount, BootVolume, Price, Scaling, hosted, price
 from tests.support.reports import synthetic
 
 SAMPLES = Estimate(value=1.46, low=1.40, high=1.50, n=60, over="workers")
@@ -19,7 +19,7 @@ LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand",
 
 def test_the_published_optimum_costs_eleven_cents_at_sixty_cents_an_hour():
     found = cost.cost(SAMPLES, TOKENS, price(0.60, "reference"))
-    assert found.usd_per_1000_samples == pytest.approx(0.114, abs=0.0005)
+    assert found.usd_per_1000_samples.value == pytest.approx(0.114, abs=0.0005)
 
 
 def test_the_published_fine_tuning_takes_114_minutes_and_costs_a_dollar_fourteen():
@@ -46,13 +46,13 @@ def test_the_interval_turns_over_because_faster_is_cheaper():
     found = cost.cost(SAMPLES, TOKENS, LIST)
     assert found.low == pytest.approx(2.0 / 3600 * 1000 / 1.50)
     assert found.high == pytest.approx(2.0 / 3600 * 1000 / 1.40)
-    assert found.low < found.usd_per_1000_samples < found.high
+    assert found.usd_per_1000_samples.low < found.usd_per_1000_samples.value < found.usd_per_1000_samples.high
 
 
 def test_without_an_interval_the_cost_has_none():
     rate = Estimate(value=1.0, low=None, high=None, n=1)
     found = cost.cost(rate, rate, price(3.6, "list"))
-    assert (found.usd_per_1000_samples, found.low, found.high) == (pytest.approx(1.0), None, None)
+    assert found.usd_per_1000_samples == Amount(value=pytest.approx(1.0), low=None, high=None)
     assert found.fine_tunings[2].usd.low is None
 
 
