@@ -19,6 +19,7 @@ from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Absent, Chart, Picture
 from reports.figures.studio import DrawError, Job, Studio
 from reports.output import csv_frames, html, markdown, tables
+from reports.output.html import INDEX_FILE
 from reports.read.load import load
 from reports.read.run import Missing, Rejected, ReportError, Run
 from reports.summary import sentences
@@ -27,7 +28,6 @@ from reports.summary.summarize import summarize
 from reports.summary.summary import ConfigurationRow, Other, Summary
 
 FIGURES_FOLDER = "figures"
-INDEX_FILE = "index.html"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from reports.read.run import Run
 from reports.summary import highlights, sentences
 from reports.summary.summary import ConfigurationRow, Summary
 
+INDEX_FILE = "index.html"
 _TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the page's long tables, so that it stays a page; summary.json has all of them.
 MOST_ROWS, MOST_RAW, MOST_FAILURES = 400, 500, 200

@@ -13,20 +13,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from bench.records.durable import write_atomic
 from bench.records.layout import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
-from reports.output.build import INDEX_FILE, ReportSummary
-from reports.output.html import without_refresh
+from reports.output.html import INDEX_FILE, without_refresh
 from reports.read.run import ReportError
 
 EVERY_SEC = 5
 # Beyond the longest trial's own deadline: starting it, bringing its result, and a slow machine.
 GRACE_SEC = 300.0
 
-Build = Callable[[int | None], ReportSummary]
+Made = TypeVar("Made")  # what a build gives
 
 
 class Unchanged(ReportError):
@@ -73,13 +73,13 @@ def patience_sec(run_folder: Path) -> float:
 
 def watch(
     run_folder: Path,
-    build: Build,
+    build: Callable[[int | None], Made],
     say: Callable[[Progress], None],
     *,
     every_sec: int = EVERY_SEC,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> ReportSummary:
+) -> Made:
     """Build again whenever results have changed; the last report, once every planned trial has a result.
 
     `build` takes the seconds after which the page loads itself again, None for never; `say` hears of each version.

@@ -16,7 +16,8 @@ from bench.records.layout import REPORT_FOLDER
 from bench.records.result import End
 from reports import text
 from reports.output import watch as watching
-from reports.output.build import INDEX_FILE, ReportSummary, build
+from reports.output.build import ReportSummary, build
+from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError
 from reports.statistics.values import Ratio
 from reports.summary.prices import Pricing
