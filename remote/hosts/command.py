@@ -1,7 +1,7 @@
-"""A command as a value: argv, environment and folder, built once and tested as data. Quoting happens here only.
+"""A command as a value: argv, environment and folder. All quoting happens here.
 
-Secrets never ride in argv or in the environment, where any process listing shows them: they go to a command's standard
-input, and a command that carries one in its argv cannot be constructed.
+Secrets go to a command's standard input. argv and environment show in process listings, so a command that holds a
+secret there cannot be constructed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST_WORD, _SHOWN = 200, 40
 
 
 class Secret:
-    """A value that prints as `***` everywhere; `reveal()` is the only way to it, so its uses can be searched for."""
+    """A value that prints as `***` everywhere; only `reveal()` gives it."""
 
     __slots__ = ("_value",)
 
@@ -43,7 +43,7 @@ class Secret:
 def mask(text: str, secrets: Iterable[Secret]) -> str:
     """`text` with every secret replaced by `***`, in its plain and in its shell-quoted form."""
     forms = {form for secret in secrets for form in (secret.reveal(), shlex.quote(secret.reveal()))}
-    # Longest first: a quoted form contains the plain one, and masking the inside would leave its quotes behind.
+    # Longest first: a quoted form contains the plain one.
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, MASK)
     return text
@@ -56,11 +56,11 @@ def _cut(word: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to run on a host. `folder` is the working folder there; None means the host's own choice.
+    """What to run on a host, in the working folder `folder` (None: the host chooses).
 
-    `secrets` are what the command will be given on standard input; they are named here so that its rendering, and
-    every error made from it, is masked. The output of a command that `proves_itself` holds the digests of all it says,
-    and its reader checks them; a host may spare check sums of its own there, though never the proof of the end.
+    `secrets` is what the command gets on standard input; the rendering and every error mask it. The output of a command
+    that `proves_itself` carries its own digests, which its reader checks: a host may leave out check sums of its own,
+    but never the proof of the end.
     """
 
     argv: tuple[str, ...]
@@ -89,7 +89,7 @@ class Command:
         return mask(line, self.secrets)
 
     def brief(self) -> str:
-        """`render` for a message: a word that is a program of its own, or as long as one, is cut to its beginning."""
+        """`render` for a message: a long word, or one of several lines, is cut to its beginning."""
         return replace(self, argv=tuple(map(_cut, self.argv))).render()
 
     def tail(self, text: str, lines: int = 5) -> str:

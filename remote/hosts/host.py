@@ -1,8 +1,7 @@
-"""The protocol every kind of host speaks: run one command and say truly how it ended.
+"""The protocol of every kind of host: run one command, return how it ended.
 
-A pod, the build VM and this laptop differ in how a command reaches them; jobs, transfer and the fleet know only this
-protocol. The one promise that matters: a `Completed` carries the command's own exit code. A host whose transport can
-lose a stream and still exit 0 (kubectl exec can) must notice and raise HostUnreachable instead.
+A `Completed` carries the command's own exit code. A host whose transport can lose a stream and still exit 0 (kubectl
+exec can) has to notice that and raise HostUnreachable.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ class HostError(Exception):
 
 
 class HostUnreachable(HostError):
-    """The host did not answer, or the stream broke: whether the command ran is not known. Worth another try."""
+    """The host did not answer, or the stream broke. The command may have run. Worth another try."""
 
 
 class AddressWrong(HostError):
-    """The host cannot be where the settings say, or they cannot be read: another try will not help."""
+    """The settings name no host that can be reached, or cannot be read. Another try will not help."""
 
 
 class LoginRefused(HostError):
-    """The host is there and does not let us in."""
+    """The host answers and refuses the login."""
 
 
 class HostKeyRefused(HostError):
-    """The host shows a key that is not known for it: nothing was sent to it, no name, no key of ours."""
+    """The host shows a key that is not known for it. No user name and no key of ours was sent."""
 
 
 class OperatorRefused(HostError):
-    """This operator's credentials, rights or programs do not do: no host is to blame, and no other one will let us."""
+    """This operator lacks credentials, rights or a program. Every other host would refuse as well."""
 
 
 class CommandTimedOut(HostError):
-    """The command was stopped at its deadline, or was silent for longer than it may be."""
+    """The command was stopped at its deadline, or after too long a silence."""
 
 
 class CommandFailed(HostError):
-    """A command that had to succeed did not. Carries what it was and what it said."""
+    """A command that had to succeed failed. The message has the command and its last lines."""
 
     def __init__(self, host: str, command: Command, completed: Completed) -> None:
-        said = completed.stderr.decode(errors="replace") or completed.stdout.decode(errors="replace")
+        output = (completed.stderr or completed.stdout).decode(errors="replace")
         super().__init__(
-            f"{host}: exit {completed.exit_code}: {command.brief()}" + (f"\n{command.tail(said)}" if said else "")
+            f"{host}: exit {completed.exit_code}: {command.brief()}" + (f"\n{command.tail(output)}" if output else "")
         )
         self.completed = completed
 
@@ -66,16 +65,16 @@ class Completed:
 
 
 class Readable(Protocol):
-    """What can be fed to a command's standard input: a file, or anything that reads like one."""
+    """What can be fed to a command's standard input: a file, or an object with its `read`."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class Host(Protocol):
-    """One machine (or pod) that can run commands.
+    """One machine or pod that can run commands.
 
-    `name` is unique in a fleet. `workdir` is an absolute folder on the host that is ours alone; it need not exist yet.
-    `python` is how to start a Python (3.9 or newer) there.
+    `name` is unique in a fleet. `workdir` is an absolute folder on the host for us alone; it need not exist yet.
+    `python` starts a Python (3.9 or newer) there.
     """
 
     @property
@@ -98,9 +97,9 @@ class Host(Protocol):
     ) -> Completed:
         """Run `command` to its end.
 
-        `stdin` is fed as given and then closed. `on_stdout` receives pieces as they arrive, from the calling thread.
-        `idle_timeout_sec` bounds the silence on standard output. When a limit passes, the command is ended on the host
-        as well as can be and CommandTimedOut is raised. Raises HostUnreachable as said above.
+        `stdin` is fed and then closed. `on_stdout` receives pieces as they arrive, in the calling thread.
+        `idle_timeout_sec` bounds the silence on standard output. Raises CommandTimedOut after ending the command, as
+        far as the host allows, and HostUnreachable.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""This machine as a host: several workers on one laptop, each with a work folder of its own."""
+"""This machine as a host: several workers on one laptop, each with its own work folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalHost:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> Completed:
-        """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as a shell would say it."""
+        """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as in a shell."""
         try:
             return run_program(
                 command.argv,

@@ -1,7 +1,4 @@
-"""Run one local program and pump its streams: the part that every kind of host shares.
-
-LocalHost runs the command itself this way; hosts behind a client program (kubectl, ssh) run that client.
-"""
+"""Runs one local program and pumps its streams: the command itself, or a client such as kubectl or ssh."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import IO, Protocol, cast
 
 from remote.hosts.host import CommandTimedOut, Completed, Readable
@@ -26,13 +22,13 @@ _LEAVE_SEC = 2.0  # for a client program that has brought all there is and only 
 
 
 class HeldOpen(Protocol):
-    """Input that may outlast its content: None from `read` means that no more will come, and no end either."""
+    """Input that stays open after its content: `read` returns None when there is no more."""
 
     def read(self, size: int, /) -> bytes | None: ...
 
 
 class CannotStart(Exception):
-    """The program could not even be started; the message says what is wrong with it or with its folder."""
+    """The program could not be started; the message says what is wrong with it or with its folder."""
 
 
 def run_program(
@@ -49,11 +45,10 @@ def run_program(
 ) -> Completed:
     """Run `argv` to its end in a process group of its own; `label` names it in messages, secrets already masked.
 
-    `environment` is the whole environment (None: ours). A `stdin` whose `read` gives None has no more to say, but stays
-    open for as long as the program runs. Once `is_complete()` holds, nothing more is expected of the program: it is
-    ended if it does not leave by itself. Raises CommandTimedOut when the program outlives `timeout_sec` or says nothing
-    on standard output for `idle_timeout_sec`; CannotStart. Whatever ends this call early, an exception from `on_stdout`
-    included, ends the program too.
+    `environment` is the whole environment (None: ours). A `stdin` whose `read` returns None has no more to send, and
+    stays open while the program runs. Once `is_complete()` holds, the program is ended unless it leaves by itself.
+    Raises CannotStart, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without standard output.
+    Whatever ends this call early, also an exception from `on_stdout`, ends the program.
     """
     try:
         process = subprocess.Popen(
@@ -63,24 +58,31 @@ def run_program(
             stderr=subprocess.PIPE,
             env=None if environment is None else dict(environment),
             cwd=folder,
-            # A Ctrl-C at the terminal is for the operator's own process to act on, not for everything it has started.
+            # A Ctrl-C at the terminal is for the operator's own process alone.
             start_new_session=True,
         )
     except OSError as error:
         raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
     if sys.platform == "linux" and process.stdout is not None:
-        with contextlib.suppress(OSError):  # more than this user may have: slower, and well
+        with contextlib.suppress(OSError):  # more than this user may have; it is slower without
             fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     limits = Limits(label, timeout_sec, idle_timeout_sec)
-    said = _Said()
+    stdout, stderr = bytearray(), bytearray()
+
+    def hear(piece: bytes) -> None:
+        (stdout.extend if on_stdout is None else on_stdout)(piece)
+        limits.heard = time.monotonic()  # afterwards: the time that the sink takes is not the program's silence
+        if is_complete is not None and is_complete():
+            limits.leave_soon()
+
     try:
-        _pump(process, stdin, on_stdout, limits, is_complete, said)
+        _pump(process, stdin, {process.stdout: hear, process.stderr: stderr.extend}, limits)
         code = process.wait(limits.left_sec())
     except (CommandTimedOut, subprocess.TimeoutExpired):
         _end(process)
         if not limits.is_leaving:
             raise limits.passed() from None
-        code = 0  # as it would have said, had it left
+        code = 0
     except BaseException:
         _end(process)
         raise
@@ -89,13 +91,7 @@ def run_program(
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=bytes(said.out), stderr=bytes(said.err))
-
-
-@dataclass(kw_only=True)
-class _Said:
-    out: bytearray = field(default_factory=bytearray)
-    err: bytearray = field(default_factory=bytearray)
+    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=bytes(stdout), stderr=bytes(stderr))
 
 
 class Limits:
@@ -108,7 +104,7 @@ class Limits:
         self.is_leaving = False
 
     def leave_soon(self) -> None:
-        """All that matters was heard: from now on only a moment is left, whatever the limits were."""
+        """The answer is complete: the program has only a moment left, whatever the limits were."""
         if not self.is_leaving:
             self.is_leaving, self.idle_timeout_sec = True, None
             self.deadline = min(self.deadline, time.monotonic() + _LEAVE_SEC)
@@ -132,18 +128,9 @@ class Limits:
 def _pump(
     process: subprocess.Popen[bytes],
     stdin: bytes | Readable | HeldOpen | None,
-    on_stdout: Callable[[bytes], None] | None,
+    sinks: Mapping[IO[bytes] | None, Callable[[bytes], None]],
     limits: Limits,
-    is_complete: Callable[[], bool] | None,
-    said: _Said,
 ) -> None:
-    def hear(piece: bytes) -> None:
-        (said.out.extend if on_stdout is None else on_stdout)(piece)
-        limits.heard = time.monotonic()  # afterwards: what the sink takes its time for is not the program's silence
-        if is_complete is not None and is_complete():
-            limits.leave_soon()
-
-    sinks = {process.stdout: hear, process.stderr: said.err.extend}
     feed = _Feed(stdin)
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -194,7 +181,7 @@ class _Feed:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """TERM, a moment to act on it, then KILL for all that is left of the group.
 
-    The leader is reaped last: until then its number, the group's name, cannot become somebody else's.
+    The leader is reaped last: until then no other process can get its number, which names the group.
     """
     if process.returncode is not None:
         return
@@ -203,16 +190,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     while not _is_over(process.pid) and time.monotonic() < until:
         time.sleep(0.01)
     _signal_group(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # what the kernel holds on to is not ours to wait for
+    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for it
         process.wait(_KILL_AFTER_SEC)
 
 
 def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(PermissionError):  # what macOS says of a group whose processes have all ended
+    with contextlib.suppress(PermissionError):  # macOS raises it for a group whose processes have all ended
         os.killpg(group, number)
 
 
 def _is_over(pid: int) -> bool:
-    """Whether a child has ended, without reaping it; False where that cannot be seen (macOS before Python 3.13)."""
+    """Whether a child has ended, without reaping it. Always False on macOS before Python 3.13."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, flags) is not None

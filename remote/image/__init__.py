@@ -1,1 +1,13 @@
-"""The build VM: its engine, the build context, the registry, long work as jobs."""
+"""The build VM: models brought there, the image built and pushed there.
+
+context: what goes into the build context
+engine: the container engine, its data-root and its disks
+modelfetch: brings models to the VM
+names: names of registries, images and users, checked
+onvm: what runs on the VM
+plan: what a build does
+registry: login, and the record of a push
+sdk: reads images and runs check containers through the docker SDK
+vm: what the VM is
+vmjob: long work on the VM as one detached job
+"""

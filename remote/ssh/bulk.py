@@ -2,13 +2,13 @@
 
     push_folder(host, Path("models/org--name"), "/mnt/fss/models/org--name", timeout_sec=7200.0)
 
-Paramiko moves bulk several times slower than OpenSSH, so this runs the `ssh` program, with the strict configuration
-that the host's own connection was opened with: same hops, same host keys, nothing asked. A move that broke is called
-again: rsync goes on inside the file it was in and puts a file into its place when it is whole; tar goes on with the
-file it was in, which until then lies there cut short, with a time that gives it away.
+Paramiko moves bulk several times slower than OpenSSH, so this runs the `ssh` program with the strict configuration of
+the host's own connection: same hops, same host keys, nothing asked. After a broken move the same call goes on: rsync
+inside the file it was in, which it renames into place when whole; tar with the file it was in, which until then is cut
+short and has another time.
 
-What this does not do: prove content. Equal size and time count as equal; who needs more compares a manifest afterwards
-(`remote.jobs.transfer` does for results, `remote.image.modelfetch` for models).
+Not covered: proof of content. Equal size and time count as equal; `remote.jobs.transfer` compares digests of results,
+`remote.image.modelfetch` those of models.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _RSYNC_AT_LEAST = (3, 1)  # --info=progress2; what macOS brings is older, or ano
 _PROGRESS = re.compile(rb"^\s*([\d,]+)\s+(\d+)%")
 _BROKEN = {10, 12, 30, 35, 255}  # rsync(1), EXIT VALUES: socket, protocol stream, two time-outs; 255 is ssh's own
 _NEXT_TO_NOTHING_BYTES = 1 << 20
-# GNU tar tells a full disk as a write that came out short.
+# GNU tar reports a full disk as a short write.
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes")
 
 
 class NoSpace(HostError):
-    """The disk the files were moving to is full; what arrived whole stays, and the same call goes on from there."""
+    """The target's disk is full. Whole files stay; the same call goes on from there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a move is: bytes so far and, where it is known, their share of all that this move will bring."""
+    """How far a move is: bytes so far and, where known, their share of the whole move."""
 
     byte_count: int
     percent: int | None = None
@@ -67,10 +67,9 @@ Listener = Callable[[Progress], None]
 def push_folder(
     host: SshHost, source: Path, target: str, *, timeout_sec: float, on_progress: Listener | None = None
 ) -> BulkMoved:
-    """Bring what is below `source` here into the folder `target` on the host; what else is there stays.
+    """Copy the files below `source` here into the folder `target` on the host; other files there stay.
 
-    Raises NoSpace, HostUnreachable (worth calling again), CommandTimedOut, CommandFailed with what the program said,
-    and as `SshHost.connect`.
+    Raises NoSpace, HostUnreachable (worth calling again), CommandTimedOut, CommandFailed, and as `SshHost.connect`.
     """
     if not source.is_dir():
         raise FileNotFoundError(2, "no such folder", str(source))
@@ -82,7 +81,7 @@ def push_folder(
 
 
 def ssh_argv(host: SshHost) -> tuple[str, ...]:
-    """The OpenSSH client with the host's strict configuration, up to where the host's name follows."""
+    """The OpenSSH client with the host's strict configuration; the host's name comes after it."""
     asked = host.destination
     return (
         *("ssh", "-F", str(host.strict_config_file)),
@@ -100,7 +99,7 @@ def _has_rsync(host: SshHost) -> bool:
     version = re.search(rb"version v?(\d+)\.(\d+)", here.stdout)
     if version is None or (int(version[1]), int(version[2])) < _RSYNC_AT_LEAST:
         return False
-    # Over the connection that has to be open anyway: a host key that is refused is refused there, with its reason.
+    # Over the connection that is open anyway: if the host key is refused, it is refused there, with the reason.
     return host.run(Command(argv=("rsync", "--version")), timeout_sec=_ASK_SEC).exit_code == 0
 
 
@@ -143,7 +142,7 @@ class _Move:
         return self._pipe(pack, (*ssh_argv(self.host), "--", self.host.destination.host, f"exec {unpack}"), names)
 
     def _pipe(self, packer: Sequence[str], taker: Sequence[str], names: Sequence[str]) -> BulkMoved:
-        """`packer | taker`, with the names of the files on the first one's input; both exit codes count."""
+        """`packer | taker`, with the file names on the packer's input; both exit codes count."""
         began, command = time.monotonic(), Command(argv=tuple(taker))
         if not names:
             return BulkMoved(way="tar", sent_bytes=0, wall_time_sec=0.0)
@@ -163,21 +162,20 @@ class _Move:
             packing.stdout.close()
             try:
                 code = packing.wait(_ASK_SEC)
-            except subprocess.TimeoutExpired:  # its output is closed, and it stays
+            except subprocess.TimeoutExpired:
                 packing.kill()
                 packing.wait()
                 code = 255
             complaints.seek(0)
             complaint = complaints.read()
         if ended.exit_code == 0 and code != 0:
-            # The one that failed of itself says more than the one whose pipe broke.
             ended = Completed(exit_code=code if code > 0 else 128 - code, stderr=complaint)
         if ended.exit_code != 0:
             raise self._explained(command, ended)
         return BulkMoved(way="tar", sent_bytes=pipe.byte_count, wall_time_sec=time.monotonic() - began)
 
     def _there(self) -> dict[str, tuple[int, int]]:
-        """What `_listed` says of a folder here, of the target there."""
+        """As `_listed`, of the target."""
         command = Command(argv=("find", self.target, "!", "-type", "d", "-printf", r"%s %T@ %P\0"))
         listed = check(self.host, command, self.host.run(command, timeout_sec=_ASK_SEC * 5)).stdout
         files = (entry.split(b" ", 2) for entry in listed.split(b"\0") if entry)
@@ -189,27 +187,27 @@ class _Move:
         return int(last.split()[3]) * 1024
 
     def _explained(self, command: Command, ended: Completed) -> HostError:
-        said = ended.stderr.decode(errors="replace")
-        if "Host key verification failed" in said:
-            return HostKeyRefused(f"{self.host.name}: {' '.join(said.split())}")
-        # Told by exit code 11, rsync's own words may be lost: it ends the ssh that carries them. The disk still knows.
-        if _FULL.search(said) or (ended.exit_code == 11 and self._free_bytes() < _NEXT_TO_NOTHING_BYTES):
+        stderr = ended.stderr.decode(errors="replace")
+        if "Host key verification failed" in stderr:
+            return HostKeyRefused(f"{self.host.name}: {' '.join(stderr.split())}")
+        # With exit code 11 rsync's message may be lost, because rsync ends the ssh that carries it. So ask the disk.
+        if _FULL.search(stderr) or (ended.exit_code == 11 and self._free_bytes() < _NEXT_TO_NOTHING_BYTES):
             place = f"{self.host.name}: {self.target}"
             return NoSpace(f"{place}: no space left on its disk; free some, and the same command goes on from here")
         if ended.exit_code in _BROKEN or ended.exit_code < 0:
-            last = (said.strip().splitlines() or ["it said nothing"])[0]
-            return HostUnreachable(f"{self.host.name}: the connection broke while files were moving: {last}")
+            first = (stderr.strip().splitlines() or ["no message"])[0]
+            return HostUnreachable(f"{self.host.name}: the connection broke while files were moving: {first}")
         return CommandFailed(self.host.name, command, ended)
 
 
 def _listed(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file below `folder` with its size and the whole seconds of its time; of a link those of its own."""
+    """Every file below `folder` with its size and the whole seconds of its time; links are not followed."""
     files = ((path, path.lstat()) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
     return {str(path.relative_to(folder)): (seen.st_size, int(seen.st_mtime)) for path, seen in files}
 
 
 class _Heard:
-    """rsync's running account: `  1,234,567  12%  ...` after each carriage return."""
+    """Reads rsync's progress: `  1,234,567  12%  ...` after each carriage return."""
 
     def __init__(self, on_progress: Listener | None) -> None:
         self._listener, self._rest, self.byte_count = on_progress, b"", 0
@@ -217,15 +215,14 @@ class _Heard:
     def __call__(self, piece: bytes) -> None:
         *lines, self._rest = re.split(rb"[\r\n]", self._rest + piece)
         for line in lines:
-            found = _PROGRESS.match(line)
-            if found is not None:
-                self.byte_count = int(found[1].replace(b",", b""))
+            if progress := _PROGRESS.match(line):
+                self.byte_count = int(progress[1].replace(b",", b""))
                 if self._listener is not None:
-                    self._listener(Progress(byte_count=self.byte_count, percent=int(found[2])))
+                    self._listener(Progress(byte_count=self.byte_count, percent=int(progress[2])))
 
 
 class _Counted:
-    """A stream that says how much of it was read."""
+    """A stream that counts what is read of it."""
 
     def __init__(self, read: Callable[[int], bytes], on_progress: Listener | None) -> None:
         self._read, self._listener, self.byte_count = read, on_progress, 0

@@ -1,8 +1,8 @@
-"""Where an SSH destination really is: OpenSSH's own reading of the user's configuration, made strict.
+"""Resolves an SSH destination by OpenSSH's own reading of the user's configuration, made strict.
 
-`ssh -G` is asked, because only OpenSSH knows all of its language (Include, Match, tokens). It reads a small file of
-ours that settles what may not be looser here (host keys are always checked, nothing is asked on a terminal) and then
-includes the user's own; the same file serves the OpenSSH client that moves bulk data, jump hosts included.
+Only OpenSSH knows all of its language (Include, Match, tokens), so `ssh -G` is asked. It reads a small file of ours
+that sets what may not be looser here (host keys are always checked, nothing is asked on a terminal) and then includes
+the user's own. The OpenSSH client that moves bulk data uses the same file, jump hosts included.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LogLevel ERROR
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """What one would type after `ssh`: a host, or a name from the configuration; None leaves a choice to it.
+    """What one would type after `ssh`: a host, or a name from the configuration, which decides what is None here.
 
     `config_file` None is ~/.ssh/config and the system's.
     """
@@ -60,7 +60,7 @@ class Destination:
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One server on the way, as the configuration describes it. `name` is what it was called by."""
+    """One server on the way, as the configuration describes it. `name` is the name that was asked for."""
 
     name: str
     hostname: str
@@ -90,7 +90,7 @@ def home() -> Path:
 
 
 def strict_config(config_file: str | None) -> str:
-    """The text of a configuration that includes the user's own below what is settled here. Raises AddressWrong."""
+    """The text of our strict configuration, which includes the user's own. Raises AddressWrong."""
     if config_file is not None and not Path(config_file).expanduser().is_file():
         raise AddressWrong(f"{config_file}: no such ssh configuration file")
     system = "/etc/ssh/ssh_config"
@@ -101,7 +101,7 @@ def strict_config(config_file: str | None) -> str:
 def route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
     """The servers from here to the destination, which is the last. `strict_file` holds `strict_config`'s text.
 
-    Raises AddressWrong for what the configuration itself has wrong.
+    Raises AddressWrong for a mistake in the configuration.
     """
     words = [
         *(() if destination.user is None else ("-l", destination.user)),
@@ -113,7 +113,7 @@ def route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
 
 def _route(strict_file: Path, host: str, words: list[str], depth: int) -> tuple[Hop, ...]:
     if depth > _MOST_HOPS:
-        raise AddressWrong(f"{host}: its ProxyJump leads in a circle; mend it in the ssh configuration")
+        raise AddressWrong(f"{host}: its ProxyJump leads in a circle; correct it in the ssh configuration")
     hop = _ask(strict_file, host, words)
     if hop.proxy_jump is None:
         return (hop,)
@@ -130,7 +130,7 @@ def _jump(text: str) -> tuple[str, list[str]]:
         r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?", text
     )
     if match is None:
-        raise AddressWrong(f"ProxyJump {text!r}: expected [user@]host[:port]; mend it in the ssh configuration")
+        raise AddressWrong(f"ProxyJump {text!r}: expected [user@]host[:port]; correct it in the ssh configuration")
     user, port = match["user"], match["port"]
     return match["six"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
@@ -146,15 +146,15 @@ def _ask(strict_file: Path, host: str, words: list[str]) -> Hop:
     except subprocess.TimeoutExpired:
         raise AddressWrong(f"{host}: reading the ssh configuration took longer than {_RESOLVE_SEC:g} s") from None
     if asked.returncode != 0:
-        said = asked.stderr.strip().splitlines()
-        raise AddressWrong(f"{host}: {said[0] if said else 'ssh -G failed'}; mend the ssh configuration")
+        complaint = asked.stderr.strip().splitlines() or ["ssh -G failed"]
+        raise AddressWrong(f"{host}: {complaint[0]}; correct the ssh configuration")
     return parse(host, asked.stdout)
 
 
-def parse(name: str, said: str) -> Hop:
+def parse(name: str, text: str) -> Hop:
     """The hop that `ssh -G` describes."""
     values: dict[str, list[str]] = {}
-    for line in said.splitlines():
+    for line in text.splitlines():
         key, _, value = line.partition(" ")
         values.setdefault(key, []).append(value)
 
@@ -165,9 +165,9 @@ def parse(name: str, said: str) -> Hop:
     hostname, user, port = one("hostname") or name, one("user") or "", int(one("port") or 22)
     tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home()), "u": _login()}
 
-    def expand(text: str) -> str:
-        text = re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
-        return str(home()) + text[1:] if text.startswith("~/") else text
+    def expand(value: str) -> str:
+        value = re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), value)
+        return str(home()) + value[1:] if value.startswith("~/") else value
 
     files = [*(values.get("userknownhostsfile") or []), *(values.get("globalknownhostsfile") or [])]
     proxy_command, agent, timeout = one("proxycommand"), values.get("identityagent", [None])[0], one("connecttimeout")

@@ -1,10 +1,10 @@
-"""Opens the way to a host: one strict SSH connection per hop, each through the one before.
+"""Opens one strict SSH connection for each hop, each through the one before.
 
-Fabric chains the connections; what it would decide too kindly is decided here: host keys come from known_hosts alone
-and are checked before any name or key of ours is sent, keys are offered as the user's configuration says, every phase
-has a deadline, and a link that has died is found out within a minute, wherever on the way it died.
+Fabric chains the connections; its lax defaults are replaced here: host keys come from known_hosts alone and are checked
+before any name or key of ours is sent, our keys are offered as the user's configuration says, every phase has a
+deadline, and a dead link is noticed within a minute, whichever hop it is on.
 
-Not covered: passwords, Kerberos, certificates (see `remote.ssh.known_hosts` for hosts' and use plain keys for users).
+Not covered: passwords, Kerberos, certificates (for hosts see `remote.ssh.known_hosts`; users need plain keys).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Connection:
-    """An open way to the last hop. `transport` is what sessions are opened on; `close` ends all of it."""
+    """An open connection to the last hop. Sessions are opened on `transport`; `close` ends every hop."""
 
     def __init__(self, hops: tuple[Hop, ...]) -> None:
         """Connect and log in at every hop. Raises HostKeyRefused, LoginRefused, AddressWrong, HostUnreachable."""
@@ -65,14 +65,11 @@ class Connection:
         return self.transport.is_active()
 
     def session(self) -> paramiko.Channel:
-        """A new session, once the server has one: it allows ten (MaxSessions), and frees one a moment after its end.
-
-        Raises what Paramiko does.
-        """
+        """A new session, once the server has one free: it allows ten (MaxSessions). Raises what Paramiko does."""
         until = time.monotonic() + _HANDSHAKE_SEC
         while True:
             try:
-                with self._opening:  # two at once would take each other's answers: Paramiko keeps one for all
+                with self._opening:  # one at a time: Paramiko keeps one answer for all
                     return self.transport.open_session(timeout=_HANDSHAKE_SEC)
             except paramiko.ChannelException as error:
                 if error.code not in _NO_SESSION_LEFT or time.monotonic() > until:
@@ -81,7 +78,7 @@ class Connection:
 
     def close(self) -> None:
         self._stopped.set()
-        self.transport.close()  # first: what waits for an answer on it is let go, then the way there is taken down
+        self.transport.close()  # first: it releases the threads that wait for an answer
         self._closing.close()
 
     def _open(self, hop: Hop, previous: fabric.Connection | None) -> fabric.Connection:
@@ -115,9 +112,9 @@ class Connection:
         return connection
 
     def _feel_pulse(self) -> None:
-        """Ask the last hop for an answer every now and then; without one in time, end the connection.
+        """Ask the last hop for an answer every few seconds; end the connection if none comes in time.
 
-        The kernel watches the first hop's socket only: a bastion's own link to the machine behind it can die unseen.
+        The kernel watches the first hop's socket only: a bastion's link to the machine behind it can die unnoticed.
         """
         while not self._stopped.wait(_PULSE_SEC) and self.transport.is_active():
             alarm = threading.Timer(_PULSE_DEADLINE_SEC, self.transport.close)
@@ -151,7 +148,7 @@ def _first_socket(hop: Hop) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _through_program(command: str) -> Iterator[socket.socket]:
-    """A ProxyCommand's standard streams as a socket: a real one, which Paramiko's own wrapper is not."""
+    """A ProxyCommand's standard streams as a real socket, which Paramiko's own wrapper is not."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -173,7 +170,7 @@ def _through_program(command: str) -> Iterator[socket.socket]:
 
 
 def _explained(hop: Hop, error: Exception) -> HostError:
-    said = str(error) or type(error).__name__
+    message = str(error) or type(error).__name__
     if isinstance(error, socket.gaierror):
         if error.errno == socket.EAI_AGAIN:
             return HostUnreachable(
@@ -194,35 +191,35 @@ def _explained(hop: Hop, error: Exception) -> HostError:
     if isinstance(error, paramiko.ChannelException):
         if error.code == 1:
             return AddressWrong(f"{hop}: the jump host before it forbids connections onwards (AllowTcpForwarding)")
-        return HostUnreachable(f"{hop}: the jump host before it cannot connect to it: {error.text or said}")
+        return HostUnreachable(f"{hop}: the jump host before it cannot connect to it: {error.text or message}")
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return AddressWrong(f"{hop}: no common cryptography: {said}; its sshd is too old")
-    if "Indecipherable protocol" in said or "Invalid packet" in said:
+        return AddressWrong(f"{hop}: no common cryptography: {message}; its sshd is too old")
+    if "Indecipherable protocol" in message or "Invalid packet" in message:
         return AddressWrong(f"{hop}: what answers there does not speak SSH; correct the port")
-    if "protocol banner" in said:
+    if "protocol banner" in message:
         return HostUnreachable(
-            f"{hop}: what listens there gave no SSH greeting: is {hop.port} its sshd's port, and that not overloaded?"
+            f"{hop}: no SSH greeting from what listens there; is {hop.port} the port of its sshd, or is it overloaded?"
         )
-    return HostUnreachable(f"{hop}: the connection broke while it was made: {said}")
+    return HostUnreachable(f"{hop}: the connection broke while it was made: {message}")
 
 
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
 class _Strict(paramiko.MissingHostKeyPolicy):
-    """Accepts what known_hosts lists and refuses all else, with the reason."""
+    """Accepts the keys that known_hosts lists and refuses any other, with the reason."""
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
         try:
             self._known = known_keys(hop.known_hosts_files, hop.known_as, hop.port)
-        except OSError as error:  # ours to mend, and nothing that passes
+        except OSError as error:
             raise AddressWrong(
-                f"{error.filename}: cannot be read: {error.strerror}; it says which keys to trust"
+                f"{error.filename}: cannot be read: {error.strerror}; it lists the keys to trust"
             ) from None
 
     def teach(self, client: paramiko.SSHClient) -> None:
-        """Give `client` the keys it may accept; it then also asks for a key of a kind that is known."""
+        """Give `client` the keys it may accept; it then asks the host for a key of a known kind."""
         client.set_missing_host_key_policy(self)
         name = self._hop.hostname if self._hop.port == 22 else f"[{self._hop.hostname}]:{self._hop.port}"
         revoked = {key.blob for key in self._known if key.revoked}
@@ -245,7 +242,7 @@ class _Strict(paramiko.MissingHostKeyPolicy):
 
 
 class Keys(AuthStrategy):
-    """The keys offered to one hop: the agent's that the configuration names, the files, then the agent's others."""
+    """The keys offered to one hop: those of the agent that the configuration names, the files, the agent's others."""
 
     def __init__(self, hop: Hop) -> None:
         super().__init__(ssh_config=paramiko.SSHConfig())
@@ -321,7 +318,7 @@ class Keys(AuthStrategy):
 
 
 class _Agent(AgentSSH):
-    """The agent that listens at `path`; Paramiko's own class knows the one of the environment only."""
+    """The agent that listens at `path`; Paramiko's own class takes its path from the environment only."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -339,7 +336,7 @@ class _Agent(AgentSSH):
 
 
 def _public(file: str) -> bytes | None:
-    """The public half of a key file, from the .pub beside it (or the file itself, where it is one)."""
+    """The public half of a key file: from the .pub beside it, or the file itself if it is public."""
     for path in (Path(f"{file}.pub"), Path(file)):
         with contextlib.suppress(OSError, ValueError, IndexError):
             words = path.read_text(encoding="ascii").split()

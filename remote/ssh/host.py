@@ -1,16 +1,16 @@
-"""The build VM as a host: commands over one SSH connection.
+"""A machine behind SSH as a host: commands over one connection.
 
     with SshHost(name="vm", destination=Destination(host="build-vm")) as host:
         host.run(Command(argv=("docker", "info")), timeout_sec=30.0)
 
-The connection is opened by the first command, serves all that follow, and is opened anew when it was lost. A command's
-words, environment and folder travel on its session's standard input, in front of what the caller feeds: neither the
-login shell nor any listing of processes sees more than the command's own argv, and no login shell's quoting matters.
+The first command opens the connection, all others use it, and it is opened again when it was lost. A command's words,
+environment and folder travel on the session's standard input, before what the caller feeds: the login shell and process
+listings see no more than the command's own argv, and the login shell's quoting does not matter.
 
-What becomes of the command when something breaks: it runs in a process group of its own under coreutils' `timeout`.
-At a local deadline the group is ended over the same connection; when the connection itself is gone, `timeout` ends it
-`MARGIN_SEC` after the deadline it was given. What moved itself into a session of its own (setsid) is reached by
-neither, as on every kind of host; work that should outlive the connection is a `remote.jobs.job`.
+The command runs in a process group of its own under coreutils' `timeout`. At a local deadline the group is ended over
+the same connection; if the connection is gone, `timeout` ends it `MARGIN_SEC` after its deadline. As on every kind of
+host neither reaches a process in a session of its own (setsid); work that should outlive the connection is a
+`remote.jobs.job`.
 
 Not covered: bulk data (`remote.ssh.bulk`), hosts that are not Linux, login shells of the csh family.
 """
@@ -27,7 +27,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -46,13 +46,13 @@ MARGIN_SEC = 15.0
 _PIECE = 1 << 16
 _OPEN_SEC = 30.0
 _END_SEC = 10.0
-_LOOK_AGAIN_SEC = 1.0  # nothing wakes whoever listens when the input fails
+_LOOK_AGAIN_SEC = 1.0  # a failing input does not wake the thread that reads
 _MOST_NOISE_BYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-# Reads shell text up to a line that is the mark, then runs it. Free of everything a login shell could take amiss; its
-# own variables have names no command's environment has. It forks nothing: each process more is a millisecond on every
-# command. It stays as parent to say how a signal ended the command: 128 + n.
+# Reads shell text up to the line that is the mark, then runs it. It holds nothing that a login shell could misread, and
+# its variables have names that no command's environment has. It forks nothing: each process costs every command a
+# millisecond. It stays as the parent to report the signal that ended the command: 128 + n.
 _LOADER = """
 IFS=:; for q_d in $PATH; do q_t=$q_d/timeout; [ -x "$q_t" ] && break; done
 [ -x "$q_t" ] || { echo "timeout: not found; install coreutils" >&2; exit 127; }
@@ -62,7 +62,7 @@ while IFS= read -r q_l && [ "$q_l" != "$1" ]; do q_s="$q_s$q_l
 [ "$q_l" = "$1" ] || exit 255
 unset IFS; eval "$q_s"; exit $?
 """
-# In the child that becomes `timeout`, leader of the command's group: it learns its number from the kernel and says it.
+# In the child that becomes `timeout`, the leader of the command's group: prints its own process number.
 _GROUP = 'read -r q_g q_x < /proc/self/stat; printf "%s %s\\n" "$1" "$q_g"'
 _END_GROUP = (
     "kill -s TERM -- -$1 2>/dev/null || exit 0; n=0; "
@@ -72,9 +72,9 @@ _END_GROUP = (
 
 
 class SshHost:
-    """One machine behind SSH. See `remote.hosts.host.Host` for what `run` promises, and the module for how.
+    """One machine behind SSH. See `remote.hosts.host.Host` for what `run` promises. Threads may share one.
 
-    `workdir` None is ~/.qlora-fleet there, for which the first look at it asks the host. Several threads may share one.
+    `workdir` None is ~/.qlora-fleet there; its first reader asks the host where that is.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SshHost:
 
     @property
     def strict_config_file(self) -> Path:
-        """For the OpenSSH client: the user's configuration with our strictness; it is there until `close`."""
+        """The strict configuration for the OpenSSH client; the file is there until `close`."""
         with self._lock:
             if self._folder is None:
                 text = strict_config(self.destination.config_file)
@@ -132,7 +132,7 @@ class SshHost:
             return Path(self._folder.name, "config")
 
     def connect(self) -> Connection:
-        """The open connection, made now if there is none. Raises as `remote.ssh.connection.Connection`."""
+        """The connection, opened now if there is none. Raises as `remote.ssh.connection.Connection`."""
         from remote.ssh.connection import Connection
 
         with self._lock:
@@ -152,7 +152,7 @@ class SshHost:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> Completed:
-        """See `remote.hosts.host.Host.run`. Raises too what `connect` raises."""
+        """See `remote.hosts.host.Host.run`. Raises as `connect`, too."""
         mark = secrets.token_hex(8)
         script = _script(command, mark, timeout_sec)
         connection = self.connect()
@@ -171,19 +171,19 @@ class SshHost:
         """Start `command` (its argv alone) and return its streams as a socket, for a client that speaks through it.
 
         For `docker system dial-stdio` and its like, which end when their input does: no deadline is set on the host.
-        What the client says after the command has ended may end the connection with it (`remote.ssh.transport`): run
-        nothing beside it that could not be run again. Raises as `run`.
+        What the client sends after the command's end may end the connection (`remote.ssh.transport`): run beside it
+        only what can be run again. Raises as `run`.
         """
         if command.environment or command.folder or command.secrets:
             raise ValueError("only argv can be dialled")
-        with _broken(self.name):
+        with _gone_is_unreachable(self.name):
             channel = self.connect().session()
             channel.exec_command(shlex.join(command.argv))
         return channel
 
 
 def _script(command: Command, mark: str, timeout_sec: float) -> bytes:
-    """The shell text that becomes `command`; its last line is the mark that says it arrived whole."""
+    """The shell text that becomes `command`. Its last line is the mark: with it the text is complete."""
     for name in command.environment:
         if not _VARIABLE.match(name):
             raise ValueError(f"{name!r}: a shell cannot pass on an environment variable of that name")
@@ -193,26 +193,21 @@ def _script(command: Command, mark: str, timeout_sec: float) -> bytes:
         missing = f"{{ printf '%s: No such file or directory' {folder} >&2; exit 127; }}"
         lines += [f"[ -d {folder} ] || {missing}", f"cd -- {folder} || exit 127"]
     deadline = str(math.ceil(timeout_sec + MARGIN_SEC))
-    # A shell says "Killed" on its standard error when a signal ends its child; the command itself did not say that.
+    # A shell writes "Killed" to its standard error when a signal ends its child; that is not the command's output.
     lines.append("exec 3>&2 2>/dev/null")
     lines.append(f'({_GROUP}; exec "$q_t" -k 2 {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
     return os.fsencode("".join(f"{line}\n" for line in (*lines, mark)))
 
 
-class _broken:  # noqa: N801 - reads as a word in `with _broken(name):`
-    """What Paramiko raises for a connection that is gone, as HostUnreachable."""
+@contextlib.contextmanager
+def _gone_is_unreachable(name: str) -> Iterator[None]:
+    """Paramiko's errors for a connection that is gone, as HostUnreachable."""
+    import paramiko
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        import paramiko
-
-        if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
-            raise HostUnreachable(f"{self._name}: the connection is gone: {error or type(error).__name__}") from None
+    try:
+        yield
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise HostUnreachable(f"{name}: the connection is gone: {error or type(error).__name__}") from None
 
 
 class _Session:
@@ -221,7 +216,7 @@ class _Session:
     def __init__(self, name: str, connection: Connection, mark: str, limits: Limits) -> None:
         self._name, self._connection, self._limits = name, connection, limits
         self._mark = mark.encode()
-        self._noise: bytearray | None = bytearray()  # what came before the mark; None once the mark has come
+        self._noise: bytearray | None = bytearray()  # output before the mark; None after it
         self._group: int | None = None
         self._channel: paramiko.Channel | None = None
         self._feeder: threading.Thread | None = None
@@ -229,11 +224,10 @@ class _Session:
         self._out, self._err = bytearray(), bytearray()
 
     def begin(self, script: bytes, stdin: bytes | Readable | None) -> None:
-        with _broken(self._name):
+        with _gone_is_unreachable(self._name):
             self._channel = channel = self._connection.session()
             channel.exec_command(f"exec sh -c '{_LOADER}' sh {self._mark.decode()}")
-        # From another thread: sending waits while the other side's window is full, and must not keep this one from
-        # reading what the command says, nor from its deadline.
+        # In another thread: sending waits while the other side's window is full; reading and the deadline must not.
         content = script + stdin if isinstance(stdin, bytes) else script
         source = stdin if stdin is not None and not isinstance(stdin, bytes) else None
         self._feeder = threading.Thread(target=self._feed, args=(content, source), name="ssh-stdin", daemon=True)
@@ -244,22 +238,22 @@ class _Session:
         transport, channel = self._connection.transport, self._channel
         try:
             while content:
-                if not _said(transport.write, channel, content):
+                if not _sent(transport.write, channel, content):
                     return
                 content = source.read(_PIECE) if source is not None else b""
         except BaseException as error:  # noqa: BLE001 - what the input raises is the caller's, in the caller's thread
             self._failure = error
         else:
-            _said(transport.end_input, channel)
+            _sent(transport.end_input, channel)
 
     def pump(self, on_stdout: Callable[[bytes], None] | None) -> Completed:
-        """Hand on what the command says until it has ended; how it ended."""
+        """Hand on the command's output to its end; return how it ended."""
         channel = self._channel
         assert channel is not None  # noqa: S101 - for the type checker
         with selectors.DefaultSelector() as selector:
             selector.register(channel.fileno(), selectors.EVENT_READ)
             while True:
-                over = channel.eof_received or channel.closed  # looked at first: what came before it is still read
+                over = channel.eof_received or channel.closed  # checked first: what came before it is still read
                 heard = self._read(channel, on_stdout)
                 left = self._left_sec()
                 if over and not heard:
@@ -271,7 +265,7 @@ class _Session:
         code = channel.recv_exit_status()
         if code == -1:  # no exit status came: the connection, or the shell around the command, was killed
             raise HostUnreachable(f"{self._name}: the connection broke while a command ran")
-        if self._noise is not None:  # the command was never begun: the loader or the login shell says why
+        if self._noise is not None:  # the command did not begin: the loader or the login shell says why
             self._err.extend(self._noise)
             if code == 255:
                 raise HostUnreachable(f"{self._name}: a command was cut short on its way there")
@@ -295,24 +289,24 @@ class _Session:
                 piece = self._after_mark(piece)
             if piece:
                 (self._out.extend if on_stdout is None else on_stdout)(piece)
-            self._limits.heard = time.monotonic()  # afterwards: what the sink takes its time for is no silence
-            self._limits.left_sec()  # a command that never stops talking has a deadline too
+            self._limits.heard = time.monotonic()  # afterwards: the time that the sink takes is not silence
+            self._limits.left_sec()  # endless output has a deadline, too
         return heard
 
     def _after_mark(self, piece: bytes) -> bytes:
-        """Drop what a login shell's start-up files say before the command begins."""
+        """Drop what a login shell's start-up files print before the command begins."""
         assert self._noise is not None  # noqa: S101 - for the type checker
         self._noise.extend(piece)
         found = re.search(rb"%s (\d+)\n" % self._mark, self._noise)
         if found is None:
             if len(self._noise) > _MOST_NOISE_BYTES:
-                raise HostUnreachable(f"{self._name}: its login shell does not stop talking before a command begins")
+                raise HostUnreachable(f"{self._name}: its login shell prints without end before a command begins")
             return b""
         self._group, rest, self._noise = int(found[1]), bytes(self._noise[found.end() :]), None
         return rest
 
     def end(self) -> None:
-        """End the command on the host, if the connection still carries that word; `timeout` there does it otherwise."""
+        """End the command on the host if the connection is still open; otherwise `timeout` does it there."""
         import paramiko
 
         channel = self._channel
@@ -333,20 +327,17 @@ class _Session:
 
     def close(self) -> None:
         if self._channel is not None:
-            _said(self._connection.transport.hang_up, self._channel)
+            _sent(self._connection.transport.hang_up, self._channel)
         if self._feeder is not None:
             self._feeder.join(_END_SEC)
 
 
-def _said(word: Callable[..., None], *what: object) -> bool:
-    """Say it; False when nobody hears: the command has closed its session, or the connection is gone.
-
-    Whoever reads what the command says finds out which.
-    """
+def _sent(send: Callable[..., None], *what: object) -> bool:
+    """Send it; False if the command has closed its session or the connection is gone. The reader finds out which."""
     import paramiko
 
     try:
-        word(*what)
+        send(*what)
     except (paramiko.SSHException, OSError, EOFError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""OpenSSH's known_hosts files, read strictly: which keys a host may show, and what to say of one it may not.
+"""OpenSSH's known_hosts files, read strictly: which keys a host may show, and what to do about any other.
 
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": names with `*`, `?` and `!`, hashed names (`|1|salt|hash`),
 `[host]:port`, the markers @revoked and @cert-authority. Paramiko's own reader knows neither patterns nor markers.
@@ -24,7 +24,7 @@ SSH_PORT = 22
 
 @dataclass(frozen=True, kw_only=True)
 class KnownKey:
-    """One line that speaks of the host: where it stands, and the key (`blob`: its bytes on the wire)."""
+    """One line about the host: its place, and the key (`blob`: its bytes on the wire)."""
 
     file: str
     line: int
@@ -39,7 +39,7 @@ def name_of(host: str, port: int) -> str:
 
 
 def known_keys(files: Iterable[str], host: str, port: int) -> list[KnownKey]:
-    """What the files say of `host`; as with OpenSSH, one on another port may be listed without it. Raises OSError."""
+    """The lines about `host`. As in OpenSSH a host on another port may be listed without the port. Raises OSError."""
     contents = [(file, Path(file).read_text(errors="replace")) for file in files if Path(file).is_file()]
     host = host.lower()
     for name in dict.fromkeys((name_of(host, port), host)):
@@ -71,7 +71,7 @@ def _matches(patterns: str, name: str) -> bool:
         return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), expected)
     found = False
     for pattern in patterns.lower().split(","):
-        # Brackets mean themselves here: `[host]:2222` is a name and not a set of letters.
+        # Brackets are literal here: `[host]:2222` is a name and not a set of letters.
         if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
@@ -85,7 +85,7 @@ def fingerprint(blob: bytes) -> str:
 
 
 def complaint(known: list[KnownKey], files: Iterable[str], host: str, port: int, kind: str, blob: bytes) -> str:
-    """Why this key is refused, and the command that would accept this very key and no other, once compared.
+    """Why this key is refused, and the command that accepts this key and no other, once compared.
 
     `ssh-keyscan` would ask the network a second time, and cannot ask through a jump host.
     """

@@ -1,14 +1,14 @@
 """An SSH connection whose channels end in order, whichever threads write to them.
 
-Paramiko makes a channel's message under a lock and sends it after letting go of it. So the end of input that one
-thread sends can leave after the close with which Paramiko's own thread answers the server (paramiko issues 1115, 1705).
-OpenSSH then ends the whole connection, every other command with it ("ieof packet referred to nonexistent channel");
-and where it has given the channel's number to a new session, the words arrive in another command. Measured on a busy
-machine, four threads with five commands each: 10 of 150 connections lost; none of 150 since.
+Paramiko makes a channel's message under a lock and sends it after releasing the lock. So one thread's end of input can
+leave after the close that Paramiko's own thread sends (paramiko issues 1115, 1705). OpenSSH then ends the whole
+connection with every command on it ("ieof packet referred to nonexistent channel"); if it has given the channel's
+number to a new session, the message reaches another command. Measured on a busy machine, four threads with five
+commands each: 10 of 150 connections lost; none of 150 since.
 
-New keys are left to the server to begin (sshd's RekeyLimit). Where Paramiko begins, its own thread may be answering a
-close that was on its way, and waits there for the new keys that it alone could receive: seen with four threads and new
-keys for each MiB, where the connection was lost after 30 s.
+Only the server begins a change of keys (sshd's RekeyLimit). If Paramiko begins one while its own thread answers a
+close, that thread waits for keys that only it could receive: seen with four threads and new keys for each MiB, where
+the connection was lost after 30 s.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from paramiko.common import MSG_CHANNEL_CLOSE
 
 _LOOK_AGAIN_SEC = 1.0
 _KEYS_LAST_BYTES = 1 << 37  # twice what the AES ciphers may carry (RFC 4344, 3.2) and sshd lets them: it is there first
-_NEW_KEYS_SEC = 120.0  # longer than a connection without an answer lives (sshconnect): no word is given up before it
+_NEW_KEYS_SEC = 120.0  # longer than `remote.ssh.connection` lets a connection without an answer live
 
 
 class OrderlyTransport(paramiko.Transport):
-    """Paramiko's, with words for writing that nothing of the same channel can overtake.
+    """Paramiko's, with methods whose messages keep their order on a channel.
 
-    Whoever shares a channel among threads writes to it with these words alone. They raise what Paramiko does.
+    Threads that share a channel write to it with these methods alone. They raise what Paramiko does.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -50,12 +50,12 @@ class OrderlyTransport(paramiko.Transport):
                 _wait_for_window(channel)
 
     def end_input(self, channel: paramiko.Channel) -> None:
-        """Say that nothing more is written."""
+        """Send the end of the input."""
         with self._in_order:
             channel.shutdown_write()
 
     def hang_up(self, channel: paramiko.Channel) -> None:
-        """Close the channel; nothing is said on it from now on."""
+        """Close the channel."""
         with self._in_order:
             channel.close()
 
