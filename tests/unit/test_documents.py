@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
+PACKAGES = ("tasks", "remote", "bench", "reports")
 FOLDERS = ("docs", "image", "manifests", "reports", "tests")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
@@ -26,6 +27,12 @@ def test_every_link_and_path_that_a_document_names_is_there(document: Path) -> N
 
 def test_the_first_page_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_the_architecture_has_a_line_for_each_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = [path.parent.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")]
+    assert [str(room) for room in packages if f"| `{room}` |" not in text] == []
 
 
 def test_no_walk_passes_more_than_ten_rooms() -> None:
