@@ -1,7 +1,6 @@
-"""What a search found, as a table one can decide on: the fastest, the cheapest for what it does, the smallest.
+"""What a search found: the front of speed against memory. Every other candidate is slower and larger than one in it.
 
-On one kind of GPU at one price the fastest per useful token is the cheapest: price only says how much. So the table is
-a front of two: speed against memory. Everything outside it is slower and larger than something in it.
+Price is no third axis: on one kind of GPU at one price, the fastest per useful token is the cheapest.
 """
 
 from __future__ import annotations
@@ -11,20 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.records import Trial
-from bench.records.interval import Interval, summarize
 from bench.records.result import End, TrialResult
+from reports.statistics.configurations import measure
+from reports.statistics.processes import ProcessSteps
+from reports.statistics.values import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """One candidate measured in full. Rates are per GPU; `useful_tokens_per_sec` leaves padding out.
 
-    `interval` is over its processes' rates where there are several, else None: one process says nothing of the next.
+    `interval` is the report's own 95 % interval of the rate, Student's t over workers or processes; None for a single
+    process, which says nothing of the next.
     """
 
     trial: Trial
     useful_tokens_per_sec: float
-    interval: Interval | None
+    interval: Estimate | None
     peak_vram_bytes: int | None
     predicted_bytes: int | None
     usd_per_million_useful_tokens: float | None
@@ -35,23 +37,21 @@ def measured(
     trial: Trial, results: Sequence[TrialResult], predicted_bytes: int | None, price_usd_per_gpu_hour: float | None
 ) -> Measured | None:
     """The candidate's figures over its successful results; None where there is none."""
-    good = [one for one in results if one.status is End.SUCCEEDED and one.metrics is not None]
-    rates = [one.metrics.useful_tokens_per_sec for one in good if one.metrics is not None]
-    if not rates:
+    good = [one for one in results if one.status is End.SUCCEEDED and one.metrics is not None and one.steps is not None]
+    if not good:
         return None
-    interval = summarize(rates) if len(rates) > 1 else None
-    rate = interval.median if interval is not None else rates[0]
+    rate = measure([ProcessSteps.of(one) for one in good]).useful_tokens_per_sec
     peaks = [one.metrics.peak_vram_bytes for one in good if one.metrics is not None]
     known = [peak for peak in peaks if peak is not None]
-    usd = None if price_usd_per_gpu_hour is None else price_usd_per_gpu_hour / 3600.0 / rate * 1e6
+    usd = None if price_usd_per_gpu_hour is None else price_usd_per_gpu_hour / 3600.0 / rate.value * 1e6
     return Measured(
         trial=trial,
-        useful_tokens_per_sec=rate,
-        interval=interval,
+        useful_tokens_per_sec=rate.value,
+        interval=rate if len(good) > 1 else None,
         peak_vram_bytes=max(known) if known else None,
         predicted_bytes=predicted_bytes,
         usd_per_million_useful_tokens=usd,
-        processes=len(rates),
+        processes=len(good),
     )
 
 

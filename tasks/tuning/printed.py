@@ -9,26 +9,27 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from reports import text
 from tasks.settings.load import Settings
 from tasks.tuning.answer import Measured, titles
 from tasks.tuning.record import TuneRecord
 from tasks.tuning.search import choose
-from tasks.tuning.surrogate import Belief
+from tasks.tuning.surrogate import Surrogate
 
 
 def show_plan(record: TuneRecord, workers: int) -> None:
-    """The candidates in numbers, and the first wave, which is what `inv tune` would start with."""
+    """How many candidates there are and fit, and the first wave."""
     limit, console = record.memory(), Console()
     fitting = [one for one in record.candidates if limit.fits(one)]
     room = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
     console.print(
         f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {len(fitting)} fit ({room}); "
-        f"first wave over {workers} workers:",
+        f"first wave over {text.count(workers, 'worker')}:",
         markup=False,
         soft_wrap=True,
     )
     table = _table("configuration", "predicted GiB", "useful positions")
-    for one in choose(Belief(record.candidates), {}, limit, workers):
+    for one in choose(Surrogate(record.candidates), {}, limit, workers):
         peak = limit.corrected(one)
         size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
         table.add_row(one.key, size, f"{100 * one.useful_share:.0f} %")
@@ -37,7 +38,7 @@ def show_plan(record: TuneRecord, workers: int) -> None:
 
 
 def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured], about: Mapping[str, Any]) -> None:
-    """The front as a table, what the search cost, and the command that runs its best again."""
+    """The front as a table, what the search cost, and the command that runs the best again."""
     console, best_at = Console(), titles(kept)
     table = _table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
     for one in kept:
@@ -53,7 +54,7 @@ def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured]
     on = f"on {record.gpu}" if record.gpu else "on CPUs, profile tiny: these numbers say nothing about a GPU"
     console.print(
         f"search {record.tune_id}: {about['tried']} of {len(record.candidates)} candidates tried, "
-        f"{about['worker_sec'] / 60:.1f} minutes of workers, {on}",
+        f"{about['worker_sec'] / 60:.1f} worker-minutes, {on}",
         markup=False,
         soft_wrap=True,
     )

@@ -1,7 +1,7 @@
-"""A search on disk: `results/tune/<id>/`, from which it goes on after whatever stopped it.
+"""A search on disk: `results/tune/<id>/`, from which it can be resumed.
 
-tune.json      the ground it stands on, its candidates with what was predicted, and the runs it has started
-journal.log    what each candidate reached, Optuna's own journal
+tune.json      GPU, model and data, the candidates with their predictions, and the runs it has started
+journal.log    how each candidate did, in Optuna's journal
 answer.json    the front of speed against memory; written last
 best.json      the fastest as a trial, for `inv bench --trials`
 """

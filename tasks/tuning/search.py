@@ -1,11 +1,11 @@
-"""Which candidates to measure next, and when to stop. Optuna's journal is what an interrupted search goes on from.
+"""Which candidates to measure next, and when to stop. An interrupted search goes on from Optuna's journal.
 
 A search is successive halving with two rungs: waves of short trials, one trial a worker, then the best few in full.
-What is tried is what promises most (`tasks.tuning.surrogate`); waves end when nothing promises more than `WORTH` and
-every recipe has been tried once.
+Each wave takes the candidates with the largest expected improvement (`tasks.tuning.surrogate`). Waves end when no
+candidate is expected to add more than `WORTH` and every recipe has been tried once.
 
-Optuna's own samplers were tried for this and are not used: within ten trials a tree of Parzen estimators knows nothing
-of how candidates are alike, and its proposals are guesses (figures: docs/performance.md, "The search").
+Optuna's own samplers were tried and are not used: within ten trials a tree of Parzen estimators learns nothing of which
+candidates are alike, and its proposals are guesses (figures: docs/performance.md, "The search").
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 from tasks.tuning.space import CHOICES, LAYOUTS, MICRO_BATCHES, RECOMPUTE, Candidate, MemoryLimit
-from tasks.tuning.surrogate import Belief
+from tasks.tuning.surrogate import Surrogate
 
 WORTH = 0.003  # the part of the best rate that another trial must be expected to add
 CLOSE = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
-FAILURE = 0.1  # a trial that broke counts as this part of what was expected of it: the search is to stay away
-END = "end"  # marks what a trial told: one of the three below
+FAILURE = 0.1  # a trial that broke counts as this part of its expected rate, so that the search stays away
+END = "end"  # a journal entry's key for how the trial ended, one of the three below
 MEASURED, TOO_LARGE, BROKEN = "measured", "too large", "broken"
+Outcomes = Mapping[str, tuple[str, float]]  # by a candidate's key: how it ended, and its useful tokens a second
 
 
 class Search:
-    """The candidates and what is known of each, also after an interruption.
+    """The candidates and their results, also after an interruption.
 
     `results` maps a candidate's key to its useful tokens a second, None where it did not succeed.
     """
 
     def __init__(self, journal: Path, candidates: Sequence[Candidate], *, recipes: Sequence[str]) -> None:
-        self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._by_choice = {_choice_key(one.choice): one for one in candidates}
         self._recipes = list(recipes)
-        self._belief = Belief(candidates)
+        self._surrogate = Surrogate(candidates)
         self._study = optuna.create_study(
             study_name="tune",
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
@@ -49,7 +49,7 @@ class Search:
 
     @property
     def results(self) -> dict[str, float | None]:
-        return {key: rate if end == MEASURED else None for key, (end, rate) in self._told().items()}
+        return {key: rate if end == MEASURED else None for key, (end, rate) in self._outcomes().items()}
 
     @property
     def best(self) -> float | None:
@@ -57,24 +57,23 @@ class Search:
         return max((rate for rate in self.results.values() if rate is not None), default=None)
 
     def next(self, limit: MemoryLimit, count: int) -> list[Candidate]:
-        """Up to `count` candidates that fit, were never measured, and promise enough; none when the waves are over."""
-        return choose(self._belief, self._told(), limit, count)
+        """The next wave, up to `count` candidates; empty when the waves are over. See `choose`."""
+        return choose(self._surrogate, self._outcomes(), limit, count)
 
     def finalists(self, limit: MemoryLimit, most: int) -> list[Candidate]:
         """What is measured in full; see `finalists`."""
-        return finalists(self._belief, self._told(), limit, most)
+        return finalists(self._surrogate, self._outcomes(), limit, most)
 
     def tell(self, candidate: Candidate, useful_tokens_per_sec: float | None, *, is_too_large: bool = False) -> None:
-        """Write down how a candidate did; once is enough, and a second time changes nothing.
+        """Record a candidate's rate, None where it did not succeed. A second time changes nothing.
 
-        None is for one that did not succeed. One that was too large says nothing about speed: the memory model learns
-        from it, not this.
+        A candidate that was too large says nothing about speed; only the memory model learns from it.
         """
-        if candidate.key in self._told():
+        if candidate.key in self._outcomes():
             return
         end = TOO_LARGE if is_too_large else BROKEN if useful_tokens_per_sec is None else MEASURED
         self._study.add_trial(
-            self._optuna.trial.create_trial(
+            optuna.trial.create_trial(
                 params=dict(candidate.choice),
                 distributions=self._distributions(),
                 value=useful_tokens_per_sec or 0.0,
@@ -82,7 +81,7 @@ class Search:
             )
         )
 
-    def _told(self) -> dict[str, tuple[str, float]]:
+    def _outcomes(self) -> Outcomes:
         known: dict[str, tuple[str, float]] = {}
         for trial in self._study.get_trials(deepcopy=False):
             one = self._by_choice.get(_choice_key(trial.params))
@@ -91,7 +90,7 @@ class Search:
         return known
 
     def _distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
-        categorical = self._optuna.distributions.CategoricalDistribution
+        categorical = optuna.distributions.CategoricalDistribution
         values: Mapping[str, Sequence[Any]] = {
             "recipe": self._recipes,
             "layout": LAYOUTS,
@@ -101,69 +100,75 @@ class Search:
         return {name: categorical(list(values[name])) for name in CHOICES}
 
 
-def choose(belief: Belief, told: Mapping[str, tuple[str, float]], limit: MemoryLimit, count: int) -> list[Candidate]:
-    """The next wave: up to `count` candidates that fit and promise more than `WORTH`, the most promising first. Before
-    a search ends, each recipe has been tried once: a recipe that arithmetic wrote off is the doubt that costs most.
+def choose(surrogate: Surrogate, outcomes: Outcomes, limit: MemoryLimit, count: int) -> list[Candidate]:
+    """The next wave: up to `count` untried candidates that fit and promise more than `WORTH`, the best first.
 
-    `told` maps keys to (end, rate). Those of one wave are chosen one after the other, each as if the ones before it had
-    done as expected: else a wave would be one guess, asked as often as there are workers.
+    Each recipe is tried once before a search ends, because a prediction that is wrong about a whole recipe costs most.
+    The candidates of one wave are chosen one after the other, each as if those before it had met their expectation;
+    otherwise all workers would get nearly the same candidate.
     """
-    rates, assumed = _known(belief, told)
-    places = {one.key: index for index, one in enumerate(belief.candidates)}
-    left = {key: index for key, index in places.items() if key not in told and limit.fits(belief.candidates[index])}
-    tried = {belief.candidates[places[key]].choice["recipe"] for key in told}
+    rates, assumed = _known(surrogate, outcomes)
+    places = {one.key: index for index, one in enumerate(surrogate.candidates)}
+    left = {
+        key: index for key, index in places.items() if key not in outcomes and limit.fits(surrogate.candidates[index])
+    }
+    tried = {surrogate.candidates[places[key]].choice["recipe"] for key in outcomes}
     chosen: list[Candidate] = []
     while left and len(chosen) < count:
-        place = _most_promising(belief, rates, assumed, left, tried)
+        place = _most_promising(surrogate, rates, assumed, left, tried)
         if place is None:
             break
-        one = belief.candidates[place]
+        one = surrogate.candidates[place]
         chosen.append(one)
         tried.add(one.choice["recipe"])
-        assumed[one.key] = math.exp(belief.given(rates, assumed).mean[place])
+        assumed[one.key] = math.exp(surrogate.given(rates, assumed).mean[place])
         del left[one.key]
     return chosen
 
 
 def _most_promising(
-    belief: Belief, rates: Mapping[str, float], assumed: Mapping[str, float], left: Mapping[str, int], tried: set[str]
+    surrogate: Surrogate,
+    rates: Mapping[str, float],
+    assumed: Mapping[str, float],
+    left: Mapping[str, int],
+    tried: set[str],
 ) -> int | None:
     """The place of the candidate to try, of those left; None where none is worth it."""
     if not rates and not assumed:
-        return max(left.values(), key=lambda place: belief.candidates[place].score)
-    promised = belief.promise(rates, assumed)
+        return max(left.values(), key=lambda place: surrogate.candidates[place].score)
+    promised = surrogate.promise(rates, assumed)
     place = max(left.values(), key=promised.__getitem__)
     if promised[place] >= WORTH:
         return place
-    untried = [place for place in left.values() if belief.candidates[place].choice["recipe"] not in tried]
+    untried = [place for place in left.values() if surrogate.candidates[place].choice["recipe"] not in tried]
     return max(untried, key=promised.__getitem__, default=None)
 
 
-def finalists(belief: Belief, told: Mapping[str, tuple[str, float]], limit: MemoryLimit, most: int) -> list[Candidate]:
-    """What is measured in full, at most `most`: the fastest, for the other end of the front the smallest that should be
-    at least half as fast, tried before or not, and whoever came so close that short trials cannot tell them apart."""
-    rates, assumed = _known(belief, told)
-    ranked = sorted((one for one in belief.candidates if one.key in rates), key=lambda one: -rates[one.key])
+def finalists(surrogate: Surrogate, outcomes: Outcomes, limit: MemoryLimit, most: int) -> list[Candidate]:
+    """What is measured in full, at most `most`: the fastest; the smallest that should be at least half as fast, tried
+    or not; and those too close to the fastest for short trials to tell."""
+    rates, assumed = _known(surrogate, outcomes)
+    ranked = sorted((one for one in surrogate.candidates if one.key in rates), key=lambda one: -rates[one.key])
     if not ranked:
         return []
-    best, means = rates[ranked[0].key], belief.given(rates, assumed).mean
-    expected = dict(zip((one.key for one in belief.candidates), means, strict=True))
+    best, means = rates[ranked[0].key], surrogate.given(rates, assumed).mean
+    expected = dict(zip((one.key for one in surrogate.candidates), means, strict=True))
     quick = [
         one
-        for one in belief.candidates
-        if limit.fits(one) and expected[one.key] >= math.log(best / 2) and (one.key in rates or one.key not in told)
+        for one in surrogate.candidates
+        if limit.fits(one) and expected[one.key] >= math.log(best / 2) and (one.key in rates or one.key not in outcomes)
     ]
     smallest = min(quick or ranked, key=lambda one: (limit.corrected(one) or 0, -expected[one.key]))
     close = [one for one in ranked if rates[one.key] * CLOSE >= best]
     return list({one.key: one for one in (ranked[0], smallest, *close)}.values())[:most]
 
 
-def _known(belief: Belief, told: Mapping[str, tuple[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+def _known(surrogate: Surrogate, outcomes: Outcomes) -> tuple[dict[str, float], dict[str, float]]:
     """Rates by key: those that were measured, and those that stand for trials that broke."""
-    rates = {key: rate for key, (end, rate) in told.items() if end == MEASURED and rate > 0.0}
-    expected = belief.given(rates).mean
-    broken = (place for place, one in enumerate(belief.candidates) if told.get(one.key, ("", 0.0))[0] == BROKEN)
-    return rates, {belief.candidates[place].key: FAILURE * math.exp(expected[place]) for place in broken}
+    rates = {key: rate for key, (end, rate) in outcomes.items() if end == MEASURED and rate > 0.0}
+    expected = surrogate.given(rates).mean
+    broken = (place for place, one in enumerate(surrogate.candidates) if outcomes.get(one.key, ("", 0.0))[0] == BROKEN)
+    return rates, {surrogate.candidates[place].key: FAILURE * math.exp(expected[place]) for place in broken}
 
 
 def _choice_key(choice: Mapping[str, Any]) -> tuple[Any, ...]:

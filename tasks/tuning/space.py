@@ -1,7 +1,7 @@
-"""Every configuration a search may choose from, as trials; and what a measured peak teaches about the predicted ones.
+"""All configurations that a search may choose, as trials; and predicted memory, corrected by measured peaks.
 
-What is varied computes the same thing: recipe, layout, micro batch, which layers are computed again. Adapters, data and
-the length samples are cut at are the user's and stay as they are.
+Recipe, layout, micro batch and recomputation vary; they do not change what is trained. Adapters, data and the length at
+which samples are cut are the user's and stay as they are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Candidate:
 
 
 def max_seq_len(percentiles: Mapping[str, int], keep_percent: int, profile: str, positions: int) -> int:
-    """The shortest row that holds `keep_percent` of the samples whole, as a multiple that kernels like."""
+    """The shortest row that holds `keep_percent` of the samples whole, rounded up to LENGTH_MULTIPLE."""
     multiple = LENGTH_MULTIPLE[profile]
     scaled = percentiles[str(keep_percent)] / SCALES[profile].seq_divisor
     return max(multiple, min(positions, math.ceil(scaled / multiple) * multiple))
@@ -117,15 +117,15 @@ def _choices(recipes: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def with_predictions(found: Sequence[Candidate], predicted: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-    """Candidates with what a survey predicts for each, in their order."""
+    """Candidates with what a survey predicts for each, in the same order."""
     return [
         replace(
             one,
-            peak_bytes=said["peak_bytes"],
-            useful_share=said["useful_share"],
-            score=said["score"],
+            peak_bytes=prediction["peak_bytes"],
+            useful_share=prediction["useful_share"],
+            score=prediction["score"],
         )
-        for one, said in zip(found, predicted, strict=True)
+        for one, prediction in zip(found, predicted, strict=True)
     ]
 
 
@@ -159,7 +159,7 @@ class MemoryLimit:
         return round(candidate.peak_bytes * self.factors.get(str(candidate.choice["recipe"]), 1.0))
 
     def fits(self, candidate: Candidate) -> bool:
-        """True where nothing speaks against it: without a limit or a prediction everything is tried."""
+        """False where the corrected prediction exceeds the limit; True without a limit or a prediction."""
         predicted = self.corrected(candidate)
         return self.limit_bytes is None or predicted is None or predicted * self.MARGIN <= self.limit_bytes
 

@@ -1,21 +1,20 @@
-"""What is believed of candidates that were not measured, from those that were: arithmetic corrected by measurement.
+"""The expected rate of every candidate, from arithmetic corrected by the candidates that were measured.
 
-A survey predicts every candidate's rate from FLOP, padding and how a batch fills a GPU (`bench.predict.survey`). That
-orders candidates on a GPU like those it was made for, and may be wrong on another one: a recipe slower than it should
-be, recomputation cheaper, small batches better. Each way to be wrong is a factor common to the candidates it touches,
-and unknown until something is measured; so
+A survey predicts every candidate's rate from FLOP, padding and how a batch fills a GPU (`bench.predict.survey`). These
+predictions may be wrong on another GPU: a recipe slower, recomputation cheaper, small batches better. Each such error
+is a factor that is common to the candidates it touches, and unknown until something is measured:
 
-    log rate = log prediction + one normal variable for each way to be wrong + the candidate's own + noise
+    log rate = log prediction + one normal variable for each kind of error + the candidate's own + noise
 
 with a standard deviation for each, `DOUBTS`. Their sum is a Gaussian process (Rasmussen and Williams 2006, "Gaussian
-Processes for Machine Learning", equations 2.23 and 2.24), so one trial of a recipe teaches something about all others
-of it, and how sure that is comes with it. What to try is what promises most over the best so far (expected improvement:
-Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Black-Box Functions").
+Processes for Machine Learning", equations 2.23 and 2.24), so one trial of a recipe says something about every other
+trial of it, and how sure that is. The next candidate is the one with the largest expected improvement over the best so
+far (Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Black-Box Functions").
 
-The doubts are judgements about such predictions in general: a recipe may well be half as fast again or two thirds as
-fast on a GPU that nobody has tried. They were settled by looking at replays on one GPU's figures and on GPUs made up to
-be unlike it (`tests/benchmarks/tune_replay.py`), and are a fit to none of them. A search that starts from a wrong
-prediction takes more trials, and ends at the same answer (`tests/unit/tasks/tuning/test_tuning.py`).
+The standard deviations are judgements: on an untried GPU a recipe may be half as fast again, or two thirds as fast.
+They were chosen by looking at replays of one GPU's figures and of made-up GPUs unlike it
+(`tests/benchmarks/tune_replay.py`), and are fitted to none of them. A search that starts from wrong predictions takes
+more trials and ends at the same answer (`tests/unit/tasks/tuning/test_tuning.py`).
 """
 
 from __future__ import annotations
@@ -54,24 +53,22 @@ class Expected:
     deviation: Sequence[float]
 
 
-class Belief:
-    """Of all candidates. Made once for a search: what is known comes with each question."""
+class Surrogate:
+    """The Gaussian process over all candidates. It keeps no measurements; they come with each call."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self._np = np
         self.candidates = list(candidates)
         self._place = {one.key: place for place, one in enumerate(self.candidates)}
         self._prior = np.log([max(one.score, 1e-9) for one in self.candidates])
         self._alike = self._covariance()
 
     def given(self, rates: Mapping[str, float], assumed: Mapping[str, float] | None = None) -> Expected:
-        """With these rates measured, by key, all above 0. `assumed` are rates of others that are taken for measured,
-        which makes their neighbours surer and surprises nobody.
+        """Given these measured rates by key, all above 0. `assumed` are expected rates that count as measured: they
+        make their neighbours surer, and cannot be a surprise.
 
-        Measurements further from their predictions than the doubts allow widen all doubts, so that one that was wrong
-        by much is not taken for the last (the doubts' common factor, by maximum likelihood, never below 1).
+        Measurements further from their predictions than DOUBTS allow widen all doubts by a common factor (by maximum
+        likelihood, never below 1).
         """
-        np = self._np
         known = {**rates, **(assumed or {})}
         at = [self._place[key] for key in known]
         variance = self._alike.diagonal()
@@ -86,19 +83,20 @@ class Belief:
         return Expected(mean=(self._prior + errors @ weights).tolist(), deviation=deviation.tolist())
 
     def promise(self, rates: Mapping[str, float], assumed: Mapping[str, float]) -> list[float]:
-        """By how much each candidate is expected to improve on the best rate, as a part of it; where it would be slower
-        counts as no improvement, not as a loss. Needs at least one rate."""
-        best, said = math.log(max([*rates.values(), *assumed.values()])), self.given(rates, assumed)
-        return [improvement(mean - best, deviation) for mean, deviation in zip(said.mean, said.deviation, strict=True)]
+        """Each candidate's expected improvement on the best rate, as a part of it. Needs at least one rate.
+
+        Where a candidate would be slower, that counts as no improvement and not as a loss.
+        """
+        best, expected = math.log(max([*rates.values(), *assumed.values()])), self.given(rates, assumed)
+        pairs = zip(expected.mean, expected.deviation, strict=True)
+        return [improvement(mean - best, deviation) for mean, deviation in pairs]
 
     def _between(self, at: list[int]) -> Any:
         """The covariance of what was measured at these places."""
-        np = self._np
         return np.asarray(self._alike[np.ix_(at, at)] + NOISE**2 * np.eye(len(at)))
 
     def _covariance(self) -> Any:
         """How alike the errors of any two candidates' predictions are, an array of (candidates, candidates)."""
-        np = self._np
         of = {name: np.array([one.choice[name] for one in self.candidates]) for name in ("recipe", "layout")}
         recipe, layout = (column[:, None] == column[None, :] for column in of.values())
         again = np.array([RECOMPUTED_SHARE[one.choice["recompute"]] for one in self.candidates])

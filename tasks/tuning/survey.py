@@ -1,6 +1,6 @@
-"""What a search stands on: the GPU, the model and the data, as one worker's survey tells them, and what follows.
+"""A new search: one worker surveys GPU, model and data, and the candidates follow from that.
 
-Observe and plan. Nothing is written here, and nothing runs but `python -m bench survey`.
+Nothing is written here, and nothing runs but `python -m bench survey`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to
 
 
 def check_recipes(settings: Settings) -> None:
-    """Raises UsageError for a name that is none."""
+    """Raises UsageError for an unknown or missing recipe."""
     for name in settings.tune.recipes:
         if name not in RECIPES:
             raise UsageError(f"tune.recipes: expected names of {', '.join(RECIPES)}, found {name!r}")
@@ -42,12 +42,12 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
     """A new search within `limit` GiB, not yet on disk. Raises Resumable, Refused and UsageError."""
     bench, chosen = settings.bench, settings.tune
     inspect(settings, hosts)
-    ground = survey(settings, hosts[0], [])
+    observed = survey(settings, hosts[0], [])
     longest = space.max_seq_len(
-        ground["data"]["percentiles"], chosen.keep_percent, bench.profile, ground["model"]["positions"]
+        observed["data"]["percentiles"], chosen.keep_percent, bench.profile, observed["model"]["positions"]
     )
     targets = ALL_LINEAR if chosen.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
-    found = space.candidates(
+    candidates = space.candidates(
         model=settings.model.path,
         data=settings.data.path,
         profile=bench.profile,
@@ -56,32 +56,32 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         lora={"lora_rank": chosen.lora_rank, "lora_alpha": 2 * chosen.lora_rank, "lora_targets": targets},
         steps=SHORT_STEPS[bench.profile],
         seed=bench.seed,
-        samples=ground["data"]["samples"],
+        samples=observed["data"]["samples"],
     )
-    predicted = survey(settings, hosts[0], [one.trial for one in found])["trials"]
-    gpu = ground["gpu"] if bench.profile == "gpu" else None
+    predicted = survey(settings, hosts[0], [one.trial for one in candidates])["trials"]
+    gpu = observed["gpu"] if bench.profile == "gpu" else None
     record = TuneRecord(
         tune_id=f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-tune",
         gpu=None if gpu is None else gpu["name"],
-        model_sha256=ground["model"]["sha256"],
-        data_sha256=ground["data"]["sha256"],
+        model_sha256=observed["model"]["sha256"],
+        data_sha256=observed["data"]["sha256"],
         longest=longest,
         limit_bytes=_limit_bytes(limit, gpu),
         settings=settings.public(),
-        candidates=space.with_predictions(found, predicted),
-        inputs={what: {"sha256": ground[what]["sha256"]} for what in ("model", "data")},
+        candidates=space.with_predictions(candidates, predicted),
+        inputs={what: {"sha256": observed[what]["sha256"]} for what in ("model", "data")},
     )
     _refuse_too_little(record)
     return record
 
 
-def refuse_other_ground(record: TuneRecord, ground: Mapping[str, Any]) -> None:
-    """Figures of two GPUs, models or data sets are not to be ranked in one table. Raises Refused."""
-    gpu = None if ground["gpu"] is None or record.gpu is None else ground["gpu"]["name"]
+def refuse_other_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
+    """Raises Refused where GPU, model or data are not those of the search: their figures cannot be ranked together."""
+    gpu = None if observed["gpu"] is None or record.gpu is None else observed["gpu"]["name"]
     for what, before, now in (
         ("the GPU", record.gpu, gpu),
-        ("the model (sha256)", record.model_sha256, ground["model"]["sha256"]),
-        ("the data (sha256)", record.data_sha256, ground["data"]["sha256"]),
+        ("the model (sha256)", record.model_sha256, observed["model"]["sha256"]),
+        ("the data (sha256)", record.data_sha256, observed["data"]["sha256"]),
     ):
         if before != now:
             raise Refused(

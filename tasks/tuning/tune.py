@@ -2,8 +2,7 @@
 
 Observe (one worker surveys its GPU, the samples' lengths, and what would fit), plan (the candidates and the first wave,
 which `--dry-run` prints), act (waves of short trials over the fleet, each an ordinary run in the results folder, then
-the finalists in full), answer (a front of speed against memory, and a file that `inv bench --trials` takes). The rooms
-of that are in `tasks.tuning`.
+the finalists in full), answer (a front of speed against memory, and a file that `inv bench --trials` takes).
 """
 
 from __future__ import annotations
@@ -14,35 +13,34 @@ from tasks.cli.lock import only_one
 from tasks.connect.workers import survey, workers
 from tasks.errors import Interrupted, Resumable, UsageError
 from tasks.settings.load import load
-from tasks.tuning import printed as shown
 from tasks.tuning import record, waves
-from tasks.tuning import survey as ground
+from tasks.tuning.printed import show_plan
+from tasks.tuning.survey import check_recipes, limit_gib, plan, refuse_other_inputs
 
 
 def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, dry_run: bool, plain: bool) -> None:
     settings = load(context)
-    ground.check_recipes(settings)
-    limit_gib = ground.limit_gib(settings, memory_gib)
+    check_recipes(settings)
+    limit = limit_gib(settings, memory_gib)
     hosts = workers(settings)
     if resume:
         if memory_gib is not None:
             raise UsageError("tune: --resume goes on with a search's own limit; leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
-        found = record.find(settings.results_folder, name)
-        ground.refuse_other_ground(found, survey(settings, hosts[0], []))
+        search = record.find(settings.results_folder, name)
+        refuse_other_inputs(search, survey(settings, hosts[0], []))
     else:
-        found = ground.plan(settings, hosts, limit_gib)
+        search = plan(settings, hosts, limit)
     if dry_run:
-        shown.show_plan(found, len(hosts))
+        show_plan(search, len(hosts))
         return
-    with only_one(settings.results_folder, f"tune (search {found.tune_id})"):
+    with only_one(settings.results_folder, f"tune (search {search.tune_id})"):
         if not resume:
-            found = record.create(settings.results_folder, found)
+            search = record.create(settings.results_folder, search)
+        again = f"`inv tune --resume={search.tune_id}` goes on with"
         try:
-            waves.search(settings, found, hosts, plain=plain)
+            waves.search(settings, search, hosts, plain=plain)
         except Interrupted:
-            raise Interrupted(
-                f"search {found.tune_id}: interrupted; `inv tune --resume={found.tune_id}` goes on with it"
-            ) from None
+            raise Interrupted(f"search {search.tune_id}: interrupted; {again} it") from None
         except Resumable as error:
-            raise Resumable(f"{error}; `inv tune --resume={found.tune_id}` goes on with the search") from None
+            raise Resumable(f"{error}; {again} the search") from None

@@ -1,7 +1,7 @@
 """A search under way: waves of short trials over the fleet, the finalists in full, the answer.
 
-Each wave, and the finalists, is an ordinary run: the results folder has it, `inv collect report` reports it, and what
-interrupts it is what a run survives.
+Each wave, and the finalists, is an ordinary run: it is in the results folder, `inv collect report` reports it, and it
+can be resumed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from bench.records.result import End, TrialResult
 from bench.records.sealed import ResultError
 from remote.hosts.host import Host
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, TaskFailed
-from tasks.fleet import execute as running
+from tasks.fleet import execute
 from tasks.settings.load import Settings
 from tasks.tuning import answer
-from tasks.tuning import printed as shown
+from tasks.tuning.printed import show_answer
 from tasks.tuning.record import TuneRecord
 from tasks.tuning.search import Search
 from tasks.tuning.space import Candidate, Observation
@@ -38,7 +38,7 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
         run_id = _run(settings, record, name, wave, again, hosts, repeats=1, plain=plain)
         _learn(settings, record, finder, run_id)
         if again is None and len(finder.results) == known:
-            raise Resumable(f"run {run_id}: no trial of it came to an end of its own")
+            raise Resumable(f"run {run_id}: no trial of it ran to its end")
     chosen = finder.finalists(record.memory(_observed(settings, record)), settings.tune.finalists)
     if not chosen:
         raise TaskFailed(
@@ -53,7 +53,11 @@ def _next(settings: Settings, record: TuneRecord, finder: Search, workers: int) 
     left = settings.tune.trials - len(finder.results)
     wave = finder.next(record.memory(_observed(settings, record)), min(workers, left)) if left > 0 else []
     if not wave:
-        why = "nothing else promises enough" if left > 0 else f"tune.trials = {settings.tune.trials} are used up"
+        why = (
+            "no other candidate is expected to be faster"
+            if left > 0
+            else f"tune.trials = {settings.tune.trials} are used up"
+        )
         print(f"search {record.tune_id}: {len(finder.results)} short trials; {why}; on to the finalists")
     return wave
 
@@ -69,22 +73,22 @@ def _run(
     repeats: int,
     plain: bool,
 ) -> str:
-    """Run these candidates as an ordinary run, or go on with the one of this id; its id."""
+    """Run these candidates as an ordinary run, or resume the run of this id. Returns the run's id."""
     is_final = name == "tune-final"
     try:
         if run_id is not None:
-            running.go_on(settings, run_id, hosts, plain=plain)
+            execute.go_on(settings, run_id, hosts, plain=plain)
             return run_id
         trials = [one.full(settings) if is_final else one.trial for one in chosen]
         bench = settings.bench.model_copy(update={"spread": "shard", "repeats": repeats})
         settings = settings.model_copy(update={"bench": bench})
-        run = running.plan_of(settings, name, trials, hosts, inputs=record.inputs)
-        run, folder, ledger = running.write_plan(settings, run)
+        run = execute.plan_of(settings, name, trials, hosts, inputs=record.inputs)
+        run, folder, ledger = execute.write_plan(settings, run)
         record.add_run(run.run_id, is_final=is_final)  # before it starts: a resume must find it
-        running.work(settings, run, folder, ledger, hosts, plain=plain)
+        execute.work(settings, run, folder, ledger, hosts, plain=plain)
         return run.run_id
     except SomeTrialsFailed as some:
-        print(some)  # what does not fit or does not work is an answer too
+        print(some)  # a trial that does not fit or breaks is a result too
         return run_id or (record.final if is_final else record.waves[-1]) or ""
 
 
@@ -102,7 +106,9 @@ def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) 
         one = by_key.get(result.trial.trial_id)
         gpu = result.fingerprint.get("gpu_name")
         if record.gpu is not None and gpu is not None and gpu != record.gpu:
-            raise Refused(f"{result.worker} has a {gpu}, the search is for a {record.gpu}; leave it out of the fleet")
+            raise Refused(
+                f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu}); remove it from the fleet"
+            )
         if one is None or result.status.is_resumable:
             continue
         metrics = result.metrics if result.status is End.SUCCEEDED else None
@@ -149,10 +155,10 @@ def _answer(settings: Settings, record: TuneRecord, finder: Search, run_id: str)
         "final_run": run_id,
     }
     record.write_answer(answer.document(kept, about), kept[0].trial.to_text())
-    shown.show_answer(settings, record, kept, about)
+    show_answer(settings, record, kept, about)
 
 
 def _worker_sec(settings: Settings, record: TuneRecord) -> float:
-    """What the search cost: seconds for which its trials held a worker, from each process's start to its end."""
+    """Worker-seconds of the search: how long its trials held a worker, from each process's start to its end."""
     runs = [*record.waves, *([record.final] if record.final is not None else [])]
     return sum(result.wall_time_sec or 0.0 for run_id in runs for result in _results(settings, run_id))

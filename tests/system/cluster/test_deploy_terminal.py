@@ -115,7 +115,7 @@ def test_ctrl_c_while_waiting_leaves_the_pods_and_says_how_to_go_on(
     shown.until(lambda text: "ImagePullBackOff" in text or "ErrImagePull" in text, "the pods' trouble")
     shown.interrupt()
     assert shown.ended() == 130
-    assert "the same again goes on from there" in shown.shown
+    assert "type the same to go on from there" in shown.shown
     assert "Traceback" not in shown.shown
     operator.cluster.faults.mend_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")

@@ -14,10 +14,9 @@ import pytest
 
 from bench.records import ALL_LINEAR, Trial
 from bench.records.interval import summarize
-from bench.records.result import End, Metrics, TrialResult
+from bench.records.result import End, Metrics, Steps, TrialResult
 from tasks.errors import UsageError
-from tasks.tuning import answer, record, search, space
-from tasks.tuning import surrogate as belief
+from tasks.tuning import answer, record, search, space, surrogate
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 
 GIB = 2**30
@@ -119,21 +118,21 @@ def test_running_out_of_memory_raises_the_prediction_until_it_says_so():
 # What is believed ----------------------------------------------------------------------------------------------------
 
 
-def rate_of(expected: belief.Expected, one: Candidate) -> float:
+def rate_of(expected: surrogate.Expected, one: Candidate) -> float:
     place = next(place for place, each in enumerate(predicted()) if each.key == one.key)
     return math.exp(expected.mean[place])
 
 
 def test_without_a_measurement_the_prediction_is_believed():
-    expected = belief.Belief(predicted()).given({})
+    expected = surrogate.Surrogate(predicted()).given({})
     assert rate_of(expected, fast(8)) == pytest.approx(fast(8).score)
 
 
 def test_a_measurement_is_believed_where_it_was_made_and_moves_what_is_alike_most():
     one, alike, other = fast(4), fast(2), next(one for one in predicted() if one.choice["recipe"] == "stock")
     known = {fast(8).key: fast(8).score, other.key: other.score}
-    before = belief.Belief(predicted()).given({**known, one.key: one.score})
-    after = belief.Belief(predicted()).given({**known, one.key: one.score / 2})
+    before = surrogate.Surrogate(predicted()).given({**known, one.key: one.score})
+    after = surrogate.Surrogate(predicted()).given({**known, one.key: one.score / 2})
     moved = [rate_of(after, each) / rate_of(before, each) for each in (one, alike, other)]
     assert moved[0] == pytest.approx(0.5, rel=0.1)
     assert moved[1] < 0.8 < 0.95 < moved[2]
@@ -141,7 +140,7 @@ def test_a_measurement_is_believed_where_it_was_made_and_moves_what_is_alike_mos
 
 def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
     one = fast(8)
-    expected = belief.Belief(predicted()).given({one.key: 700.0 * one.score})
+    expected = surrogate.Surrogate(predicted()).given({one.key: 700.0 * one.score})
     for other in predicted():
         assert rate_of(expected, other) / other.score == pytest.approx(700.0, rel=0.1)
 
@@ -149,8 +148,8 @@ def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
 def test_what_is_measured_is_surer_than_what_is_not_and_a_surprise_makes_everything_less_sure():
     one, other = fast(8), fast(4)
     places = {each.key: place for place, each in enumerate(predicted())}
-    as_expected = belief.Belief(predicted()).given({one.key: one.score, other.key: other.score}).deviation
-    surprised = belief.Belief(predicted()).given({one.key: one.score, other.key: other.score / 50}).deviation
+    as_expected = surrogate.Surrogate(predicted()).given({one.key: one.score, other.key: other.score}).deviation
+    surprised = surrogate.Surrogate(predicted()).given({one.key: one.score, other.key: other.score / 50}).deviation
     assert as_expected[places[one.key]] < min(
         as_expected[places[key]] for key in places if key not in (one.key, other.key)
     )
@@ -161,9 +160,9 @@ def test_the_expected_improvement_is_the_mean_of_what_is_gained():
     chooser = random.Random(3)
     for ahead, deviation in ((0.0, 0.1), (-0.2, 0.3), (0.1, 0.05)):
         drawn = [max(0.0, math.expm1(chooser.gauss(ahead, deviation))) for _ in range(200_000)]
-        assert belief.improvement(ahead, deviation) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
-    assert belief.improvement(-0.1, 0.0) == 0.0
-    assert belief.improvement(0.1, 0.0) == pytest.approx(math.expm1(0.1))
+        assert surrogate.improvement(ahead, deviation) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
+    assert surrogate.improvement(-0.1, 0.0) == 0.0
+    assert surrogate.improvement(0.1, 0.0) == pytest.approx(math.expm1(0.1))
 
 
 # The search ----------------------------------------------------------------------------------------------------------
@@ -280,7 +279,7 @@ def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_f
 
 def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEEDED) -> TrialResult:
     metrics = Metrics(
-        step_time_sec=summarize([1.0, 1.1]),
+        step_time_sec=summarize([1.0, 1.0]),
         samples_per_sec=1.0,
         tokens_per_sec=rate,
         useful_tokens_per_sec=rate,
@@ -291,7 +290,18 @@ def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEE
         peak_rss_bytes=1,
         load_time_sec=1.0,
     )
-    return TrialResult(trial_id=trial.trial_id, trial=trial, status=status, reason=None, metrics=metrics)
+    steps = Steps(
+        step_time_sec=[1.0, 1.0], samples=[1, 1], tokens=[2000, 2000], useful_tokens=[rate, rate], loss=[2.0, 1.0]
+    )
+    return TrialResult(
+        trial_id=trial.trial_id,
+        trial=trial,
+        status=status,
+        reason=None,
+        worker="worker-0",
+        metrics=metrics,
+        steps=steps,
+    )
 
 
 def figures(index: int, rate: float, gib: float) -> answer.Measured:
@@ -321,7 +331,11 @@ def test_several_processes_give_an_interval_and_one_gives_none():
     assert three is not None
     assert one.interval is None
     assert three.interval is not None
-    assert three.interval.low <= 100.0 <= three.interval.high
+    assert (one.processes, three.processes, three.interval.over) == (1, 3, "processes")
+    assert three.useful_tokens_per_sec == pytest.approx(100.0, rel=1e-3)
+    deviation = 1.0 / math.sqrt(3)  # of the mean of three; Student's t at two degrees of freedom is 4.303
+    assert three.interval.low == pytest.approx(100.0 - 4.303 * deviation, abs=0.1)
+    assert three.interval.high == pytest.approx(100.0 + 4.303 * deviation, abs=0.1)
 
 
 def test_what_failed_has_no_figures():
