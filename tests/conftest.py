@@ -13,6 +13,7 @@ import pytest
 
 from bench.records import Trial
 from tests.support.hosts.local_fleet import LocalFleet, mounted
+from tests.support.inv_server import InvServer
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
@@ -96,6 +97,13 @@ def pytest_configure() -> None:
     there is ignored by everything that comes of it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def inv_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InvServer]:
+    """Runs `inv` where its start is not what is tested."""
+    with InvServer(tmp_path_factory.mktemp("inv")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.inv_server import InvServer
 from tests.support.machines.build_vm import BuildVm, running_build_vm
 from tests.support.machines.network import Network, running_network
 from tests.support.paths import ROOT
@@ -30,8 +31,9 @@ WAIT_SEC = 300.0
 class Project:
     """A folder in which `inv` can be typed."""
 
-    def __init__(self, folder: Path, model: Path, data: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, model: Path, data: Path, server: InvServer) -> None:
+        self.folder, self.server = folder, server
+        self.options: tuple[str, ...] = ()  # of every `inv`
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")},
             "HOME": str(folder),  # no ~/.invoke.yaml of whoever runs the tests
@@ -43,26 +45,15 @@ class Project:
         }
         self._started: list[subprocess.Popen[str]] = []
 
-    def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "invoke", *words]
-
     def inv(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Type `inv ...` and wait for it."""
-        return subprocess.run(
-            self.argv(*words),
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SEC,
-            check=False,
-        )
+        environment = {**self.environment, **environment}
+        return self.server.inv(*self.options, *words, cwd=self.folder, env=environment, timeout_sec=WAIT_SEC)
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Type `inv ...` and do not wait."""
         process = subprocess.Popen(
-            self.argv(*words),
+            (sys.executable, "-m", "invoke", *self.options, *words),
             cwd=self.folder,
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
@@ -137,14 +128,14 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Iterator[Project]:
+def project(tmp_path: Path, tiny_model: Path, tiny_data: Path, inv_server: InvServer) -> Iterator[Project]:
     folder = tmp_path / """it's a "fleet" of mine"""
     folder.mkdir()
     for name in ("bench", "remote", "reports", "tasks"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)  # with what is compiled
     for name in ("tasks.py", "invoke.yaml"):
         shutil.copy(ROOT / name, folder / name)
-    made = Project(folder, tiny_model, tiny_data)
+    made = Project(folder, tiny_model, tiny_data, inv_server)
     yield made
     made.clear_away()
 

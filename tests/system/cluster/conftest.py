@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.inv_server import InvServer
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given
 from tests.support.paths import ROOT
@@ -51,6 +52,7 @@ class Operator:
     cluster: AnyCluster
     namespace: str
     settings: dict[str, Any]
+    server: InvServer
     password: str = PASSWORD
     path: str = field(default_factory=lambda: os.environ["PATH"])
 
@@ -81,15 +83,12 @@ class Operator:
     def inv(self, *words: str, stdin: str = "", code: int = 0) -> str:
         """Run `inv`; asserts its exit code, and that an error is one line. Both streams, as one text."""
         (self.project / "own.yaml").write_text(yaml.safe_dump(self.settings))
-        ended = subprocess.run(
-            (str(INV), "-f", "own.yaml", *words),
+        ended = self.server.inv(
+            *("-f", "own.yaml", *words),
             cwd=self.project,
             env=self.environment(),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=2 * self.cluster.patience_sec,
-            check=False,
+            stdin=stdin,
+            timeout_sec=2 * self.cluster.patience_sec,
         )
         said = ended.stdout + ended.stderr
         assert ended.returncode == code, said
@@ -134,7 +133,7 @@ class Operator:
         return self.cluster.requests()[before:]
 
 
-def make_operator(cluster: AnyCluster, folder: Path) -> Operator:
+def make_operator(cluster: AnyCluster, folder: Path, server: InvServer) -> Operator:
     """An operator with a project in `folder` and a namespace of its own."""
     project = folder / "project"
     project.mkdir()
@@ -147,6 +146,7 @@ def make_operator(cluster: AnyCluster, folder: Path) -> Operator:
         project=project,
         cluster=cluster,
         namespace=namespace,
+        server=server,
         settings={
             "fleet": {"kind": "pods", "size": 2},
             "registry": {"user": OUR_USER},
@@ -169,9 +169,9 @@ def make_operator(cluster: AnyCluster, folder: Path) -> Operator:
 
 
 @pytest.fixture
-def operator(cluster: AnyCluster, tmp_path: Path) -> Iterator[Operator]:
+def operator(cluster: AnyCluster, tmp_path: Path, inv_server: InvServer) -> Iterator[Operator]:
     """An operator who has pushed an image and deployed nothing yet; two small workers."""
-    made = make_operator(cluster, tmp_path)
+    made = make_operator(cluster, tmp_path, inv_server)
     yield made
     cluster.faults.clear()
     namespace = made.namespace

@@ -57,7 +57,7 @@ def pods(project, cluster: Cluster, request: pytest.FixtureRequest):
     }
     (project.folder / "pods.yaml").write_text(json.dumps(settings))
     project.environment["INVOKE_BENCH_SPREAD"] = "shard"
-    project.argv = lambda *words: [sys.executable, "-m", "invoke", "-f", "pods.yaml", *words]
+    project.options = ("-f", "pods.yaml")
     return project
 
 

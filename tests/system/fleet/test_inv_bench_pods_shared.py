@@ -56,7 +56,7 @@ def over_pods(project: Any, cluster: Cluster) -> Any:
         "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
     }
     (project.folder / "pods.yaml").write_text(json.dumps(settings))
-    project.argv = lambda *words: [sys.executable, "-m", "invoke", "-f", "pods.yaml", *words]
+    project.options = ("-f", "pods.yaml")
     return project
 
 
@@ -67,7 +67,7 @@ def operators(
     """Two laptops."""
     folder = tmp_path / "another laptop"
     shutil.copytree(project.folder, folder)
-    second = type(project)(folder, tiny_model, tiny_data)
+    second = type(project)(folder, tiny_model, tiny_data, project.server)
     yield over_pods(project, cluster), over_pods(second, cluster)
     second.clear_away()
 

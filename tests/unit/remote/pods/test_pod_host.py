@@ -39,7 +39,7 @@ def line(name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase:
     return "\t".join([*parts, phase, more.get("reason", ""), more.get("ready", "True")]) + "\n"
 
 
-class Network:
+class StandIn:
     """A folder with the stand-in's files, and the host behind it."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,10 +75,10 @@ class Network:
 
 
 @pytest.fixture
-def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
     with LocalFleet(tmp_path):  # and whatever a command left behind is an error
-        yield Network(tmp_path)
+        yield StandIn(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -86,71 +86,71 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network
     [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)],
 )
 def test_the_exit_code_is_the_commands_own_and_signals_count_from_128(
-    network: Network, text: str, exit_code: int
+    stand_in: StandIn, text: str, exit_code: int
 ) -> None:
-    assert network.run("sh", "-c", text).exit_code == exit_code
+    assert stand_in.run("sh", "-c", text).exit_code == exit_code
 
 
-def test_both_streams_come_back_apart_and_without_what_kubectl_says_itself(network: Network) -> None:
-    completed = network.run("sh", "-c", "echo out; echo err >&2")
+def test_both_streams_come_back_apart_and_without_what_kubectl_says_itself(stand_in: StandIn) -> None:
+    completed = stand_in.run("sh", "-c", "echo out; echo err >&2")
     assert (completed.stdout, completed.stderr) == (b"out\n", b"err\n")
 
 
-def test_megabytes_go_both_ways_at_once(network: Network) -> None:
+def test_megabytes_go_both_ways_at_once(stand_in: StandIn) -> None:
     content = os.urandom(5 << 20)
-    assert network.run("cat", stdin=content).stdout == content
-    assert network.run("cat", stdin=io.BytesIO(content)).stdout == content
+    assert stand_in.run("cat", stdin=content).stdout == content
+    assert stand_in.run("cat", stdin=io.BytesIO(content)).stdout == content
 
 
-def test_pieces_reach_the_sink_in_order_in_the_calling_thread(network: Network) -> None:
+def test_pieces_reach_the_sink_in_order_in_the_calling_thread(stand_in: StandIn) -> None:
     content, heard, threads = os.urandom(1 << 20), bytearray(), set()
 
     def hear(piece: bytes) -> None:
         heard.extend(piece)
         threads.add(threading.get_ident())
 
-    completed = network.run("cat", stdin=content, on_stdout=hear)
+    completed = stand_in.run("cat", stdin=content, on_stdout=hear)
     assert (bytes(heard), completed.stdout) == (content, b"")
     assert threads == {threading.get_ident()}
 
 
-def test_a_program_that_never_reads_its_input_does_not_hang_us(network: Network) -> None:
-    assert network.run("sh", "-c", "exit 3", stdin=b"x" * (8 << 20)).exit_code == 3
-    assert network.run("sh", "-c", "exec <&-; echo done", stdin=b"x" * (8 << 20)).stdout == b"done\n"
+def test_a_program_that_never_reads_its_input_does_not_hang_us(stand_in: StandIn) -> None:
+    assert stand_in.run("sh", "-c", "exit 3", stdin=b"x" * (8 << 20)).exit_code == 3
+    assert stand_in.run("sh", "-c", "exec <&-; echo done", stdin=b"x" * (8 << 20)).stdout == b"done\n"
 
 
-def test_without_input_a_program_reads_its_end_at_once(network: Network) -> None:
-    assert network.run("cat").stdout == b""
-    assert network.run("cat", stdin=b"").stdout == b""
+def test_without_input_a_program_reads_its_end_at_once(stand_in: StandIn) -> None:
+    assert stand_in.run("cat").stdout == b""
+    assert stand_in.run("cat", stdin=b"").stdout == b""
 
 
-def test_input_is_whole_also_for_a_program_that_closed_its_output(network: Network, tmp_path: Path) -> None:
+def test_input_is_whole_also_for_a_program_that_closed_its_output(stand_in: StandIn, tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
-    network.run("sh", "-c", 'exec >&- 2>&-; cat > "$0"', str(tmp_path / "copy"), stdin=content)
+    stand_in.run("sh", "-c", 'exec >&- 2>&-; cat > "$0"', str(tmp_path / "copy"), stdin=content)
     assert (tmp_path / "copy").read_bytes() == content
 
 
-def test_a_command_that_is_not_there_ends_with_127_and_the_reason(network: Network) -> None:
-    completed = network.run("/no/such/program", stdin=b"x" * 100_000)
+def test_a_command_that_is_not_there_ends_with_127_and_the_reason(stand_in: StandIn) -> None:
+    completed = stand_in.run("/no/such/program", stdin=b"x" * 100_000)
     assert (completed.exit_code, completed.stderr) == (127, b"/no/such/program: No such file or directory")
 
 
-def test_a_folder_that_is_not_there_ends_with_127_and_names_the_folder(network: Network) -> None:
-    completed = network.run("true", folder="/no/such/folder")
+def test_a_folder_that_is_not_there_ends_with_127_and_names_the_folder(stand_in: StandIn) -> None:
+    completed = stand_in.run("true", folder="/no/such/folder")
     assert (completed.exit_code, completed.stderr) == (127, b"/no/such/folder: No such file or directory")
 
 
-def test_folder_environment_and_odd_words_arrive_as_they_are(network: Network, tmp_path: Path) -> None:
+def test_folder_environment_and_odd_words_arrive_as_they_are(stand_in: StandIn, tmp_path: Path) -> None:
     words = ["", " ", "a'b", '"', "$HOME", "new\nline", "日本", "\udcff"]
     text = "import os, sys; print(os.getcwd()); print(os.environ['ODD']); print(ascii(sys.argv[1:]))"
     argv = (sys.executable, "-I", "-S", "-X", "utf8", "-c", text, *words)
-    completed = network.run(*argv, environment={"ODD": "a=b 'c'"}, folder=str(tmp_path))
+    completed = stand_in.run(*argv, environment={"ODD": "a=b 'c'"}, folder=str(tmp_path))
     assert completed.stdout.decode().splitlines() == [str(tmp_path), "a=b 'c'", ascii(words)]
 
 
-def test_what_is_run_shows_in_no_argv_of_kubectl(network: Network) -> None:
-    host = dataclasses.replace(network.host, workdir="/scratch/qlora-fleet")
-    assert len(" ".join(host.exec_argv(network.pods.find(0)))) < 700
+def test_what_is_run_shows_in_no_argv_of_kubectl(stand_in: StandIn) -> None:
+    host = dataclasses.replace(stand_in.host, workdir="/scratch/qlora-fleet")
+    assert len(" ".join(host.exec_argv(stand_in.pods.find(0)))) < 700
 
 
 # Output that proves itself --------------------------------------------------------------------------------------------
@@ -158,20 +158,20 @@ def test_what_is_run_shows_in_no_argv_of_kubectl(network: Network) -> None:
 TWO_STREAMS = "head -c 3000000 /dev/zero; echo err >&2; sleep 0.05; head -c 3000000 /dev/zero; echo end; exit 5"
 
 
-def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exit_code(network: Network) -> None:
+def test_output_that_proves_itself_comes_whole_with_the_other_stream_and_the_exit_code(stand_in: StandIn) -> None:
     heard = bytearray()
     command = Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True)
     for sink in (None, heard.extend):
-        completed = network.host.run(command, timeout_sec=PATIENCE_SEC, on_stdout=sink)
+        completed = stand_in.host.run(command, timeout_sec=PATIENCE_SEC, on_stdout=sink)
         assert (heard or completed.stdout) == bytes(6_000_000) + b"end\n"
         assert (completed.exit_code, completed.stderr) == (5, b"err\n")
 
 
 @pytest.mark.parametrize("after", [0, 33, 1_000_000, 6_000_060])
-def test_output_that_proves_itself_is_lost_without_its_end_all_the_same(network: Network, after: int) -> None:
-    network.fault("cut", after)
+def test_output_that_proves_itself_is_lost_without_its_end_all_the_same(stand_in: StandIn, after: int) -> None:
+    stand_in.fault("cut", after)
     with pytest.raises(HostUnreachable, match="worker-0"):
-        network.host.run(Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), timeout_sec=PATIENCE_SEC)
+        stand_in.host.run(Command(argv=("sh", "-c", TWO_STREAMS), proves_itself=True), timeout_sec=PATIENCE_SEC)
 
 
 def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path) -> None:
@@ -195,32 +195,32 @@ def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path)
 # The copy that the first command leaves -------------------------------------------------------------------------------
 
 
-def copy_of_the_program(network: Network) -> Path:
-    network.run("true")
-    (copy,) = (network.folder / "scratch").glob("inpod_*.py")
+def copy_of_the_program(stand_in: StandIn) -> Path:
+    stand_in.run("true")
+    (copy,) = (stand_in.folder / "scratch").glob("inpod_*.py")
     return copy
 
 
-def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(network: Network) -> None:
-    copy = copy_of_the_program(network)
+def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: StandIn) -> None:
+    copy = copy_of_the_program(stand_in)
     assert copy.read_bytes() == source("remote.pods.far_end").encode()
-    network.run("true")
-    assert list((network.folder / "scratch" / "__pycache__").glob("inpod_*.pyc")), "compiled once, for all that follow"
+    stand_in.run("true")
+    assert list((stand_in.folder / "scratch" / "__pycache__").glob("inpod_*.pyc")), "compiled once, for all that follow"
     copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")
     with pytest.raises(HostUnreachable):  # so it is the copy that runs
-        network.run("true")
+        stand_in.run("true")
 
 
 @pytest.mark.parametrize("content", [b"", b"main = ", b"\0\0\0"])
-def test_a_copy_that_is_no_program_is_not_used(network: Network, content: bytes) -> None:
-    copy_of_the_program(network).write_bytes(content)
-    assert network.run("echo", "well").stdout == b"well\n"
+def test_a_copy_that_is_no_program_is_not_used(stand_in: StandIn, content: bytes) -> None:
+    copy_of_the_program(stand_in).write_bytes(content)
+    assert stand_in.run("echo", "well").stdout == b"well\n"
 
 
-def test_where_no_copy_can_be_left_commands_run_all_the_same(network: Network) -> None:
-    (network.folder / "scratch").write_text("not a folder")
+def test_where_no_copy_can_be_left_commands_run_all_the_same(stand_in: StandIn) -> None:
+    (stand_in.folder / "scratch").write_text("not a folder")
     for _ in range(2):
-        assert network.run("echo", "well").stdout == b"well\n"
+        assert stand_in.run("echo", "well").stdout == b"well\n"
 
 
 # What the carrier does ------------------------------------------------------------------------------------------------
@@ -229,74 +229,74 @@ NOT_FOUND = '"python3": executable file not found in $PATH'
 TALK = "echo begins; sleep 0.05; echo ends"
 
 
-def whole_answer(network: Network) -> int:
+def whole_answer(stand_in: StandIn) -> int:
     """How many bytes kubectl brings for TALK."""
     counted = len(f"{'0' * 32}\n") + 2 * 5 + len("begins\nends\n") + 5 + len(f"0 exited {0:08x} {0:08x} {0:08x}")
-    assert network.run("sh", "-c", TALK).stdout == b"begins\nends\n"
+    assert stand_in.run("sh", "-c", TALK).stdout == b"begins\nends\n"
     return counted
 
 
-def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(network: Network) -> None:
-    whole = whole_answer(network)
+def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in: StandIn) -> None:
+    whole = whole_answer(stand_in)
     for after in [0, 1, 32, 33, 34, 40, whole // 2, *range(whole - 12, whole)]:
-        network.fault("cut", after)
+        stand_in.fault("cut", after)
         with pytest.raises(HostUnreachable, match="worker-0"):
-            network.run("sh", "-c", TALK)
-    network.fault("cut", whole)  # not one byte is missing: nothing was lost
-    assert network.run("sh", "-c", TALK).exit_code == 0
+            stand_in.run("sh", "-c", TALK)
+    stand_in.fault("cut", whole)  # not one byte is missing: nothing was lost
+    assert stand_in.run("sh", "-c", TALK).exit_code == 0
 
 
 @pytest.mark.parametrize("fault", ["flip", "skip"])
-def test_output_spoiled_on_its_way_is_lost_and_never_a_success(network: Network, fault: str) -> None:
-    whole = whole_answer(network)
+def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: StandIn, fault: str) -> None:
+    whole = whole_answer(stand_in)
     for after in [0, 20, 33, 36, 40, 45, whole - 30, whole - 20, whole - 1 if fault == "flip" else whole - 11]:
-        network.fault(fault, after)
+        stand_in.fault(fault, after)
         with pytest.raises((HostUnreachable, CommandTimedOut)):
-            network.run("sh", "-c", TALK, timeout_sec=1.5)
+            stand_in.run("sh", "-c", TALK, timeout_sec=1.5)
 
 
 @pytest.mark.parametrize("after", [0, 20, 40])
-def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(network: Network, after: int) -> None:
-    network.host = dataclasses.replace(network.host, silence_sec=1.0)
-    network.fault("freeze", after)
+def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: StandIn, after: int) -> None:
+    stand_in.host = dataclasses.replace(stand_in.host, silence_sec=1.0)
+    stand_in.fault("freeze", after)
     with pytest.raises(HostUnreachable, match="nothing was heard from bench-0-abc for 1 s"):
-        network.run("sh", "-c", TALK)
+        stand_in.run("sh", "-c", TALK)
 
 
-def test_a_command_may_be_silent_for_longer_than_its_stream(network: Network) -> None:
-    network.host = dataclasses.replace(network.host, silence_sec=0.8)
-    assert network.run("sh", "-c", "sleep 2; echo done").stdout == b"done\n"
+def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: StandIn) -> None:
+    stand_in.host = dataclasses.replace(stand_in.host, silence_sec=0.8)
+    assert stand_in.run("sh", "-c", "sleep 2; echo done").stdout == b"done\n"
 
 
-def test_a_command_silent_for_too_long_is_ended_in_the_pod(network: Network, tmp_path: Path) -> None:
+def test_a_command_silent_for_too_long_is_ended_in_the_pod(stand_in: StandIn, tmp_path: Path) -> None:
     with pytest.raises(CommandTimedOut, match=r"silent for 0\.5 s"):
-        network.run("sh", "-c", "while :; do echo busy >&2; sleep 0.1; done", str(tmp_path), idle_timeout_sec=0.5)
+        stand_in.run("sh", "-c", "while :; do echo busy >&2; sleep 0.1; done", str(tmp_path), idle_timeout_sec=0.5)
     wait_for(lambda: "busy" not in str(processes_under(tmp_path)), "the command is gone")
 
 
-def test_a_kubectl_that_stays_after_the_end_is_sent_away(network: Network) -> None:
-    network.fault("linger")
+def test_a_kubectl_that_stays_after_the_end_is_sent_away(stand_in: StandIn) -> None:
+    stand_in.fault("linger")
     began = time.monotonic()
-    assert network.run("sh", "-c", TALK).stdout == b"begins\nends\n"
+    assert stand_in.run("sh", "-c", TALK).stdout == b"begins\nends\n"
     assert time.monotonic() - began < 30  # the stand-in would stay for a minute
 
 
-def test_at_the_deadline_the_command_is_ended_in_the_pod_too(network: Network, tmp_path: Path) -> None:
+def test_at_the_deadline_the_command_is_ended_in_the_pod_too(stand_in: StandIn, tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
     with pytest.raises(CommandTimedOut, match=r"not done after 0\.5 s"):
-        network.run("sh", "-c", 'trap "" TERM; while :; do sleep 0.1; done', marker, timeout_sec=0.5)
+        stand_in.run("sh", "-c", 'trap "" TERM; while :; do sleep 0.1; done', marker, timeout_sec=0.5)
     wait_for(lambda: not [line for line in processes_under(tmp_path).values() if marker in line], "the command is gone")
 
 
-def test_a_killed_kubectl_is_lost_and_its_command_is_ended(network: Network, tmp_path: Path) -> None:
+def test_a_killed_kubectl_is_lost_and_its_command_is_ended(stand_in: StandIn, tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
 
     with pytest.raises(HostUnreachable, match="broke before the command's end"):
-        network.run("sh", "-c", "echo here; sleep 60", marker, on_stdout=lambda _: kill_kubectls())
+        stand_in.run("sh", "-c", "echo here; sleep 60", marker, on_stdout=lambda _: kill_kubectls())
     wait_for(lambda: not [line for line in processes_under(tmp_path).values() if marker in line], "the command is gone")
 
 
-def test_what_the_sink_raises_ends_the_command_and_comes_through(network: Network, tmp_path: Path) -> None:
+def test_what_the_sink_raises_ends_the_command_and_comes_through(stand_in: StandIn, tmp_path: Path) -> None:
     class Enough(Exception):
         pass
 
@@ -304,7 +304,7 @@ def test_what_the_sink_raises_ends_the_command_and_comes_through(network: Networ
         raise Enough
 
     with pytest.raises(Enough):
-        network.run("sh", "-c", "echo here; sleep 60", str(tmp_path / "marker"), on_stdout=hear)
+        stand_in.run("sh", "-c", "echo here; sleep 60", str(tmp_path / "marker"), on_stdout=hear)
     wait_for(lambda: "marker" not in str(processes_under(tmp_path)), "the command is gone")
 
 
@@ -319,11 +319,11 @@ def test_what_the_sink_raises_ends_the_command_and_comes_through(network: Networ
     ],
 )
 def test_what_kubectl_complains_of_is_said_with_what_to_do(
-    network: Network, words: str, kind: type[Exception], says: str
+    stand_in: StandIn, words: str, kind: type[Exception], says: str
 ) -> None:
-    network.fault("deaf", words=words)
+    stand_in.fault("deaf", words=words)
     with pytest.raises(kind, match=says) as caught:
-        network.run("true")
+        stand_in.run("true")
     assert type(caught.value) is kind
     assert "Unknown stream id" not in str(caught.value)
 
@@ -331,15 +331,15 @@ def test_what_kubectl_complains_of_is_said_with_what_to_do(
 # Which pod ------------------------------------------------------------------------------------------------------------
 
 
-def test_of_two_pods_with_one_index_the_newest_ready_one_is_asked(network: Network) -> None:
-    network.list_pods(
+def test_of_two_pods_with_one_index_the_newest_ready_one_is_asked(stand_in: StandIn) -> None:
+    stand_in.list_pods(
         line("old", 0, created="2026-01-01T00:00:00Z"),
         line("new", 0, created="2026-01-01T00:01:00Z"),
         line("starting", 0, created="2026-01-01T00:02:00Z", ready="False"),
         line("going", 0, created="2026-01-01T00:03:00Z", deleted="2026-01-01T00:04:00Z"),
         line("other", 1, created="2026-01-01T00:05:00Z"),
     )
-    assert network.pods.find(0).name == "new"
+    assert stand_in.pods.find(0).name == "new"
 
 
 @pytest.mark.parametrize(
@@ -353,78 +353,78 @@ def test_of_two_pods_with_one_index_the_newest_ready_one_is_asked(network: Netwo
     ],
 )
 def test_why_there_is_no_pod_to_ask_is_said(
-    network: Network, pods: list[str], kind: type[Exception], says: str
+    stand_in: StandIn, pods: list[str], kind: type[Exception], says: str
 ) -> None:
-    network.list_pods(*pods)
+    stand_in.list_pods(*pods)
     with pytest.raises(kind, match=f"worker-0: {says}") as caught:
-        network.run("true")
+        stand_in.run("true")
     assert type(caught.value) is kind
-    assert not (network.folder / "fault.json").exists()
+    assert not (stand_in.folder / "fault.json").exists()
 
 
-def test_many_commands_share_one_reading_of_the_cluster(network: Network) -> None:
+def test_many_commands_share_one_reading_of_the_cluster(stand_in: StandIn) -> None:
     for _ in range(5):
-        network.run("true")
-    assert (network.calls("get"), network.calls("exec")) == (1, 5)
+        stand_in.run("true")
+    assert (stand_in.calls("get"), stand_in.calls("exec")) == (1, 5)
 
 
 def test_after_a_broken_stream_the_cluster_is_read_again_but_not_in_a_rush(
-    network: Network, monkeypatch: pytest.MonkeyPatch
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network.fault("cut", 0, times=100)
+    stand_in.fault("cut", 0, times=100)
     for _ in range(5):
         with pytest.raises(HostUnreachable):
-            network.run("true")
-    assert network.calls("get") <= 2
+            stand_in.run("true")
+    assert stand_in.calls("get") <= 2
     monkeypatch.setattr("remote.pods.listing._NOT_BEFORE_SEC", 0.0)
     with pytest.raises(HostUnreachable):
-        network.run("true")
-    before = network.calls("get")
-    (network.folder / "pods.txt").write_text(line("replacement", 0))
-    network.fault("cut", 0)
+        stand_in.run("true")
+    before = stand_in.calls("get")
+    (stand_in.folder / "pods.txt").write_text(line("replacement", 0))
+    stand_in.fault("cut", 0)
     with pytest.raises(HostUnreachable, match="replacement"):
-        network.run("true")
-    assert network.calls("get") == before + 1
+        stand_in.run("true")
+    assert stand_in.calls("get") == before + 1
 
 
 @pytest.mark.parametrize(
     "gone", [[], [line("a", 0, phase="Pending", node="", ready="")], [line("a", 0, ready="False")]]
 )
 def test_a_replacement_is_found_by_the_next_who_asks_and_the_cluster_not_asked_in_a_rush(
-    network: Network, monkeypatch: pytest.MonkeyPatch, gone: list[str]
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, gone: list[str]
 ) -> None:
-    network.list_pods(*gone)
+    stand_in.list_pods(*gone)
     for _ in range(3):
         with pytest.raises((PodGone, HostUnreachable)):
-            network.run("true")
-    assert network.calls("get") <= 2
-    (network.folder / "pods.txt").write_text(line("replacement", 0))
+            stand_in.run("true")
+    assert stand_in.calls("get") <= 2
+    (stand_in.folder / "pods.txt").write_text(line("replacement", 0))
     monkeypatch.setattr("remote.pods.listing._NOT_BEFORE_SEC", 0.0)
-    assert network.run("true").exit_code == 0
+    assert stand_in.run("true").exit_code == 0
 
 
-def test_a_cluster_that_does_not_answer_is_out_of_reach(network: Network) -> None:
-    (network.folder / "pods.txt").unlink()
+def test_a_cluster_that_does_not_answer_is_out_of_reach(stand_in: StandIn) -> None:
+    (stand_in.folder / "pods.txt").unlink()
     with pytest.raises(HostUnreachable, match="worker-0: kubectl get pods: Unable to connect"):
-        network.run("true")
+        stand_in.run("true")
 
 
 def test_many_who_wait_for_a_cluster_that_does_not_answer_share_its_silence(
-    network: Network, monkeypatch: pytest.MonkeyPatch
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remote.pods.listing._NOT_BEFORE_SEC", PATIENCE_SEC)
-    (network.folder / "pods.txt").unlink()
+    (stand_in.folder / "pods.txt").unlink()
 
     def ask(_: int) -> None:
         with pytest.raises(HostUnreachable):
-            network.run("true")
+            stand_in.run("true")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(8)))
-    assert network.calls("get") == 1
+    assert stand_in.calls("get") == 1
 
 
-def test_a_machine_without_kubectl_says_what_is_missing(network: Network) -> None:
-    (network.folder / "kubectl").unlink()
+def test_a_machine_without_kubectl_says_what_is_missing(stand_in: StandIn) -> None:
+    (stand_in.folder / "kubectl").unlink()
     with pytest.raises(Misconfigured, match="install kubectl"):
-        network.run("true")
+        stand_in.run("true")
