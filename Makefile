@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install demo test benchmark clean
+.PHONY: install demo quick check test system benchmark clean
 
 install: .venv/installed
 
@@ -20,12 +20,32 @@ demo: export INVOKE_FLEET_SIZE ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 
 demo: install
 	$(BIN)/inv model.demo bench --quick collect report
 
-test: install
+# Most of what is slow waits: three at a time on each core. tests/conftest.py says which tests stay together.
+WORKERS ?= $(shell echo $$((3 * $$(nproc))))
+PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
+
+# One minute: what holds for the sources, and the tests that start no process and draw no figure.
+quick: check
+	$(BIN)/pytest --numprocesses=auto --dist=loadgroup --no-loadscope-reorder -m 'not slow' tests/unit
+
+check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --numprocesses=2 --dist=loadfile # two at a time: most of what is slow waits; a file keeps its servers
+
+# Everything; with SUBJECT=cluster every tests/**/cluster.
+ifdef SUBJECT
+test: install
+	$(PYTEST) $(or $(shell find tests -type d -name '$(SUBJECT)'),$(error no folder of tests is called $(SUBJECT)))
+else
+test: check
+	$(PYTEST)
+endif
+
+# As root, on Debian: the programs without which tests skip.
+system:
+	.ci/system
 
 benchmark: install
 	$(BIN)/python -m tests.benchmarks

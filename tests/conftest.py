@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from tests.support.inv_server import InvServer
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
+
+FIRST = {name: place for place, name in enumerate(("system", "faults", "integration", "unit"))}
 
 
 @pytest.fixture
@@ -118,6 +122,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB; the test is skipped where we may not mount one."""
     with mounted(tmp_path / "small") as folder:
         yield folder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow folders first, so that none of their tests is left at the end; a file's tests stay in one worker."""
+    items.sort(key=lambda item: FIRST.get(item.path.relative_to(ROOT).parts[1], len(FIRST)))
+    for item in items:
+        if not any(item.iter_markers("apart")):
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT / "tests").with_suffix(""))))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each reason to skip, and the command that installs what is missing."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
+    if any(
+        re.search(r"is not installed|apt-get install|cluster needs [a-z]|needs a C compiler", one) for one in reasons
+    ):
+        terminalreporter.line("`make system` installs the missing programs (as root, on Debian)")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

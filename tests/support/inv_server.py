@@ -123,6 +123,10 @@ def _inv(words: Sequence[str], cwd: str, environment: Mapping[str, str], handles
     sys.path[0], sys.argv = cwd, ["inv", *words]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
+    # Read once, at the import.
+    sys.modules["kubernetes.config.kube_config"].KUBE_CONFIG_DEFAULT_LOCATION = environment.get(
+        "KUBECONFIG", "~/.kube/config"
+    )
     importlib.import_module("invoke.main").program.run()
 
 

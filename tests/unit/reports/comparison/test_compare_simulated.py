@@ -21,8 +21,9 @@ from reports.comparison.compare import compare
 from reports.read.run import Configuration, Run
 from tests.support.reports import synthetic
 from tests.support.reports.noise import ON_A_GPU, Noise
+from tests.support.thorough import examples
 
-RUNS = 400
+RUNS = examples(400)
 STEPS = 20
 EMPTY = pd.DataFrame()  # compare reads results, not frames
 
@@ -124,13 +125,13 @@ def test_a_slowdown_of_three_percent_is_found_in_nine_of_ten(laid_out):
 def test_workers_three_percent_apart_hide_nothing_where_they_are_the_same_gpus(laid_out):
     noise = replace(ON_A_GPU, workers=0.03)
     assert share(comparisons(laid_out, {}, noise, seed=3), has_alarm) <= 0.05
-    slow = comparisons(laid_out, {"baseline": 0.03, "optimized": 0.03}, noise, seed=8, runs=100)
+    slow = comparisons(laid_out, {"baseline": 0.03, "optimized": 0.03}, noise, seed=8, runs=examples(100))
     assert share(slow, lambda one: one.exit_code == 1) >= 0.9
 
 
 def test_where_noise_hides_a_slowdown_the_word_is_unknown_and_equal_runs_are_not_called_slower(laid_out):
     noise = Noise(processes=0.02)  # six times what was measured, on steps four times as noisy
-    missed = list(comparisons(laid_out, {"optimized": 0.03}, noise, seed=5, runs=200))
+    missed = list(comparisons(laid_out, {"optimized": 0.03}, noise, seed=5, runs=examples(200)))
     words = [row.verdict for one in missed for row in one.rows if row.configuration == "optimized"]
     assert words.count("slower") < 0.5 * len(words)
     assert words.count("unknown") > 0.4 * len(words)

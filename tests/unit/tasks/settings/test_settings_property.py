@@ -15,6 +15,7 @@ from invoke import Config, Context
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 from tasks.settings.sections import LEAVES, Sections
+from tests.support.thorough import examples
 
 ODD = (
     *("yes", "no", "on", "off", "~", "null", ".inf", "-.INF", ".NaN", "0x1F", "0o17", "017", "1_000", "1:30", "1e3"),
@@ -27,7 +28,7 @@ KEYS = st.sampled_from([*LEAVES, *((name,) for name in Sections.model_fields), (
 
 # One file and one Config per example: function-scoped fixtures would be shared by all examples of a test.
 careful = hypothesis_settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
