@@ -1,7 +1,6 @@
-"""The deep-learning stack's front door: imports it once, cheaply, offline, and knows how its versions differ.
+"""Imports the deep-learning stack: once, quickly, offline. Importing this module is cheap; `load()` imports torch.
 
-Everything that differs between transformers 4.48 and 5.x, and everything that is set for the whole process, is here
-and nowhere else. Import this module freely; torch is imported by `load()`.
+Here are all differences between transformers 4.48 and 5.x, and all settings of the whole process.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-# No trial reaches for the network: a model or tokenizer that is not on the disk is an error, not a download.
+# No trial uses the network: a model or tokenizer that is not on the disk is an error, not a download.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -29,7 +28,7 @@ OFFLINE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The imported modules, so that what uses them says so in its arguments."""
+    """The imported modules: functions that need them take them as an argument."""
 
     torch: ModuleType
     transformers: ModuleType
@@ -38,7 +37,7 @@ class Stack:
 
     @property
     def bitsandbytes_runs_on_cpu(self) -> bool:
-        """Kernels for the processor came with bitsandbytes 0.46; before, its first call asks for a driver."""
+        """bitsandbytes 0.46 brought kernels for the CPU; older versions need a driver."""
         major, minor = (int(part) for part in self.bitsandbytes.__version__.split(".")[:2])
         return (major, minor) >= (0, 46)
 
@@ -48,7 +47,7 @@ class Stack:
         return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
 
     def static_cache(self, config: Any, *, batch: int, length: int, device: Any, dtype: Any) -> Any:
-        """Keys and values of `length` positions at fixed addresses. From 4.56 on only the length is read of these."""
+        """Keys and values of `length` positions at fixed addresses. From 4.56 on only `length` is read."""
         return self.transformers.StaticCache(
             config=config, max_batch_size=batch, max_cache_len=length, device=device, dtype=dtype
         )
@@ -60,33 +59,29 @@ class Stack:
         return cache.key_cache[layer], cache.value_cache[layer]
 
     def position_arguments(self, decoder: Any, positions: Any) -> dict[str, Any]:
-        """A decoder's keywords for where its tokens stand, `positions` of shape (tokens,).
-
-        Caches that do not count for themselves are told by `cache_position`; 5.x models no longer take it.
-        """
+        """A decoder's keywords for the positions of its tokens, of shape (tokens,). 5.x has no `cache_position`."""
         known = inspect.signature(decoder.forward).parameters
-        told = {"cache_position": positions} if "cache_position" in known else {}
-        return {"position_ids": positions.unsqueeze(0), **told}
+        cache_position = {"cache_position": positions} if "cache_position" in known else {}
+        return {"position_ids": positions.unsqueeze(0), **cache_position}
 
 
 def set_environment() -> None:
-    """Must run before torch, transformers or huggingface_hub is imported: they read these once."""
+    """Must run before torch, transformers or huggingface_hub is imported: they read the variables once."""
     os.environ.update(OFFLINE)
-    # Threads that wait by spinning take the core from the thread they wait for. Measured with both of two cores busy
-    # otherwise: 0.17 s of processor time a step with this, 0.54 to 2.7 s without. Alone on a machine: no difference.
+    # Threads that wait by spinning take the core from the thread they wait for. Measured on two busy cores: 0.17 s of
+    # processor time a step with this, 0.54 to 2.7 s without. On an idle machine: no difference.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def load() -> Stack:
     """Import torch, transformers, peft and bitsandbytes. Raises ImportError.
 
-    4.9 s of one core at first, 2.6 s like this: a garbage collector that walks a million fresh objects over and over
-    costs 0.7 s, and bitsandbytes decorates three helpers with torch.compile while it is imported, which loads the
-    whole of torch's compiler (0.9 to 1.5 s). None of the three lies on a path a trial takes: NF4 and the 8-bit
-    optimizer have kernels of their own on CUDA and on the CPU.
+    2.6 s of one core instead of 4.9 s: the garbage collector walks a million new objects repeatedly (0.7 s), and
+    bitsandbytes decorates three helpers with torch.compile at import, which loads torch's compiler (0.9 to 1.5 s). No
+    trial calls the three: NF4 and the 8-bit optimizer have kernels of their own on CUDA and on the CPU.
     """
     set_environment()
-    # Said at import about a fused kernel for inference on the CPU, which a training step does not use.
+    # A warning at import about a fused kernel for inference on the CPU, which a training step does not use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     collecting = gc.isenabled()
     gc.disable()
@@ -97,7 +92,7 @@ def load() -> Stack:
         bitsandbytes = _import_uncompiled(torch, "bitsandbytes")
         peft = importlib.import_module("peft")
     finally:
-        gc.freeze()  # what was imported stays; the collector need not look at it again
+        gc.freeze()  # imported modules stay; the collector need not look at them again
         if collecting:
             gc.enable()
     _quieten(transformers)

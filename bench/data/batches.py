@@ -1,20 +1,20 @@
 """Text to batches: the tokenizer's chat template, then rows in the trial's layout, in an order set by the seed.
 
-`pad` is the published loop: one sample a row, cut at max_seq_len, filled up with padding that carries no loss.
-`bucket` is the same with samples of about one length side by side, filled up only as far as the longest needs. `pack`
-is plain packing: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention
-crosses the samples of a block there, and positions run on: right for measuring what padding costs, not the last word
-for training. `varlen` packs what `pad` would pad: the same samples, whole, in one row of micro_batch_size x
-max_seq_len positions a micro-batch. Positions restart with each sample, attention never leaves it, and its first token
-is no one's target, so loss and gradients are those of the samples by themselves.
+- `pad`, the published loop: one sample a row, cut at max_seq_len and padded to it; padding carries no loss.
+- `bucket`: the same with samples of about equal length in a batch, padded to the longest of them.
+- `pack`: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention crosses samples
+  and positions run on: it measures what padding costs, and is not the best way to train.
+- `varlen`: the samples of `pad`, whole, in one row of micro_batch_size x max_seq_len positions a micro-batch. Positions
+  restart with each sample, attention stays within it, and its first token is no target, so loss and gradients are those
+  of separate samples.
 
-Only as much is tokenized as the trial's steps need, before the first step; where the data is shorter than that, it is
-gone through again in the same order.
+Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -27,15 +27,15 @@ from bench.stack import Stack
 
 IGNORED = -100  # the label that PyTorch's cross-entropy leaves out
 TOKENIZED_AT_ONCE = 64
-BUCKET_TOKENS = 64  # lengths of bucketed batches are multiples: few shapes keep the allocator from starting anew
+BUCKET_TOKENS = 64  # lengths of bucketed batches are multiples of it: few shapes, so the allocator reuses its blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One micro-batch: int64 tensors of shape (micro_batch_size, length), and what it holds.
+    """One micro-batch: int64 tensors of shape (micro_batch_size, length), and its counts.
 
-    `tokens` counts every position, `useful_tokens` leaves the padding out. The layout `varlen` has one row, no mask but
-    `position_ids`, and `edges`: where its samples begin and end, int32, from 0 to the row's length.
+    `tokens` counts every position, `useful_tokens` all but padding. The layout `varlen` has one row, `position_ids`
+    instead of a mask, and `edges`: where its samples begin and end, int32, from 0 to the row's length.
     """
 
     input_ids: Any
@@ -49,7 +49,7 @@ class Batch:
 
 
 def load_tokenizer(stack: Stack, folder: str) -> Any:
-    """The folder's tokenizer.json with its settings; nothing else decides how text is cut."""
+    """The tokenizer of the folder's tokenizer.json and tokenizer_config.json."""
     return stack.transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
@@ -83,7 +83,7 @@ def rows_needed(trial: Trial) -> int:
 
 
 def rows_per_batch(trial: Trial) -> int:
-    """Rows in a micro-batch: samples that are kept apart share one."""
+    """Rows in a micro-batch: one in the layout varlen."""
     return 1 if trial.layout == "varlen" else trial.micro_batch_size
 
 
@@ -105,7 +105,7 @@ def make_batches(
 
 
 class _Cycle:
-    """`length` rows, going round `rows` as often as it takes. Picklable, for loader processes that are spawned."""
+    """`length` rows, repeating `rows`. Picklable, for loader processes that are spawned."""
 
     def __init__(self, rows: list[Row], length: int) -> None:
         self.rows, self.length = rows, length
@@ -149,7 +149,7 @@ def _collate(trial: Trial, padding: int) -> Any:
 
 
 class _Apart:
-    """One row of whole samples to (tensors by name, counts); what is left of it becomes samples of padding."""
+    """One row of whole samples to (tensors by name, counts); the rest of the row becomes samples of padding."""
 
     def __init__(self, longest: int, positions: int, padding: int) -> None:
         self.longest, self.positions, self.padding = longest, positions, padding
@@ -167,16 +167,14 @@ class _Apart:
         input_ids[0, :useful] = torch.tensor(row.ids, dtype=torch.int64)
         labels = torch.full((1, self.positions), IGNORED, dtype=torch.int64)
         labels[0, :useful] = input_ids[0, :useful]
-        labels[0, edges[:-1]] = IGNORED  # else a sample's last token would be asked for the next one's first
+        labels[0, edges[:-1]] = IGNORED  # else a sample's last token would have to predict the next one's first
         positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
         tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}
         return tensors | {"edges": edges.to(torch.int32)}, (row.samples, self.positions, useful)
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the trial's main process decides, and ends its loaders by SIGTERM.
-    import signal
-
+    # Ctrl-C reaches the whole process group; the main process handles it and ends its loaders by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -184,7 +182,7 @@ def _leave_signals_to_the_parent(_worker: int) -> None:
 def _tokenized(trial: Trial, conversations: Iterator[Conversation], tokenizer: Any) -> Iterator[list[int]]:
     while piece := _take(conversations, TOKENIZED_AT_ONCE):
         texts = [_rendered(trial, conversation, tokenizer) for conversation in piece]
-        # The template writes the special tokens itself; adding them again would begin every sample twice.
+        # The template writes the special tokens itself; adding them again would double them.
         yield from tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 

@@ -1,8 +1,7 @@
-"""Instruction/response pairs from the documentation strings every Python installation carries.
+"""Instruction/response pairs from the documentation strings of Python's standard library.
 
 Sources are parsed with `ast`, never imported, in sorted order, so one Python version always gives the same pairs in
-the same order, whatever is installed beside it. Lengths keep their natural spread: from one line to several thousand
-characters. Standard library alone.
+the same order. Lengths range from one line to several thousand characters. Standard library alone.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ARGUMENTS_SHOWN = 6
 def documentation_pairs(root: Path | None = None) -> list[tuple[str, str]]:
     """(instruction, response) for every documented module, class and function under `root` (the standard library).
 
-    A response that occurs twice is kept once, where it stands first.
+    A response that occurs twice is kept at its first place.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: dict[str, str] = {}

@@ -1,12 +1,12 @@
-"""A small model and a data set that every machine can make: the whole chain on real input, with no download.
+"""Makes a small model and a data set on any machine, with no download.
 
 The model has Mistral's architecture and folder layout, 4.3 million random parameters and a tokenizer trained on the
-data set; the data set is `bench.data.corpus`. Both are made once and deterministically, and appear under their names
-only when complete. A second call verifies every byte and changes nothing.
+data set (`bench.data.corpus`). Both are deterministic and appear under their names only when complete. A second call
+verifies every byte and changes nothing.
 
-Random weights, yet the loss falls visibly within 18 steps of LoRA on the attention projections: entries of size
-1/sqrt(hidden_size), instead of the usual 0.02, give the frozen output layer enough reach for the adapters to learn
-word frequencies through it (measured at 64 x 8: 8.7 to 6.6; with 0.02: 8.4 to 7.6).
+The weights are random, yet the loss falls visibly within 18 steps of LoRA on the attention projections: with entries of
+size 1/sqrt(hidden_size) instead of the usual 0.02 the adapters can learn word frequencies through the frozen output
+layer (measured at 64 x 8: 8.7 to 6.6; with 0.02: 8.4 to 7.6).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SEED = 42
 def make(model: Path, data: Path, say: Callable[[str], None] = print) -> None:
     """Make what is missing of the model folder and the data file; verify what is there.
 
-    Raises InputError when something that demo did not make, or that changed since, stands in the way; OSError.
+    Raises InputError for a file that demo did not make or that changed since; OSError.
     """
     pairs: list[tuple[str, str]] = []
 
@@ -120,7 +120,7 @@ def _write_model(model: Path, texts: Iterable[str]) -> None:
         try:
             os.replace(building, model)
         except OSError:
-            # A folder that is not empty is never replaced: of two makers at once the first wins, if it made the same.
+            # A folder that is not empty is never replaced: of two processes the first wins, if both made the same.
             if not _model_is_there(model):
                 raise
     finally:

@@ -1,6 +1,6 @@
-"""Samples into rows: end to end in blocks, whole and apart in one long row, or beside others of their length.
+"""Samples into rows: cut into full blocks, whole in one long row, or ordered by length. Standard library alone.
 
-Standard library alone; a sample is a list of token ids, and a row what `bench.data.batches` makes tensors of.
+A sample is a list of token ids; `bench.data.batches` makes tensors of rows.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-LOOK_AHEAD = 256  # samples among which one is looked for that still fits: rows of 4096 come out over 99 % full
+LOOK_AHEAD = 256  # samples to choose one from that still fits: rows of 4096 are over 99 % full
 WINDOW_BATCHES = 50  # micro-batches that are sorted by length together, as in transformers' group_by_length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch before padding. `samples` is 1 when padded; when packed, the parts of samples in it, added up.
+    """One row of a batch before padding. `samples` is 1 when padded, the sum of its parts of samples when packed.
 
-    Parts, because a long sample fills several blocks: counting it where it ends would make some steps worth nothing.
-    `lengths` are those of the samples in a row that keeps them apart, in order; else empty.
+    Parts, because a long sample fills several blocks: counted where it ends, some steps would count none. `lengths` are
+    those of the whole samples in a row of the layout varlen, in order; else empty.
     """
 
     ids: list[int]
@@ -39,7 +39,7 @@ def blocks(samples: Iterable[list[int]], block: int, needed: int, end: int) -> l
         if sample is None:
             if rows:
                 break  # one pass is done; its last, unfilled block is left out
-            source = iter(seen)  # all the data does not fill one block: go round until it does
+            source = iter(seen)  # all the data does not fill one block: repeat it until it does
             continue
         if not rows:
             seen.append(sample)
@@ -53,10 +53,10 @@ def blocks(samples: Iterable[list[int]], block: int, needed: int, end: int) -> l
 
 
 def apart(samples: Iterable[list[int]], longest: int, positions: int, needed: int) -> list[Row]:
-    """Rows of up to `positions` tokens, holding whole samples, each cut at `longest` as when it is padded.
+    """Rows of up to `positions` tokens that hold whole samples, each cut at `longest` as in the layout pad.
 
-    A sample that does not fit waits for the next row, which begins with the one that has waited longest. The data's
-    last row is left out unless it is the only one.
+    A sample that does not fit waits for the next row; the next row begins with the one that waited longest. The last
+    row of the data is dropped unless it is the only one.
     """
     if longest > positions:
         raise ValueError(f"a sample of {longest} tokens does not fit a row of {positions}")
@@ -85,13 +85,13 @@ def apart(samples: Iterable[list[int]], longest: int, positions: int, needed: in
 
 
 def bucketed(rows: list[Row], batch: int, seed: int) -> list[Row]:
-    """Rows in an order in which every `batch` of them have about one length; which batch comes when is the seed's."""
+    """Rows in an order in which every `batch` of them have about equal length; the seed orders the batches."""
     chooser = random.Random(seed)  # noqa: S311 - an order that can be repeated, not a secret
     ordered: list[Row] = []
     for start in range(0, len(rows), batch * WINDOW_BATCHES):
         window = sorted(rows[start : start + batch * WINDOW_BATCHES], key=lambda row: len(row.ids), reverse=True)
         batches = [window[first : first + batch] for first in range(0, len(window), batch)]
-        # The longest first: if memory does not suffice, that shows in the first step and not in the hundredth.
+        # The longest first: if memory runs out, it does so in the first step and not in the hundredth.
         first, rest = batches[:1], batches[1:]
         chooser.shuffle(rest)
         short = [each for each in rest if len(each) < batch]

@@ -1,8 +1,8 @@
-"""What a safetensors file says about itself: its header, checked against the file's size, without reading the data.
+"""The header of a safetensors file, checked against the file's size without reading the data.
 
 The format (huggingface/safetensors, README): 8 bytes little-endian header length N, N bytes of JSON that map a
-tensor's name to {dtype, shape, data_offsets: [begin, end]}, then the data, whose offsets count from its own start.
-A truncated download shows as a last offset beyond the file's end. Standard library alone.
+tensor's name to {dtype, shape, data_offsets: [begin, end]}, then the data; offsets count from the start of the data.
+In a truncated file the last offset lies beyond the end. Standard library alone.
 """
 
 from __future__ import annotations

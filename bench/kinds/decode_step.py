@@ -2,13 +2,13 @@
 
     x = embedding; a layer: q, k, v of norm(x), turned, k and v into the cache; x += out(attend); x += mlp(norm(x))
 
-The same arithmetic as the model's own forward in 15 kernels a layer instead of some 50: what a token of few sequences
-waits for is not arithmetic but kernels that start. The residual sum rides in the norm's kernel, rotation and gate in
-one each, and weights in NF4 are multiplied without being written out (`kernels.nf4_linear`).
+The same arithmetic as the model's own forward in 15 kernels a layer instead of about 50: with few sequences, launching
+kernels takes longer than arithmetic. The norm's kernel adds the residual, rotation and gate are one kernel each, and
+weights in NF4 are multiplied without being written out (`bench.kernels.nf4_linear`).
 
-The query heads of a group are rows of one small product over the keys where they lie. transformers copies keys and
-values once for each query head of a group whenever a mask is given, and a static cache needs a mask: at batch 32, 640
-positions and Mistral's shape that writes 10.7 GB a token.
+The query heads of a group are rows of one small product over the keys in place. With a mask, which a static cache
+needs, transformers copies keys and values once for each query head of a group: at batch 32, 640 positions and Mistral's
+shape 10.7 GB a token.
 
 Not covered: several tokens at once, adapters, a sliding window narrower than the cache.
 """
@@ -30,7 +30,7 @@ Product = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A decoder layer's norms and products, and its keys and values: (batch, key heads, length, width) each."""
+    """A decoder layer's norms and products, its keys and its values: (batch, key heads, length, width) each."""
 
     norm_in: Any
     norm_mid: Any
@@ -46,7 +46,7 @@ class Layer:
 
 
 class DecodeStep:
-    """`step(tokens, position, mask)`; everything it reads and writes besides lies where it lay when it was made.
+    """`step(tokens, position, mask)`; everything else it reads and writes has fixed addresses.
 
     `decoder` is the model without its head; `cache` a static cache that a first prompt has filled; `batch` sequences.
     """
@@ -87,7 +87,7 @@ class DecodeStep:
     def __call__(self, tokens: Any, position: Any, mask: Any) -> Any:
         """The last norm's output (batch, hidden) for `tokens` int64 (batch,), all at `position` int64 (1,).
 
-        `mask` (1, 1, 1, length) is added to the scores: 0 up to the position, the least number behind it.
+        `mask` (1, 1, 1, length) is added to the scores: 0 up to the position, the smallest number after it.
         """
         x, y = self._decoder.embed_tokens(tokens), None
         at = position.expand(len(tokens))
@@ -108,7 +108,6 @@ class DecodeStep:
         layer.keys.index_copy_(2, position, k[:, :, None])
         layer.values.index_copy_(2, position, v[:, :, None])
         grouped = q.reshape(len(q), heads.key, heads.query // heads.key, heads.width)
-        # The mask's row is repeated without being copied.
         rows = mask.expand(len(q), 1, grouped.shape[2], mask.shape[-1])
         out = torch.nn.functional.scaled_dot_product_attention(grouped, layer.keys, layer.values, attn_mask=rows)
         return out.reshape(len(q), heads.query * heads.width)
@@ -121,7 +120,7 @@ class DecodeStep:
 
 
 def _products(stack: Stack, decoder: Any, *, rows: int) -> dict[Any, Product]:
-    """Each linear layer of the decoder and how it is multiplied with `rows` rows: its own way, or in NF4 ours."""
+    """Each linear layer of the decoder and its product with `rows` rows: its own, or ours where it covers the layer."""
     linears = [module for module in decoder.modules() if isinstance(module, stack.torch.nn.Linear)]
     ours = nf4_linear.products(stack, linears, rows=rows)
     return {linear: ours.get(linear, linear) for linear in linears}

@@ -1,10 +1,10 @@
-"""Greedy decoding on two paths, each timed apart for its first token and for all later ones.
+"""Greedy decoding on two paths, with times for the first token and for all later ones.
 
-`DefaultPath` is `model.generate` with its growing cache, as people type it. `FastPath` keeps keys and values at fixed
-addresses and decodes by replaying one captured CUDA graph: the host then starts one graph a token instead of every
-kernel of every layer. The graph is captured by hand because transformers leaves models quantized by bitsandbytes
-uncompiled, and because a capture waits for no compiler. Its step is `bench.kinds.decode_step`. Without capture the same
-loop runs anywhere; the two paths give the same tokens, up to rounding.
+`DefaultPath` is `model.generate` with its growing cache. `FastPath` keeps keys and values at fixed addresses and
+replays one captured CUDA graph: the host then starts one graph a token instead of every kernel of every layer. The
+graph is captured here because transformers does not compile models quantized by bitsandbytes, and because a capture
+needs no compiler. Its step is `bench.kinds.decode_step`. Without capture the same loop runs anywhere. Both paths give
+the same tokens, up to rounding.
 
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
@@ -19,9 +19,9 @@ from bench.kinds.decode_step import DecodeStep
 from bench.qlora.step import Placement
 from bench.stack import Stack
 
-# Kernels of attention with a mask want its rows aligned.
+# Attention kernels with a mask need aligned rows.
 LENGTH_MULTIPLE = 8
-WARMUPS_BEFORE_CAPTURE = 3  # what PyTorch's notes on CUDA graphs ask for, so that lazy initializations are done
+WARMUPS_BEFORE_CAPTURE = 3  # as in PyTorch's notes on CUDA graphs: lazy initializations must be done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Answer:
 
 
 class Marks:
-    """Moments of the device's own clock, so that marking one does not wait for the device."""
+    """Time stamps of the device's own clock: setting one does not wait for the device."""
 
     def __init__(self, stack: Stack, placement: Placement) -> None:
         self._torch, self._is_cuda = stack.torch, placement.is_cuda
@@ -46,7 +46,7 @@ class Marks:
             self._torch.cuda.synchronize()
 
     def mark(self) -> None:
-        """The device has done everything asked of it until here."""
+        """Stamp the moment at which the device has done everything queued so far."""
         if self._is_cuda:
             event = self._torch.cuda.Event(enable_timing=True)
             event.record()
@@ -64,10 +64,10 @@ class Marks:
 
 
 def prepare(stack: Stack, model: Any) -> None:
-    """Make a base model answer greedily, with its cache, to the last token asked for, whatever it says on the way."""
+    """Make a base model answer greedily, with its cache, to the last token asked for."""
     model.eval()
     model.config.use_cache = True
-    # Without an end-of-sequence token nothing stops early, and no logits are touched as min_new_tokens would.
+    # Without an end-of-sequence token nothing stops early; min_new_tokens would change logits.
     model.generation_config = stack.transformers.GenerationConfig(
         do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0
     )
@@ -103,7 +103,7 @@ class DefaultPath:
         )
 
     def _watch(self, marks: Marks) -> Any:
-        """A stopping criterion that is asked after every token, marks the moment, and never stops."""
+        """A stopping criterion that stamps the moment after every token and never stops."""
         goes_on = self._stack.torch.zeros(len(self._prompts), dtype=self._stack.torch.bool, device=self._prompts.device)
 
         def criterion(_ids: Any, _scores: Any, **_more: Any) -> Any:
@@ -116,8 +116,8 @@ class DefaultPath:
 class FastPath:
     """A static cache, and one decoding step captured as a CUDA graph where `capture` is true.
 
-    All state lies in three places that never move: `_ids` (prompt and answer), `_position` (of the last token in
-    them) and the cache. A step reads and writes nothing else, so a replay of its graph is a step.
+    All state is at three fixed addresses: `_ids` (prompt and answer), `_position` (of its last token) and the cache. A
+    step reads and writes nothing else, so a replay of its graph is a step.
     """
 
     name = "fast"
@@ -140,7 +140,7 @@ class FastPath:
         self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
         with torch.no_grad():
             self._rewind()
-            self._prefill()  # allocates the cache where that is left to the first use
+            self._prefill()  # some versions allocate the cache at first use
             self._decode = DecodeStep(stack, self._decoder, self._cache, batch=batch, length=length)
         self._graph: Any = None
         if capture:
@@ -173,10 +173,10 @@ class FastPath:
         self._ids[:, : self._prompts.shape[1]] = self._prompts
 
     def _prefill(self) -> None:
-        """The whole prompt at once; the first token stands behind it."""
+        """Process the whole prompt at once and write the first token behind it."""
         prompt_tokens = self._prompts.shape[1]
         positions = self._columns[:prompt_tokens]
-        # The decoder and its head by themselves: logits of the last position alone, under every version's name for it.
+        # Decoder and head are called apart, for logits of the last position alone in every version.
         states = self._decoder(
             input_ids=self._prompts,
             attention_mask=None,

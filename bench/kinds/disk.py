@@ -1,8 +1,8 @@
-"""How fast the model folder reads, from the disk and from the page cache, and which of the two it was.
+"""How fast the model folder reads from the disk and from the page cache.
 
-A first read says something about a disk only where the page cache was empty. Any user may ask Linux to drop a file's
-cached pages (posix_fadvise DONTNEED); whether they are gone is then asked of the file itself, by reads that refuse to
-wait for a disk (preadv2 RWF_NOWAIT). Where that cannot be told, a read does not count as cold.
+A read measures the disk only where the page cache was empty. Any user may ask Linux to drop a file's cached pages
+(posix_fadvise DONTNEED); whether they are gone is checked by reads that do not wait for a disk (preadv2 RWF_NOWAIT).
+Where that cannot be checked, a read does not count as cold.
 
 Standard library alone. Not covered: caches below the kernel's, in a disk or in a file server.
 """
@@ -31,12 +31,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def drop_from_cache(files: list[Path]) -> bool:
-    """Ask the kernel to forget the files' pages; True only where it shows that it did. Raises OSError."""
+    """Ask the kernel to drop the files' pages; True only where it verifiably did. Raises OSError."""
     if not hasattr(os, "posix_fadvise"):
         return False
     pagecache.drop(files)
     is_cold = all(_is_cold(path) for path in files)
-    pagecache.drop(files)  # what the looking itself called in
+    pagecache.drop(files)  # pages that the check itself read
     return is_cold
 
 
@@ -76,17 +76,17 @@ def _read(files: list[Path], most_bytes: int, stops: Stops) -> tuple[list[float]
 
 
 def _is_cold(path: Path) -> bool:
-    """True if none of the probed bytes is in the page cache; False if one is, or if it cannot be told.
+    """True if none of the probed bytes is in the page cache; False if one is, or if that is unknown.
 
-    Not mincore, which `bench.machine.pagecache` asks: that answers only whoever may write the file, and a pod's model
-    folder may be read-only.
+    Not by mincore, as in `bench.machine.pagecache`: that needs the right to write, and a pod's model folder may be
+    read-only.
     """
     if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
         return False
     size = path.stat().st_size
     step = max(mmap.PAGESIZE, size // PROBES)
     with path.open("rb") as file:
-        # From the end to the start: a read that finds nothing may still call in the pages after it.
+        # From the end to the start: a read that finds nothing may still load the pages after it.
         for offset in range(max(0, size - mmap.PAGESIZE), -1, -step):
             try:
                 os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)

@@ -1,13 +1,11 @@
-"""The hardware trial: matrix products, copies and disk, each the ceiling that some other number is read against.
+"""The hardware trial: matrix products, copies and disk: ceilings for other numbers.
 
-Every product and copy runs on random numbers, warmed up, in samples of at least 2 ms that the device itself times
-(CUDA events; the CPU's clock where there is no GPU), over operands that together are larger than any cache. Zeros would
-measure a chip that draws half its power and clocks accordingly. What a chip or a stack lacks is a measurement without a
-value, with a note that says what is missing; it is not an error.
+Products and copies run on random numbers, after a warm-up, in samples of at least 2 ms timed by the device (CUDA
+events; the CPU's clock without a GPU), over operands larger than any cache. With zeros a chip draws half its power and
+clocks higher. What a chip or stack lacks is a measurement without a value, with a note; it is not an error.
 
 Not covered: the links between GPUs (`bench.kinds.distributed.distributed`); arithmetic outside matrix products;
-products that are over before Python has launched the next (under 20 us: size 2048 in 8 bit on a Hopper), which show the
-rate of launching.
+products under 20 us (size 2048 in 8 bit on a Hopper), which show the rate of launching kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from bench.records.interval import Interval, summarize
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 # Compute capability from which the chip multiplies matrices of this type in hardware.
 SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 5), "fp8": (8, 9)}
-OPERAND_BYTES = 256 << 20  # more than the largest cache on a GPU in the table (H200: 50 MiB, RTX 4090: 72)
+OPERAND_BYTES = 256 << 20  # more than the largest cache of a GPU in chips.json (H200: 50 MiB, RTX 4090: 72)
 SAMPLE_SEC = 2e-3
 WARMUP_CALLS = 3
 LEAST_SAMPLES, MOST_SAMPLES = 5, 50
@@ -40,7 +38,7 @@ LEAST_SAMPLES, MOST_SAMPLES = 5, 50
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much is multiplied, copied and read; `budget_sec` is what the samples of one measurement may take."""
+    """How much is multiplied, copied and read; the samples of one measurement may take `budget_sec`."""
 
     dtypes: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -70,7 +68,7 @@ QUICK_SIZE, QUICK_SEC = 8192, 0.2
 
 
 class Lacking(Exception):
-    """This chip or this stack cannot do it; the message says what is missing."""
+    """This chip or stack cannot do it; the message says what is missing."""
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
@@ -105,7 +103,7 @@ def matmul_tflops(
         try:
             seconds = sample_sec(session, multiply, budget_sec)
         except RuntimeError as error:
-            # torch's int8 and fp8 products are private functions that refuse what their library has no kernel for.
+            # torch's int8 and fp8 products are private functions that refuse what has no kernel.
             if dtype not in ("int8", "fp8") or is_out_of_memory(error):
                 raise
             raise Lacking(f"torch {torch.__version__}: {str(error).splitlines()[0][:160]}") from error
@@ -113,9 +111,9 @@ def matmul_tflops(
 
 
 def bf16_matmul_tflops(session: Session) -> Interval:
-    """The bf16 ceiling of a GPU as it is now, in under half a second and 0.4 GB: what MFU divides by.
+    """The bf16 ceiling that MFU divides by, in under half a second and 0.4 GB. Raises Lacking without bf16.
 
-    One pair of operands: at this size each is larger than any cache. Raises Lacking where the chip has no bf16.
+    One pair of operands: at this size each is larger than any cache.
     """
     return matmul_tflops(session, "bf16", QUICK_SIZE, budget_sec=QUICK_SEC, operand_bytes=0)
 
@@ -123,10 +121,10 @@ def bf16_matmul_tflops(session: Session) -> Interval:
 def sample_sec(session: Session, call: Callable[[], object], budget_sec: float) -> list[float]:
     """Seconds of one `call`, sampled LEAST_SAMPLES to MOST_SAMPLES times as the budget allows, after a warm-up.
 
-    A sample is as many calls as take 2 ms together: the device works through a queue, and the clock's grain is nothing.
+    A sample is as many calls as take 2 ms: the device works through a queue, and the clock is fine enough.
     """
     timer = _cuda_timer if session.placement.is_cuda else _cpu_timer
-    timer(session, call, 1)  # chooses and loads kernels, which is not to be taken for the call's own time
+    timer(session, call, 1)  # the first call also chooses and loads kernels
     estimate = timer(session, call, WARMUP_CALLS) / WARMUP_CALLS
     calls = max(1, math.ceil(SAMPLE_SEC / estimate))
     samples = min(MOST_SAMPLES, max(LEAST_SAMPLES, int(budget_sec / (calls * estimate))))
@@ -152,7 +150,7 @@ def _cpu_timer(_session: Session, call: Callable[[], object], calls: int) -> flo
 
 
 def _require(session: Session, dtype: str) -> None:
-    """Raises Lacking where chip, stack or environment rule the type out."""
+    """Raises Lacking where chip, stack or environment exclude the type."""
     torch = session.modules.torch
     if not session.placement.is_cuda:
         if dtype not in ("fp32", "bf16"):
@@ -170,7 +168,7 @@ def _require(session: Session, dtype: str) -> None:
 
 
 def _product(session: Session, dtype: str, size: int, operand_bytes: int) -> Callable[[], object]:
-    """One product of the next pair of operands; pairs rotate, so that none is found in a cache."""
+    """One product of the next pair of operands; pairs rotate, so that none is in a cache."""
     torch = session.modules.torch
     width = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}[dtype]
     pairs = max(1, math.ceil(operand_bytes / (2 * width * size * size)))
@@ -201,7 +199,7 @@ def _random(session: Session, dtype: str, size: int) -> Any:
     if dtype == "int8":
         return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device)
     types = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
-    if dtype == "fp8":  # which has no generator of its own
+    if dtype == "fp8":  # torch has no generator for it
         return torch.randn(size, size, dtype=torch.bfloat16, device=device).to(getattr(torch, types[dtype]))
     return torch.randn(size, size, dtype=getattr(torch, types[dtype]), device=device)
 
@@ -233,7 +231,7 @@ def _add_copies(record: Record, session: Session, chip: chips.Chip | None, scale
     count = scale.copied_bytes
     source = torch.randint(0, 256, (count,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    # A copy reads every byte and writes every byte: both are the memory's work, and its published figure counts both.
+    # A copy reads and writes every byte; the published figure of the memory counts both.
     found = summarize(
         [2 * count / second / 1e9 for second in sample_sec(session, lambda: target.copy_(source), scale.budget_sec)]
     )

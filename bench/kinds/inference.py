@@ -1,11 +1,11 @@
-"""The inference trial: prompts in, greedy tokens out, for batches that double, on two paths side by side.
+"""The inference trial: greedy answers to prompts, for doubling batch sizes, on two paths.
 
-Two things bound it. Reading the prompt multiplies matrices by matrices, so arithmetic does; writing the answer reads
-every weight once a token, so memory bandwidth does, and a batch shares that reading. So they are measured apart: up to
-the first token (`prefill`), and from there to the last (`decode`).
+Arithmetic bounds the prompt, which multiplies matrices by matrices. Memory bandwidth bounds the answer, which reads
+every weight once a token, shared by the batch. So both are measured apart: up to the first token (`prefill`), and from
+there to the last (`decode`).
 
-Prompts are real text, packed: every prompt fills its length, so no position of a batch is padding, and both paths do
-the same work. Answers have the same length whatever they say. `decode_tokens_per_sec` counts all sequences together.
+Prompts are packed text without padding, and all answers have the same length, so both paths do the same work.
+`decode_tokens_per_sec` counts all sequences together.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from bench.records.interval import summarize
 
 Path: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
-AGREEMENT = "two greedy answers part for good at the first token that rounding decides"
+AGREEMENT = "two greedy answers differ from the first token on that rounding decides"
 NO_GPU = "no CUDA device: there is no graph of kernels to capture"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How far a profile goes: no batch and no answer beyond these, whatever the trial asks for."""
+    """The limits of a profile, whatever the trial asks for."""
 
     largest_batch: int
     most_new_tokens: int
@@ -48,14 +48,14 @@ SIZES = {
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Measure batch after batch; a path that runs out of memory ends there, the trial goes on. Raises InputError."""
+    """Measure batch after batch; a path that runs out of memory ends there, the other goes on. Raises InputError."""
     trial, sizes = record.trial, SIZES[record.trial.profile]
     model_facts, _, conversations = inputs
     new_tokens = min(trial.new_tokens, sizes.most_new_tokens)
     check_length(trial, new_tokens, model_facts.max_position_embeddings)
     batches = batch_sizes(min(trial.micro_batch_size, sizes.largest_batch))
     session = open_session(record, stops)
-    # Five figures a path and their agreement; without a GPU one path's five, and a note for the other.
+    # Five figures a path and their agreement; without a GPU five figures of one path and a note for the other.
     record.steps_planned = len(batches) * 11 + 2 if session.placement.is_cuda else len(batches) * 6 + 1
     with record.timed("data"):
         prompts = make_prompts(session, trial, conversations, batches[-1])
@@ -84,7 +84,7 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
-    """Raises InputError where prompt and answer together are longer than the model was made for."""
+    """Raises InputError where prompt and answer together exceed the model's positions."""
     if trial.max_seq_len + new_tokens > positions:
         raise InputError(
             f"new_tokens: {new_tokens} after a prompt of {trial.max_seq_len} (max_seq_len) are more than the "
@@ -93,7 +93,7 @@ def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
 
 
 def attend_to_all(trial: Trial, config: Any, tokens: int) -> None:
-    """Turn the sliding window off where it is at least `tokens` wide, which changes nothing. Raises InputError."""
+    """Turn off a sliding window of at least `tokens`, which has no effect. Raises InputError for a narrower one."""
     window = getattr(config, "sliding_window", None)
     if window is not None and tokens > window:
         raise InputError(
@@ -104,7 +104,7 @@ def attend_to_all(trial: Trial, config: Any, tokens: int) -> None:
 
 
 def make_prompts(session: Session, trial: Trial, conversations: list[Conversation], count: int) -> Any:
-    """`count` prompts of `max_seq_len` tokens of the data, without padding: int64 on the device. Raises InputError."""
+    """`count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
     tokenizer = load_tokenizer(session.modules, trial.model)
     wanted = dataclasses.replace(
         trial,
@@ -121,7 +121,7 @@ def make_prompts(session: Session, trial: Trial, conversations: list[Conversatio
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One loaded model and how it is to be measured."""
+    """One loaded model, and how it is measured."""
 
     record: Record
     session: Session
@@ -179,16 +179,16 @@ class Generation:
                 stops.check()
                 answers.append(path.answer())
         except Exception as error:
-            # A failed capture raises over the error that made it fail.
+            # A failed capture raises while the error that made it fail is handled.
             causes = [error, error.__context__]
-            said = [str(cause) for cause in causes if cause is not None and ends.is_out_of_memory(cause)]
-            if not said:
+            messages = [str(cause) for cause in causes if cause is not None and ends.is_out_of_memory(cause)]
+            if not messages:
                 raise
-            return f"out of memory: {' '.join(said[0].split())[:200]}"
+            return f"out of memory: {' '.join(messages[0].split())[:200]}"
         tokens[name] = answers[-1].tokens
         self._keep(answers, len(prompts), context)
         peak = None if cuda is None else cuda.max_memory_allocated()
-        note = "no CUDA device" if cuda is None else "the model and the most that all else held at once"
+        note = "no CUDA device" if cuda is None else "the model and everything else at its peak"
         self.record.add("peak_memory_bytes", peak, note=note, **context)
         return None
 

@@ -1,12 +1,11 @@
-"""The loading trial: how long from files to a model on the device, cold and warm, and where the time goes.
+"""The loading trial: the time from files to a model on the device, cold and warm, and its phases.
 
-A first load takes what every process pays once: the CUDA context, kernels, imports that wait for their first use. After
-it the loads differ in the page cache alone: `cold` once it was emptied of the model's files, and looked at to be sure,
-`warm` with the files in memory. Between loads all memory is given back, and what was not is reported.
+The first load includes what every process pays once: the CUDA context, kernels, lazy imports. Later loads differ in the
+page cache alone: `cold` after the model's files were verifiably dropped from it, `warm` with the files in memory. All
+memory is freed between loads; what is not freed is reported.
 
-Phases are measured by doing them alone, not by subtracting: reading every byte of the files, copying the same tensors
-to the device, quantizing the layers' weights there. A load overlaps and interleaves them, so they bound it and need
-not add up to it.
+Each phase is measured alone: reading every byte of the files, copying the tensors to the device, quantizing the layers'
+weights there. A load overlaps them, so they need not add up to it.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from bench.qlora.step import load_base
 from bench.records.interval import summarize
 
 WARM_REPEATS = 3
-# Readahead of the check itself, and of others who look at the folder, leaves a few pages.
+# The check itself and other readers of the folder leave a few pages.
 DROPPED_SHARE = 0.02
-# bitsandbytes keeps its code tables and cuBLAS its workspace for the life of the process.
+# bitsandbytes keeps its code tables and cuBLAS its workspace until the process ends.
 LEFTOVER_BYTES = 64 << 20
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 NO_GPU = "no CUDA device"
@@ -42,7 +41,7 @@ QUANTIZED = re.compile(r"_proj\.weight$")
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One load. The device's bytes are None without a GPU; so is the host's peak where the system does not count it."""
+    """One load. The device's bytes are None without a GPU, the host's peak where the system does not count it."""
 
     seconds: float
     device_bytes: int | None
@@ -53,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """What became of a request to empty the page cache of the files; `resident_share` None where it cannot be seen."""
+    """The result of dropping the files from the page cache; `resident_share` is None where unknown."""
 
     resident_share: float | None
 
@@ -75,7 +74,7 @@ class Drop:
 
 
 def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
-    """One load as the process finds things, one cold, three warm; then each phase by itself."""
+    """One load with the page cache as found, one cold, three warm; then each phase by itself."""
     session = open_session(record, stops)
     files = weight_files(Path(record.trial.model))
     record.steps_planned = 12 if record.trial.base_precision == "nf4" else 11
@@ -92,7 +91,7 @@ def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that make up the model: what its index names, or the one file there is."""
+    """The safetensors files of the model: those that its index names, or the only one."""
     if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)
     placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
@@ -104,7 +103,7 @@ def percent(share: float | None) -> float | None:
 
 
 def watch_host_peak() -> bool:
-    """Start the count of peak memory anew (Linux, VmHWM); False where that is not allowed."""
+    """Reset the peak memory counter (Linux, VmHWM); False where that is not allowed."""
     try:
         CLEAR_REFS.write_text("5", encoding="ascii")
     except OSError:
@@ -113,14 +112,14 @@ def watch_host_peak() -> bool:
 
 
 def host_peak_bytes() -> int | None:
-    """The peak since `watch_host_peak`. Pages of mapped files count while they are mapped and in memory."""
+    """The peak since `watch_host_peak`. Pages of mapped files count while they are in memory."""
     match = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What is loaded, and where its measurements go."""
+    """The measurements of one loading trial."""
 
     record: Record
     session: Session
@@ -137,7 +136,7 @@ class Loading:
     # Loads -------------------------------------------------------------------------------------------------------
 
     def load(self) -> Load:
-        """Load the model as training does, and give everything back."""
+        """Load the model as training does, and free everything."""
         self.stops.check()
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
         self._free()
@@ -165,7 +164,7 @@ class Loading:
         )
 
     def measure_cold(self) -> list[Load]:
-        """One load with the files out of memory; none, and a note, where they would not go."""
+        """One load with the files out of memory; none, and a note, where they could not be dropped."""
         drop = self._drop()
         load = None if drop.refused else self.load()
         self.add("load_time_sec", None if load is None else load.seconds, note=drop.note, **drop.context())
@@ -180,7 +179,7 @@ class Loading:
         return loads
 
     def add_memory(self, loads: list[Load]) -> None:
-        """What the last load held and the most that any took. Memory not given back is flagged."""
+        """Memory of the last load and the highest peak. Memory that is not freed is flagged."""
         last = loads[-1]
         total = self.record.fingerprint["gpu_memory_bytes"]
         note = NO_GPU if last.device_bytes is None else None
@@ -191,7 +190,7 @@ class Loading:
         left = max((load.leftover_bytes for load in loads if load.leftover_bytes is not None), default=None)
         self.add("device_memory_leftover_bytes", left, note=note, loads=len(loads))
         if left is not None and left > LEFTOVER_BYTES:
-            self.record.flags.append(f"{left:,} bytes of the GPU's memory were not given back after a load")
+            self.record.flags.append(f"{left:,} bytes of the GPU's memory were not freed after a load")
         peaks = [load.host_peak_bytes for load in loads if load.host_peak_bytes is not None]
         if peaks:
             self.add("host_memory_peak_bytes", max(peaks), note="pages of mapped files included", loads=len(peaks))
@@ -252,15 +251,15 @@ class Loading:
         return moving, quantizing
 
     def _tensors(self, path: Path) -> dict[str, Any]:
-        """The file's tensors in memory of their own: what safetensors returns is the mapped file, not yet read."""
-        from safetensors import safe_open
+        """The file's tensors, copied: safetensors returns views of the mapped file, not yet read."""
+        from safetensors import safe_open  # imports torch
 
         with safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
 
     @property
     def _quantize(self) -> Any:
-        """As `qlora.load_base` has it done: NF4 in blocks of 64, the blocks' scales quantized again."""
+        """As in `bench.qlora.step.load_base`: NF4 in blocks of 64, the blocks' scales quantized again."""
         functional = self.session.modules.bitsandbytes.functional
         return partial(functional.quantize_4bit, blocksize=64, compress_statistics=True, quant_type="nf4")
 
@@ -275,7 +274,7 @@ class Loading:
             self.session.modules.torch.cuda.synchronize()
 
     def _reserved(self) -> int | None:
-        """Bytes that this process's allocator has from the device, in use or not."""
+        """Bytes that the allocator holds on the device, in use or not."""
         return self.session.modules.torch.cuda.memory_reserved() if self.session.placement.is_cuda else None
 
     def _free(self) -> None:

@@ -1,7 +1,6 @@
-"""What part of the device's own matrix-product rate a training reached, measured right after it on the same device.
+"""MFU: the share of the device's matrix-product rate that the training reached.
 
-The product is measured hot, at the clocks and temperature that the training left, which is what the training had. It
-comes after the last measured step, so it costs none of them anything.
+The product is measured on the same device right after the last step, at the training's clocks and temperature.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CPU_SIZE, CPU_SEC = 512, 0.1
 
 
 def add_ceilings(record: Record, session: Session) -> None:
-    """Add matmul_tflops and mfu_percent for the steps in the record; without a value where no product can be had."""
+    """Add matmul_tflops and mfu_percent for the record's steps; without a value where no product can be measured."""
     dtype = "bf16" if session.placement.compute_dtype == session.modules.torch.bfloat16 else "fp32"
     size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
     try:
@@ -40,7 +39,7 @@ def add_ceilings(record: Record, session: Session) -> None:
     config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
     cost = flops.per_token(
         config,
-        # Samples that are kept apart attend to less than a row: nothing is claimed for it.
+        # Whole samples attend to less than a row: attention is not counted.
         sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
         rank=trial.lora_rank,
         targets=trial.lora_targets,
@@ -62,7 +61,7 @@ def add_ceilings(record: Record, session: Session) -> None:
 
 def _ceiling(session: Session, dtype: str) -> Interval:
     if session.placement.is_cuda:
-        session.modules.torch.cuda.empty_cache()  # the training's blocks may be all that is left of the memory
+        session.modules.torch.cuda.empty_cache()  # the training's blocks may fill the memory
         return hardware.bf16_matmul_tflops(session)
     return hardware.matmul_tflops(session, dtype, CPU_SIZE, budget_sec=CPU_SEC, operand_bytes=0)
 

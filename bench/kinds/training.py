@@ -1,4 +1,4 @@
-"""The training trial: QLoRA steps, one by one, warm-up first, each timed on its own and by phase."""
+"""The training trial: QLoRA steps, warm-up first, each timed by itself and by phase."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bench.records.result import Steps
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Load, train, and leave every step in the record. Raises NotFinite, and whatever the stack raises."""
+    """Load, train, and put every step into the record. Raises NotFinite, and whatever the stack raises."""
     trial, log = record.trial, record.log
     _, data_facts, conversations = inputs
     session = open_session(record, stops)
@@ -63,8 +63,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def _add_prediction(record: Record) -> None:
-    """What `bench.predict.footprint` says of this trial, beside what it took; of the recipe that was built, if it fell
-    back."""
+    """Add the predicted peak of this trial; where the recipe fell back, of the recipe that was built."""
     trial = record.trial
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
     if built != trial.recipe:
@@ -94,7 +93,7 @@ def _load(record: Record, modules: stack.Stack, placement: Placement, stops: Sto
 
 
 def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
-    """One measurement a phase, over the steps measured so far; nothing where none was."""
+    """One measurement a phase, over the steps measured so far; none without a step."""
     clock = "device" if record.fingerprint.get("device") == "cuda" else "host"
     for phase in PHASES if phases else ():
         interval = summarize([step[phase] for step in phases])

@@ -49,7 +49,7 @@ CHIPS = tuple(Chip(**entry) for entry in json.loads(_TABLE.read_text(encoding="u
 
 
 def lookup(name: str | None) -> Chip | None:
-    """The chip of that name, as torch.cuda.get_device_name says it; None for one that is not listed, and for no GPU."""
+    """The chip with this torch.cuda.get_device_name; None for one that is not listed, and for no GPU."""
     if name is None:
         return None
     bare = name.strip().removeprefix("NVIDIA ")
@@ -57,5 +57,5 @@ def lookup(name: str | None) -> Chip | None:
 
 
 def share_percent(measured: float | None, published: float | None) -> float | None:
-    """What part of the published figure was measured; None where either is unknown."""
+    """The measured figure in percent of the published one; None where either is unknown."""
     return None if measured is None or published is None else 100.0 * measured / published

@@ -1,7 +1,7 @@
-"""The fingerprint: what a result was measured with, from an allow-list. No environment dump, no host name, no user.
+"""The fingerprint: what a result was measured with, from an allow-list without host name, user or secrets.
 
-Keys are flat and carry units. A fact that cannot be had is None, never guessed. The result carries what reports need;
-environment.json beside it has the fingerprint in full: GPUs, packages, digests, the variables that change speed.
+Keys are flat and carry units; an unknown fact is None. The result carries what reports need; environment.json beside it
+also has all GPUs, packages, digests and the variables that change speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIT_SHA_VARIABLE = "QLORA_FLEET_GIT_SHA"  # set by an image's build, where there
 COMMAND_SEC = 10.0
 # Set by an image's build; a container cannot ask for its own digest.
 DIGEST_VARIABLES = {"image_digest": "QLORA_FLEET_IMAGE_DIGEST", "lock_digest": "QLORA_FLEET_LOCK_DIGEST"}
-# What changes how fast or how exactly things are computed, and holds no secret.
+# Variables that change speed or precision and hold no secret.
 VARIABLES = (
     "BNB_CUDA_VERSION",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -50,8 +50,8 @@ VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-# nvidia-smi's names of the columns, and ours. All are older than the oldest driver that torch 2.1 takes: a name that
-# nvidia-smi does not know makes it answer nothing at all.
+# nvidia-smi's names of the columns, and ours. All are older than the oldest driver of torch 2.1: nvidia-smi answers
+# nothing at all if it does not know one name.
 GPU_COLUMNS = {
     "index": "index",
     "name": "name",
@@ -73,7 +73,7 @@ GPU_COLUMNS = {
 
 
 def host_facts() -> dict[str, Any]:
-    """What is known without importing torch: versions, code, processor, memory, load."""
+    """Facts that need no torch: versions, code, processor, memory, load."""
     sha, dirty = code_version()
     return {
         "python": platform.python_version(),
@@ -90,7 +90,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def input_facts(trial: Trial, model: ModelFacts, data: DataFacts) -> dict[str, Any]:
-    """What was measured on."""
+    """The trial, the model and the data."""
     return {
         "trial_digest": trial.digest(),
         "model_sha256": model.sha256,
@@ -125,9 +125,9 @@ def device_facts(torch: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
-    """Write environment.json into `folder`, atomically: `fingerprint` and all that `full_facts` finds. Raises OSError.
+    """Write environment.json into `folder`, atomically: `fingerprint` and `full_facts`. Raises OSError.
 
-    0.2 s, before anything is measured, so that a trial that dies leaves it too.
+    Takes 0.2 s, before anything is measured, so that a trial that dies leaves it too.
     """
     path = folder / ENVIRONMENT_FILE
     document = {"kind": "environment", "schema_version": 1, **fingerprint, **full_facts()}
@@ -136,7 +136,7 @@ def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
 
 
 def full_facts() -> dict[str, Any]:
-    """Digests of image and lock, every GPU that the driver shows, every package's version, the variables allowed."""
+    """Digests of image and lock, every GPU of the driver, every package's version, the allowed variables."""
     return {
         **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
         "cuda": _cuda_of_torch(),
@@ -147,14 +147,14 @@ def full_facts() -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """One entry for each GPU that nvidia-smi shows, the columns it cannot tell None; empty where it cannot be asked."""
+    """One entry for each GPU of nvidia-smi, unknown columns None; empty where nvidia-smi fails."""
     query = f"--query-gpu={','.join(GPU_COLUMNS)}"
     return read_gpus(_output("nvidia-smi", query, "--format=csv,noheader,nounits") or "")
 
 
-def read_gpus(said: str) -> list[dict[str, Any]]:
-    """nvidia-smi's CSV as records: numbers where a column ends in a unit, None for `[N/A]` and the like."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines() if line.strip()]
+def read_gpus(table: str) -> list[dict[str, Any]]:
+    """nvidia-smi's CSV as records: numbers where a column ends in a unit, None for `[N/A]` and similar."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
     names = GPU_COLUMNS.values()
     return [
         {name: _cell(name, cell) for name, cell in zip(names, row, strict=True)}
@@ -176,14 +176,14 @@ def _cell(name: str, cell: str) -> str | float | None:
 
 
 def _packages() -> dict[str, str]:
-    # A package whose metadata is damaged has no name, and then nothing to say.
+    # A package with damaged metadata has no name.
     return {
         name: package.version for package in metadata.distributions() if (name := package.metadata["Name"]) is not None
     }
 
 
 def _cuda_of_torch() -> str | None:
-    """The CUDA that torch was built for, read from its version file: importing torch takes seconds."""
+    """The CUDA that torch was built for, from its version file: importing torch takes seconds."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -196,7 +196,7 @@ def _cuda_of_torch() -> str | None:
 
 
 def code_version() -> tuple[str | None, bool | None]:
-    """The git commit of this folder and whether it was changed since; (None, None) where neither can be known."""
+    """The git commit of this folder and whether it was changed since; (None, None) where both are unknown."""
     if _output("git", "-C", str(CODE), "ls-files", "--error-unmatch", "__init__.py") is not None:
         sha = _output("git", "-C", str(CODE), "rev-parse", "HEAD")
         changed = _output("git", "-C", str(CODE), "status", "--porcelain", "--", ".")
@@ -212,7 +212,7 @@ def _version(package: str) -> str | None:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's instruction set extensions as Linux names them; empty where it does not say."""
+    """The processor's instruction set extensions as Linux names them; empty where unknown."""
     return frozenset((_cpu_line("flags") or "").split())
 
 

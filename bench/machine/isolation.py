@@ -1,9 +1,8 @@
-"""Is the machine the trial's own? Asked before torch is imported, in milliseconds.
+"""Checks for a GPU and for other processes on it, in milliseconds, before torch is imported.
 
-What makes a trial impossible is an InputError of one line; what makes its numbers doubtful is a flag.
+A trial that cannot run is an InputError of one line; a condition that makes its numbers doubtful is a flag.
 
-Not covered: whether torch and bitsandbytes can use the GPU, which `bench.machine.preflight` asks once they are
-imported.
+Not covered: whether torch and bitsandbytes can use the GPU (`bench.machine.preflight`).
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from bench.data.inputs import InputError
 from bench.machine import nvml
 from bench.records import Trial
 
-# More than an idle desktop or a management daemon holds, less than any model.
+# More than an idle desktop or a daemon holds, less than any model.
 OTHERS_MAY_HOLD_BYTES = 1 << 30
-# The trial before this one has ended, but the driver takes a moment to clear 100 GB away.
+# After the previous trial has ended, the driver takes a moment to free 100 GB.
 SETTLE_SEC = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What was found: facts for the fingerprint, and flags."""
+    """Facts for the fingerprint, and flags."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
 
 
 def look_around(trial: Trial, *, strict: bool) -> Surroundings:
-    """Check what the trial needs of GPUs, and who else is on them. Raises InputError; with `strict` for flags too."""
+    """Check the trial's GPUs and what else uses them. Raises InputError; with `strict` for flags too."""
     nvml.order_like_the_library()
     found = examine(require_gpu_of(trial.profile), trial)
     if strict and found.flags:
@@ -42,7 +41,7 @@ def look_around(trial: Trial, *, strict: bool) -> Surroundings:
 
 
 def require_gpu_of(profile: str) -> list[nvml.Gpu]:
-    """The GPUs that CUDA will see here. Raises InputError where the profile needs one and none can be used."""
+    """The GPUs that CUDA will see. Raises InputError where the profile needs one and none can be used."""
     gpus = nvml.gpus_here()
     if profile == "gpu":
         require_gpu(gpus, is_there=nvml.driver_is_there(), chosen=os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -50,7 +49,7 @@ def require_gpu_of(profile: str) -> list[nvml.Gpu]:
 
 
 def require_gpu(gpus: Sequence[nvml.Gpu], *, is_there: bool, chosen: str | None) -> None:
-    """Raises InputError where no GPU can be used. Without the library, a device file must do as a sign of one."""
+    """Raises InputError where no GPU can be used. `is_there`: a device file shows one, also without the library."""
     if gpus:
         return
     if chosen is not None and chosen.strip() in nvml.HIDING_ALL:
@@ -99,7 +98,7 @@ def describe(pid: int, held: int | None) -> str:
 
 
 def _settled(gpu: nvml.Gpu, settle_sec: float, sleep: Callable[[float], None]) -> int | None:
-    """Memory in use, once what nobody owns any more has been given back."""
+    """Memory in use, after memory of ended processes has been freed."""
     until = time.monotonic() + settle_sec
     while True:
         used = gpu.read().memory_used_bytes

@@ -1,10 +1,9 @@
-"""What NVIDIA's management library says of the GPUs, each reading None where this card or driver does not tell.
+"""Readings of the GPUs from NVIDIA's management library; None where the card or driver does not report one.
 
-The library is nvidia-ml-py (`import pynvml`), a thin layer of ctypes that needs nothing else. Without it, without a
-driver or without a GPU there is simply nothing to read. Reading needs no CUDA context, so it takes no memory of the GPU
-and may be done before torch is imported, and by a process of its own.
+The library is nvidia-ml-py (`import pynvml`), a thin layer of ctypes. Without it, a driver or a GPU there is nothing to
+read. Reading needs no CUDA context, so it takes no GPU memory and works before torch is imported and in any process.
 
-Not covered: the parts of a GPU that is cut up by MIG, for which the library gives memory but no utilization.
+Not covered: the parts of a GPU split by MIG, for which the library reports memory but no utilization.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any
 
 MIB = 1 << 20
 DRIVER = Path("/dev")
-HIDING_ALL = ("", "-1", "NoDevFiles")  # what people write into CUDA_VISIBLE_DEVICES so that CUDA sees no GPU
+HIDING_ALL = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
 
-# Why a GPU runs slower than it could, by bit. The first four mean trouble (heat, or too little current) and make a
-# result doubtful; the others are how a card is set, or, as the power cap at full load, how it is meant to work.
+# Why a GPU's clock is limited, by bit. These four mean trouble (heat, or too little current) and make a result
+# doubtful; the others are settings or, like the power cap at full load, normal.
 SLOWDOWNS = {
     0x8: "hw_slowdown",
     0x20: "sw_thermal_slowdown",
@@ -41,10 +40,7 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One GPU at one moment. `clock_limits` names the reasons in force; `processes` maps pids to bytes held.
-
-    Memory leaves out what the driver reserves for itself, where the driver can tell the two apart.
-    """
+    """One GPU at one moment. `clock_limits` names the reasons in force; memory excludes the driver's own if known."""
 
     utilization_percent: int | None = None
     memory_utilization_percent: int | None = None
@@ -64,7 +60,7 @@ class Gpu:
         self._library, self._handle, self.index = library, handle, index
 
     def read(self) -> Reading:
-        """Everything that changes, save processes. About ten calls; raises nothing that the library raises."""
+        """Everything that changes, except processes. About ten calls; no error of the library is raised."""
         nvml = self._library
         use = self._ask("nvmlDeviceGetUtilizationRates")
         memory = self._memory()
@@ -82,11 +78,11 @@ class Gpu:
         )
 
     def processes(self) -> dict[int, int | None] | None:
-        """Who computes on it: pid to bytes held, as the host numbers processes. None where that is not told."""
-        said = self._ask("nvmlDeviceGetComputeRunningProcesses")
-        if said is None:
+        """Processes that compute on it: pid, as the host numbers it, to bytes held. None where unknown."""
+        running = self._ask("nvmlDeviceGetComputeRunningProcesses")
+        if running is None:
             return None
-        return {int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory) for one in said}
+        return {int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory) for one in running}
 
     def facts(self) -> dict[str, Any]:
         """What does not change while a trial runs, for the fingerprint."""
@@ -129,7 +125,7 @@ class Gpu:
 
 
 def open_library() -> Any | None:
-    """The library, ready to be asked, or None: not installed, no driver, or one that does not answer."""
+    """The initialized library, or None: not installed, no driver, or one that does not answer."""
     try:
         library = importlib.import_module("pynvml")
         library.nvmlInit()
@@ -143,8 +139,8 @@ def open_library() -> Any | None:
 def visible(library: Any, chosen: str | None) -> list[Gpu]:
     """The GPUs that CUDA will see, in its order. `chosen` is CUDA_VISIBLE_DEVICES, None where it is not set.
 
-    As in CUDA, the first word that names no GPU ends the list. Numbers mean the order on the bus, which is CUDA's own
-    with CUDA_DEVICE_ORDER=PCI_BUS_ID (`order_like_the_library` sees to that).
+    As in CUDA, the first word that names no GPU ends the list. Numbers follow the order on the bus, which is CUDA's
+    order with CUDA_DEVICE_ORDER=PCI_BUS_ID (set by `order_like_the_library`).
     """
     every = [Gpu(library, library.nvmlDeviceGetHandleByIndex(index), index) for index in range(_count(library))]
     if chosen is None:
@@ -164,7 +160,7 @@ def visible(library: Any, chosen: str | None) -> list[Gpu]:
 
 
 def gpus_here(library: Any | None = None) -> list[Gpu]:
-    """The GPUs that CUDA will see in this environment; none without the library. Opens it unless it is given."""
+    """The GPUs that CUDA will see in this environment; none without the library."""
     library = library or open_library()
     return [] if library is None else visible(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -184,7 +180,7 @@ def driver_is_there() -> bool:
 
 
 def order_like_the_library() -> None:
-    """Make CUDA number GPUs as the library does, or one's GPU 0 may be the other's GPU 1. Before torch is imported."""
+    """Make CUDA number GPUs as the library does. Call it before torch is imported."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 

@@ -1,8 +1,7 @@
-"""The system's page cache, file by file: how much of a file it holds, and asking it to forget.
+"""The system's page cache, file by file: which part of a file it holds, and dropping it. Linux.
 
-Linux. No right beyond reading the file is needed: a process may ask for its own files' pages to be dropped. File
-systems in memory, and sandboxes with a cache of their own, take the request and keep the pages, so the answer to
-"was it dropped?" comes from mincore and never from the request.
+Dropping needs no right beyond reading the file. File systems in memory, and sandboxes with a cache of their own, accept
+the request and keep the pages, so whether it worked is asked of mincore.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LOWEST_BIT = bytes(value & 1 for value in range(256))  # the only one that minc
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Ask for the files' pages to be forgotten; whether that was done, `resident_share` says. Raises OSError."""
+    """Ask the system to drop the files' pages; `resident_share` tells whether it did. Raises OSError."""
     if not hasattr(os, "posix_fadvise"):
         return  # not Linux: nothing to ask
     for path in files:
@@ -28,9 +27,9 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def resident_share(files: Iterable[Path]) -> float | None:
-    """The part, 0 to 1, of the files' pages that lies in memory; None where the system does not say.
+    """The share, 0 to 1, of the files' pages that are in memory; None where unknown.
 
-    mincore tells the truth only to whoever may write the file (Linux 5.2); to others every page looks resident.
+    mincore is right only for those who may write the file (Linux 5.2); to others every page looks resident.
     """
     resident = pages = 0
     for path in files:
@@ -45,7 +44,7 @@ def resident_share(files: Iterable[Path]) -> float | None:
 
 
 def read_all(files: Iterable[Path]) -> int:
-    """Read every byte of the files once, into a buffer that is used again; the number of bytes. Raises OSError."""
+    """Read every byte of the files once; the number of bytes. Raises OSError."""
     buffer = bytearray(PIECE_BYTES)
     total = 0
     for path in files:
@@ -56,12 +55,12 @@ def read_all(files: Iterable[Path]) -> int:
 
 
 def _page_states(path: Path) -> bytes | None:
-    """One byte a page, 0 where it is not in memory; None where the system cannot say."""
+    """One byte a page, 0 where it is not in memory; None where unknown."""
     size = path.stat().st_size
     if size == 0:
         return b""
     states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    # A private copy is the only mapping whose address Python gives away; nothing of it is ever touched.
+    # Python gives the address of a private copy only; none of its pages is touched.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         address = ctypes.c_char.from_buffer(mapped)
         try:
@@ -69,5 +68,5 @@ def _page_states(path: Path) -> bytes | None:
                 ctypes.c_void_p(ctypes.addressof(address)), ctypes.c_size_t(size), ctypes.byref(states)
             )
         finally:
-            del address  # a mapping that is pointed into cannot be closed
+            del address  # a mapping with a pointer into it cannot be closed
     return None if failed else bytes(states).translate(_LOWEST_BIT)

@@ -1,8 +1,8 @@
-"""Can this machine's CUDA and bitsandbytes do what the trial asks? Asked right after the stack is imported.
+"""Checks that CUDA and bitsandbytes can do what the trial needs, right after the stack is imported.
 
-A GPU that is there and cannot be used must not become a quiet hour on the CPU; each refusal is one line with the cure.
+A GPU that cannot be used is refused with the remedy: the trial must not run on the CPU unnoticed.
 
-Not covered: whether a GPU is there at all where the trial's profile wants one.
+Not covered: whether there is a GPU at all (`bench.machine.isolation`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def check(stack: Stack, trial: Trial) -> None:
         _check_bf16(stack.torch, trial)
         _check_bitsandbytes(stack, trial)
     elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDING_ALL:
-        said = _why_not(stack.torch)
+        reason = _why_not(stack.torch)
         raise InputError(
-            f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {said}; "
-            f"{cure(said, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+            f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {reason}; "
+            f"{cure(reason, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
         )
     elif _needs_bitsandbytes(trial) and not stack.bitsandbytes_runs_on_cpu:
         raise InputError(
@@ -40,21 +40,21 @@ def check(stack: Stack, trial: Trial) -> None:
         )
 
 
-def cure(said: str, cuda: str | None) -> str:
-    """What to do about CUDA's own words. `cuda` is the version that torch was built for, None for a CPU build."""
-    if cuda is None or "not compiled with CUDA" in said:
+def cure(reason: str, cuda: str | None) -> str:
+    """What to do about CUDA's message. `cuda` is the version that torch was built for, None for a CPU build."""
+    if cuda is None or "not compiled with CUDA" in reason:
         return "install torch's CUDA build, as the image's lock has it"
-    if "driver" in said and "too old" in said:
+    if "driver" in reason and "too old" in reason:
         return f"install a driver made for CUDA {cuda}, or an image whose torch is built for an older CUDA"
-    if "no NVIDIA driver" in said:
+    if "no NVIDIA driver" in reason:
         return "the driver's libraries are missing here: run the container with the NVIDIA runtime"
-    if "No CUDA GPUs" in said:
+    if "No CUDA GPUs" in reason:
         return "no GPU was handed to this process: ask for one (nvidia.com/gpu: 1), or see CUDA_VISIBLE_DEVICES"
     return "nvidia-smi on the same machine says what the driver sees; a driver updated while loaded needs a reboot"
 
 
 def _why_not(torch: Any) -> str:
-    """CUDA's reason, in one line: is_available() itself says no more than False."""
+    """CUDA's reason, in one line: is_available() gives none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,7 +72,7 @@ def _needs_bitsandbytes(trial: Trial) -> bool:
 
 
 def _check_bf16(torch: Any, trial: Trial) -> None:
-    # torch computes bf16 on older chips, too, by way of float32: no error, and numbers that say nothing.
+    # On older chips torch emulates bf16 by float32: no error, and meaningless numbers.
     found = torch.cuda.get_device_capability()
     if found < BF16_SINCE and trial.kind != "hardware":
         raise InputError(

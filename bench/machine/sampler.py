@@ -1,17 +1,14 @@
-"""The process beside a trial that looks at GPU and host five times a second and writes telemetry.csv.
+"""The process beside a trial that samples GPU and host five times a second and writes telemetry.csv.
 
-A process and not a thread: a thread takes the interpreter's lock from the training loop at every call, and is stopped
-by it in turn; a process costs the loop nothing but its share of a core. What it is told comes on standard input, one
-phase's name a line. It ends when that closes, which also happens when the trial is killed, and no signal ends it
-before: the trial's partial result is worth its telemetry.
+A process, because a thread would compete with the training loop for the interpreter's lock. It reads the trial's phases
+from standard input, one name a line, and ends when that closes, which also happens when the trial is killed. It ignores
+signals: the telemetry of an interrupted trial is kept.
 
-Rows are flushed once a second and at each phase's end, so that a killed trial leaves what there was. A full disk ends
-the sampling with one line, never the trial.
+Rows are flushed once a second and at each phase's end. A full disk ends the sampling with one line, never the trial.
+Times are seconds of the monotonic clock, which all processes of a machine share.
 
-Times are seconds of the monotonic clock, which all processes of a machine share and which nobody can set back.
-
-Not covered: processor time of children that came and went between two looks at the process tree (2 s apart). Resident
-memory counts pages that processes share once for each.
+Not covered: processor time of children that start and end between two looks at the process tree (2 s apart). Resident
+memory counts a shared page once for each process.
 """
 
 from __future__ import annotations
@@ -32,9 +29,9 @@ from bench.machine import nvml
 
 EVERY_SEC = 0.2
 FLUSH_SEC = 1.0
-PROCESSES_SEC = 1.0  # asking for processes costs the driver more than all other readings together
+PROCESSES_SEC = 1.0  # listing processes costs the driver more than all other readings together
 TREE_SEC = 2.0
-SHORTEST_SEC = 0.05  # below this the kernel's ticks (10 ms) say nothing about a share of a core
+SHORTEST_SEC = 0.05  # the kernel's ticks (10 ms) are too coarse for a shorter interval
 COLUMNS = (
     "elapsed_sec",
     "phase",
@@ -54,7 +51,7 @@ COLUMNS = (
     "sampler_cpu_sec",
 )
 UNKNOWN, NONE = "unknown", "none"
-# The number of the first process namespace's file, the same on every Linux: the library's pids are of that namespace.
+# The inode of the first process namespace, the same on every Linux: the library's pids are of that namespace.
 FIRST_NAMESPACE = 0xEFFFFFFC
 
 
@@ -81,7 +78,7 @@ class HostSampler:
                 resident = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
             except OSError:  # it ended meanwhile
                 continue
-            user, system = stat[stat.rindex(b")") :].split()[12:14]  # a name may hold anything but ends at the last )
+            user, system = stat[stat.rindex(b")") :].split()[12:14]  # the name before it may hold anything
             ticks[pid] = int(user) + int(system)
             pages += resident
         if not ticks:
@@ -96,7 +93,7 @@ class HostSampler:
 
 
 class GpuSampler:
-    """Readings of the trial's GPUs, and who else is on them."""
+    """Readings of the trial's GPUs, and the other processes on them."""
 
     def __init__(self, gpus: Sequence[nvml.Gpu], clock: Callable[[], float] = time.monotonic) -> None:
         self._gpus, self._clock = gpus, clock
@@ -106,7 +103,7 @@ class GpuSampler:
         self._sees_host_pids = sees_host_pids()
 
     def read(self, tree: Sequence[int]) -> list[dict[str, Any]]:
-        """A row for each GPU. First called before the trial is on the GPU: whoever is there then is not ours."""
+        """A row for each GPU. The first call comes before the trial uses the GPU: processes there then are others."""
         if self._clock() - self._asked_at >= PROCESSES_SEC:
             self._asked_at = self._clock()
             self._others = {gpu.index: self._others_on(gpu, frozenset(tree)) for gpu in self._gpus}
@@ -132,8 +129,8 @@ class GpuSampler:
         if on_it is None:
             return UNKNOWN
         before = self._there_before.setdefault(gpu.index, frozenset(on_it) - ours)
-        # In a container the library may count processes as the host does: then ours cannot be found among them, and
-        # only those that were there before ours are certainly not ours.
+        # In a container the library may report the host's pids, among which ours cannot be found. Then only processes
+        # that were there before the trial are certainly others.
         if self._sees_host_pids or not ours.isdisjoint(on_it):
             others = {pid: held for pid, held in on_it.items() if pid not in ours}
         else:
@@ -144,7 +141,7 @@ class GpuSampler:
 
 
 def sees_host_pids() -> bool:
-    """True where this process's pid is the one the host, and so the library, knows it by."""
+    """True where this process has the host's pids, which the library reports."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == FIRST_NAMESPACE
     except OSError:
@@ -152,7 +149,7 @@ def sees_host_pids() -> bool:
 
 
 def tree_of(root: int, *, leave_out: int) -> tuple[int, ...]:
-    """`root` and everything it started, without `leave_out`; from /proc."""
+    """`root` and its descendants, without `leave_out`; from /proc."""
     found, todo = [root], [root]
     while todo:
         for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
@@ -190,7 +187,7 @@ class Table:
 
 
 class Sampler:
-    """Puts GPU, host and phase together into rows. `started` is the trial's zero on the monotonic clock."""
+    """Joins GPU, host and phase into rows. `started` is the trial's start on the monotonic clock."""
 
     def __init__(
         self,
@@ -218,19 +215,19 @@ class Sampler:
         return [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
 
 
-def follow(sampler: Sampler, table: Table, told: int) -> None:
-    """Sample until `told`, a file descriptor with a phase's name a line, is closed. Raises OSError from the table."""
+def follow(sampler: Sampler, table: Table, phases: int) -> None:
+    """Sample until `phases`, a file descriptor with one phase's name a line, closes. Raises OSError from the table."""
     next_at, last_at = time.monotonic(), float("-inf")
     rest = b""
     while True:
-        is_told = select.select([told], [], [], max(0.0, next_at - time.monotonic()))[0]
+        is_ready = select.select([phases], [], [], max(0.0, next_at - time.monotonic()))[0]
         now = time.monotonic()
-        if not is_told or now - last_at >= SHORTEST_SEC:  # a phase's last moment is its own
+        if not is_ready or now - last_at >= SHORTEST_SEC:  # a row for the end of the phase
             table.add(sampler.rows())
             last_at = now
             next_at = max(next_at + EVERY_SEC, now) if now >= next_at else next_at
-        if is_told:
-            piece = os.read(told, 4096)
+        if is_ready:
+            piece = os.read(phases, 4096)
             *lines, rest = (rest + piece).split(b"\n")
             if lines:
                 sampler.phase = lines[-1].decode(errors="replace")

@@ -1,8 +1,8 @@
-"""What the machine did while a trial ran: starts the sampler beside it, and says afterwards what its rows mean.
+"""Telemetry of a trial: starts the sampler beside it and sums its rows up afterwards.
 
-The summary is a function of telemetry.csv alone, so anybody can have it again from a collected folder. It covers the
-measured window, the rows of phase `measure`; a trial that has none is summed up whole, and its context says so. Beside
-it stands how long the trial waited for a CPU in that window (`bench.machine.cpuwait`), read at the window's two ends.
+The summary is a function of telemetry.csv alone and can be repeated from a collected folder. It covers the rows of the
+phase `measure`, or all rows of a trial that has none; its context says which. The wait for a CPU in the same window
+(`bench.machine.cpuwait`) is added to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUMMED_UP = (
     "process_cpu_percent",
     "process_rss_bytes",
 )
-# A slowdown in one sample of a hundred is the smallest that can move a median.
+# Fewer slowed samples than one in a hundred cannot move a median.
 SLOWDOWN_SHARE = 0.01
 MOST_BLOCKS, FEWEST_BLOCKS, BLOCK_SAMPLES = 30, 5, 5
 
@@ -48,7 +48,7 @@ Row: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the rows say. `cost_percent` is the sampler's own share of one core."""
+    """The summary of the rows. `cost_percent` is the sampler's own share of one core."""
 
     measurements: list[Measurement] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -57,20 +57,20 @@ class Summary:
 
 @contextlib.contextmanager
 def beside(record: Record) -> Iterator[None]:
-    """Sample while the block runs, then put the summary and the flags into the record. Never the trial's end."""
+    """Sample while the block runs, then put the summary and the flags into the record. A failure ends no trial."""
     path = record.request.out / TELEMETRY_FILE
     sampler = _start(record, path)
     if sampler is None:
         yield
         return
-    told = sampler.stdin.fileno() if sampler.stdin is not None else -1
-    os.set_blocking(told, False)  # a sampler that hangs in the driver must not hang the trial
+    phases = sampler.stdin.fileno() if sampler.stdin is not None else -1
+    os.set_blocking(phases, False)  # a sampler that hangs in the driver must not hang the trial
     waits = _Waits(leave_out=sampler.pid)
 
     def tell(phase: str) -> None:
         waits.look(phase)
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended: its last words come when it is stopped
-            os.write(told, f"{phase}\n".encode())
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended: `_stop` logs why
+            os.write(phases, f"{phase}\n".encode())
 
     record.on_phase = tell
     try:
@@ -89,17 +89,17 @@ def beside(record: Record) -> Iterator[None]:
 
 
 class _Waits:
-    """Waits for a CPU, from where the measured window begins to where it ends."""
+    """Waits for a CPU in the measured window."""
 
     def __init__(self, *, leave_out: int) -> None:
         self._leave_out = leave_out
         self._ends: list[cpuwait.Reading] = []
 
     def look(self, phase: str) -> None:
-        """Told each phase that begins, and "" between phases."""
+        """Called with each phase that begins, and "" between phases."""
         is_end = len(self._ends) == 1 and phase != WINDOW
         if is_end or (not self._ends and phase == WINDOW):
-            with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown, no more
+            with contextlib.suppress(OSError):  # a process ended while its threads were listed: unknown
                 self._ends.append(cpuwait.read(os.getpid(), leave_out=self._leave_out))
 
     def summary(self) -> Summary:
@@ -128,7 +128,7 @@ def _start(record: Record, path: Path) -> subprocess.Popen[bytes] | None:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # what ends the trial's group first would leave the trial's last words unseen
+            start_new_session=True,  # it outlives a signal to the trial's process group
         )
     except OSError as error:
         record.log(f"telemetry: the sampler cannot be started: {error.strerror}; going on without it")
@@ -137,13 +137,13 @@ def _start(record: Record, path: Path) -> subprocess.Popen[bytes] | None:
 
 def _stop(record: Record, sampler: subprocess.Popen[bytes]) -> None:
     try:
-        _, said = sampler.communicate(timeout=STOP_SEC)
+        _, errors = sampler.communicate(timeout=STOP_SEC)
     except subprocess.TimeoutExpired:
         sampler.kill()
         record.log(f"telemetry: the sampler did not end within {STOP_SEC:g} s and was killed")
         return
     if sampler.returncode != 0:
-        lines = said.decode(errors="replace").strip().splitlines()
+        lines = errors.decode(errors="replace").strip().splitlines()
         record.log(f"telemetry: stopped early: {lines[-1] if lines else f'exit {sampler.returncode}'}")
 
 
@@ -159,7 +159,7 @@ def read(path: Path) -> list[Row]:
 
 
 def sum_up(rows: Sequence[Row]) -> Summary:
-    """Means over the measured window with their intervals, and what makes them doubtful."""
+    """Means over the measured window with their intervals, and flags."""
     window = [row for row in rows if row["phase"] == WINDOW]
     context = {"window": WINDOW if window else "trial"}
     window = window or list(rows)
@@ -178,10 +178,10 @@ def sum_up(rows: Sequence[Row]) -> Summary:
 
 
 def interval_of(values: list[float]) -> Interval | None:
-    """The interval of a mean of samples that resemble their neighbours; None for fewer than 25 of them.
+    """The interval of a mean of correlated samples; None for fewer than 25 of them.
 
     Neighbouring samples are not independent, so the bootstrap is over the means of consecutive blocks (batch means;
-    Law and Kelton, Simulation Modeling and Analysis, on output of one long run): n counts blocks.
+    Law and Kelton, Simulation Modeling and Analysis): n counts blocks.
     """
     blocks = min(MOST_BLOCKS, len(values) // BLOCK_SAMPLES)
     if blocks < FEWEST_BLOCKS:
@@ -204,12 +204,12 @@ def _limits(row: Row) -> set[str]:
 
 
 def _share(rows: Sequence[Row], names: set[str]) -> float | None:
-    told = [row for row in rows if row["gpu_clock_limits"]]
-    return sum(not names.isdisjoint(_limits(row)) for row in told) / len(told) if told else None
+    known = [row for row in rows if row["gpu_clock_limits"]]
+    return sum(not names.isdisjoint(_limits(row)) for row in known) / len(known) if known else None
 
 
 def _slowdowns(rows: Sequence[Row]) -> list[str]:
-    """Heat and weak power count; a power cap alone is how many cards run at full load."""
+    """Heat and weak power are flagged; a power cap alone is normal for many cards at full load."""
     flags = []
     for name in nvml.SLOWDOWNS.values():
         share = _share(rows, {name})
@@ -219,7 +219,7 @@ def _slowdowns(rows: Sequence[Row]) -> list[str]:
 
 
 def _others(rows: Sequence[Row]) -> list[str]:
-    """One line for each process that is not of the trial, with the most it held."""
+    """One line for each process that is not the trial's, with the most memory it held."""
     most: Counter[int] = Counter()
     for row in rows:
         if row["gpu_other_processes"] not in ("", NONE, UNKNOWN):

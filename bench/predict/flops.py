@@ -1,12 +1,12 @@
-"""How much arithmetic a token costs, from a model's config.json and a trial: pure arithmetic, nothing measured.
+"""FLOP per token, from a model's config.json and a trial: pure arithmetic, nothing measured.
 
 One multiply-add is two FLOP. A linear layer of N weights costs 2N a token forward, 2N backward for the gradient of its
 input and 2N for the gradient of its weights (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section
 2.1, table 1: C_forward = 2N, backward twice that: the well-known 6N). QLoRA freezes the base, so its layers cost 4N:
-the gradient must pass through them to reach the adapters below, but their weights get none. The adapters cost 6N.
+the gradient passes through them to the adapters below, but their weights get none. The adapters cost 6N.
 
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
-usual: their sum is far below a percent at these sizes. Embeddings are looked up, which costs no FLOP.
+usual: together they are far below a percent at these sizes. Embeddings are looked up, which costs no FLOP.
 
 Covered: the Llama and Mistral architectures, which is what `bench.data.model_folder` accepts.
 """
@@ -28,12 +28,12 @@ class TokenFlops:
 
     @property
     def model(self) -> int:
-        """What the step is for: forward and backward. This, not what the hardware does in all, is MFU's numerator."""
+        """Forward and backward: the numerator of MFU, without recomputation."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> int:
-        """What the device computes: recomputation included."""
+        """What the device computes, recomputation included."""
         return self.model + self.recompute
 
 
@@ -60,7 +60,7 @@ def block_weights(config: Mapping[str, Any]) -> int:
 
 
 def head_weights(config: Mapping[str, Any]) -> int:
-    """Weights of lm_head, counted whether tied to the embeddings or not: it is computed either way."""
+    """Weights of lm_head, also where it is tied to the embeddings: it is computed either way."""
     return int(config["hidden_size"] * config["vocab_size"])
 
 
@@ -82,8 +82,8 @@ def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]
 def attention_forward(config: Mapping[str, Any], sequence: int) -> int:
     """Q K^T and the weighted sum of V, forward, a token: 2 products x 2 FLOP x `sequence` x heads x width x blocks.
 
-    Every query is counted against all positions, the half above the diagonal included: the convention of PaLM's
-    12 L H Q T for forward and backward (Chowdhery et al. 2022, appendix B), and what a padding mask makes a kernel do.
+    Every query counts against all positions, the half above the diagonal included: the convention of PaLM's 12 L H Q T
+    for forward and backward (Chowdhery et al. 2022, appendix B), and what a kernel with a padding mask does.
     """
     window = config.get("sliding_window")
     attended = min(sequence, window) if window else sequence
@@ -101,9 +101,9 @@ def per_token(
                 head lies behind the last checkpoint and does not (Chen et al. 2016, "Training Deep Nets with Sublinear
                 Memory Cost": one more forward pass)
 
-    Attention's backward is twice its forward: four products of the same size. What a fused attention kernel computes
-    again for itself counts as no one's work. Slightly too much is counted for the first block, where nothing below
-    asks for a gradient unless checkpointing is on: 1 in 32 of the q, k and v layers' 2N.
+    Attention's backward is twice its forward: four products of the same size. What a fused attention kernel recomputes
+    internally is not counted. The first block is overcounted without checkpointing, as nothing below it needs a
+    gradient: 1 in 32 of the q, k and v layers' 2N.
     """
     base, head = block_weights(config), head_weights(config)
     adapters, attention = adapter_weights(config, rank, list(targets)), attention_forward(config, sequence)

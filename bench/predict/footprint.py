@@ -1,17 +1,16 @@
-"""How much GPU memory a training trial needs at its peak, from a model's config.json and the trial: pure arithmetic.
+"""The peak GPU memory of a training trial, from a model's config.json and the trial: pure arithmetic.
 
     peak = weights + trained + T layers kept + the largest phase;    a phase = a constant + T x what passes through it
 
-`weights` are the base's; `trained` the adapters and their optimizer's state (their gradients come when activations
-have gone, save in `fast`); T the token positions of a micro-batch; `kept` is what a layer leaves for its backward, or
-its input where it is computed again. A phase is a moment when most is alive at once: the loss over all logits, or the
-last layer's backward. `kept` follows from what each recipe keeps, and is written as bytes per unit of the model's
-widths; phases were fitted.
+`weights` are the base's; `trained` the adapters and their optimizer's state (except in `fast`, their gradients come
+after the activations are freed); T the token positions of a micro-batch; `kept` is what a layer keeps for its backward,
+or its input where it is recomputed. A phase is a moment of most memory: the loss over all logits, or the last layer's
+backward. `kept` follows from each recipe, in bytes per unit of the model's widths; phases were fitted.
 
-Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`), whose
-errors are in docs/performance.md, and mended where others, chosen afterwards, showed what those did not: adapters
-beyond attention, on a part of it, or without dropout, gradients of large ranks, masks over long rows. What is predicted
-is what the allocator hands out (`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
+Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`; errors
+in docs/performance.md), and corrected by others, chosen afterwards: adapters beyond attention, on a part of it, or
+without dropout, gradients of large ranks, masks over long rows. The prediction is of the allocator's peak
+(`torch.cuda.max_memory_allocated`); the driver's context and fragments come on top.
 
 Not covered: CPUs, inference, loading (whose peak is below training's), host memory.
 """
@@ -32,7 +31,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Bytes per token for each unit of a width; `heads` are query, key and value together, `rows` comes once."""
+    """Bytes per token for each unit of a width; `heads` is query, key and value together, `rows` counts once."""
 
     rows: float = 0.0
     hidden: float = 0.0
@@ -52,24 +51,24 @@ class Widths:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A moment of a step: `copies` of the largest layer's weight in 16 bit, `mib` besides, `passing` for each token."""
+    """A moment of a step: `copies` of the largest layer's weight in 16 bit, `mib` more, `passing` for each token."""
 
     passing: Widths
     copies: float = 0.0
     mib: float = 0.0
     head_copies: float = 0.0  # of the output layer in 16 bit
-    in_layer: bool = True  # beside what a layer that is computed again has made by then
+    in_layer: bool = True  # together with what a recomputed layer has made by then
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What one recipe keeps, and its phases: with layers kept, and with every layer computed again.
+    """What one recipe keeps, and its phases: with layers kept, and with every layer recomputed.
 
     `tables` is bytes per parameter of embeddings and head; `kept_of_rank` bytes per token for each unit of LoRA rank on
     each target. `kept_of_input` is bytes per token and unit of an adapted product's input; `inputs_passing` the share
-    of those beyond attention's that is there at the peak of a layer that is computed again. Without dropout an input is
-    kept in 16 bit, once for all that share it where `shares_inputs`. `has_gradients` where all adapters' gradients are
-    there before what the layers kept has gone.
+    of these, beyond attention's, that exists at the peak of a recomputed layer. Without dropout an input is kept in 16
+    bit; with `shares_inputs` once for all products that share it. `has_gradients`: all adapters' gradients exist before
+    the layers' activations are freed.
     """
 
     kept: Widths
@@ -86,8 +85,8 @@ class Recipe:
 
 # The loss over fp32 logits: the logits twice in fp32 and twice in 16 bit, and the head's own copy under autocast.
 _REFERENCE_LOSS = Phase(passing=Widths(vocabulary=12.0, hidden=4.12), head_copies=1.0, mib=73.0, in_layer=False)
-# While a product of `fast` runs its weight lies there in 16 bit: gate and up together, or down beside the gradient of
-# its input. Whether layers are kept or computed again, it is the same.
+# While a product of `fast` runs, its weight exists in 16 bit: gate and up together, or down beside the gradient of its
+# input. It is the same with layers kept and recomputed.
 _FAST = (
     Phase(passing=Widths(hidden=4.1), copies=2.0, mib=14.0),
     Phase(passing=Widths(hidden=2.4, inner=2.0), copies=1.0, mib=14.0),
@@ -100,11 +99,11 @@ RECIPES: dict[str, Recipe] = {
         while_kept=(_REFERENCE_LOSS,),
         while_again=(_REFERENCE_LOSS, Phase(passing=Widths(hidden=44.3), copies=1.0, mib=25.0)),
         tables=4.0,
-        kept_of_input=3.0,  # of peft's dropout: its result in 16 bit, and where it dropped
+        kept_of_input=3.0,  # of peft's dropout: its result in 16 bit, and its mask
         inputs_passing=0.473,
     ),
     "stock": Recipe(
-        kept=Widths(hidden=-2.0, inner=7.0, heads=4.0),  # fitted together: inner and heads have what hidden lacks
+        kept=Widths(hidden=-2.0, inner=7.0, heads=4.0),  # fitted together: inner and heads compensate
         checkpoint=Widths(hidden=2.0),
         while_kept=(Phase(passing=Widths(hidden=0.2), copies=1.0, mib=99.0),),
         while_again=(Phase(passing=Widths(hidden=14.4), copies=1.0, mib=40.0),),
@@ -125,9 +124,9 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 GRADIENT_BYTES = 4.0
-MASK_BYTES = 3.0  # for each pair of positions in a row of samples kept apart: as truth values, and added in 16 bit
-SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # whose input they have
-INPUTS_UNDER_WAY = 2  # of layers, on the device at once, where they wait in the host's memory
+MASK_BYTES = 3.0  # for each pair of positions in a row of varlen: a boolean mask, and one in 16 bit
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # layers with the same input
+INPUTS_UNDER_WAY = 2  # layer inputs on the device at once, with offload_checkpoints
 
 
 def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
@@ -155,7 +154,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
     if trial.layout == "varlen" and trial.recipe != "fast":
         passing += MASK_BYTES * positions**2
     if again == layers and trial.recipe == "fast" and "down_proj" in trial.lora_targets:
-        # An adapter on the last product asks for its input, so that product runs again too.
+        # An adapter on the last product needs its input, so that product is recomputed too.
         passing += largest + positions * 2 * model["hidden"]
     adapters = flops.adapter_weights(config, trial.lora_rank, trial.lora_targets) if recipe.has_gradients else 0
     constant = weight_bytes(config, trial) + trained_bytes(config, trial) + GRADIENT_BYTES * adapters
@@ -180,7 +179,7 @@ def weight_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     blocks, layers = flops.block_weights(config), int(config["num_hidden_layers"])
     tables = flops.head_weights(config) * (1 if config.get("tie_word_embeddings", False) else 2)
     if trial.base_precision != "nf4":
-        return 2.0 * (blocks + tables)  # the reference leaves its casts to fp32 out here
+        return 2.0 * (blocks + tables)  # the reference casts nothing to fp32 here
     held = 2.0 * blocks * min(trial.held_layers, layers) / layers
     return NF4_BYTES * blocks + held + recipe.tables * tables
 
@@ -193,14 +192,14 @@ def trained_bytes(config: Mapping[str, Any], trial: Trial) -> float:
 
 
 def _inputs_kept(config: Mapping[str, Any], trial: Trial, recipe: Recipe) -> tuple[float, float]:
-    """Bytes per token that a layer's adapters keep of their inputs: attention's four, and the others."""
+    """Bytes per token that a layer's adapters keep of their inputs: those of attention, and the others."""
     wide = flops.linear_layers(config)
     of_attention = [name for name in ATTENTION_PROJECTIONS if name in trial.lora_targets]
     others = [name for name in wide if name in trial.lora_targets and name not in ATTENTION_PROJECTIONS]
     each = recipe.kept_of_input
     if each and not trial.lora_dropout:
         each = 2.0
-        of_attention = [name for name in of_attention if name != "o_proj"]  # whose input attention keeps for itself
+        of_attention = [name for name in of_attention if name != "o_proj"]  # attention keeps its input anyway
         if recipe.shares_inputs:
             of_attention, others = (
                 sorted({SAME_INPUT.get(name, name) for name in names}) for names in (of_attention, others)
@@ -209,5 +208,5 @@ def _inputs_kept(config: Mapping[str, Any], trial: Trial, recipe: Recipe) -> tup
 
 
 def _recomputed(trial: Trial, layers: int) -> int:
-    """How many layers run forward a second time."""
+    """How many layers are recomputed."""
     return -(-layers // trial.checkpoint_every) if trial.gradient_checkpointing else 0

@@ -1,7 +1,6 @@
-"""What a search must know before its first trial: the GPU, how long the samples are, and what would fit.
+"""What `inv tune` needs before its first trial: the GPU, the lengths of the samples, and which trials would fit.
 
-Seconds instead of minutes: the samples are tokenized, no weight is read. One JSON document answers for a whole list of
-trials.
+Takes seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from bench.records import Trial
 
 MOST_SAMPLES = 4096  # enough for a share of padding to within a percent
 PERCENTILES = (50, *range(90, 101))
-# The part of a matrix product's rate that each recipe reaches, measured (docs/performance.md). They order what is tried
-# first and decide nothing.
+# Share of the matrix-product rate that each recipe reaches, measured (docs/performance.md). It only orders candidates.
 EFFICIENCY = {"reference": 0.29, "stock": 0.62, "fast": 0.74}
 SATURATING_TOKENS = 1024.0  # at this many positions a step reaches half of its best rate
 
 
 def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Facts of this machine, model and data, and for each trial what is predicted. Raises InputError."""
+    """Facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
     facts = check_model(Path(model))
     data_facts, conversations = read_data(Path(data))
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
@@ -49,8 +47,7 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
-    """Of one trial: `peak_bytes` on a GPU, `useful_share` of its positions, and `score`, by which candidates are
-    ordered: `rate` times that share."""
+    """One trial's `peak_bytes` on a GPU, `useful_share` of its positions, and `score` to order by: rate times share."""
     share = useful_share(trial, lengths)
     return {
         "peak_bytes": footprint.peak_bytes(config, trial),
@@ -60,10 +57,10 @@ def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[
 
 
 def rate(config: Mapping[str, Any], trial: Trial) -> float:
-    """Token positions a second of a GPU with 1 TFLOP/s: good enough to order candidates, not to promise anything."""
+    """Estimated token positions a second of a GPU with 1 TFLOP/s; only good enough to order candidates."""
     positions = float(trial.micro_batch_size * trial.max_seq_len)
-    # Samples that share a row are kept apart by a mask, and then every position is multiplied with the whole row; the
-    # kernels of `fast` skip what the mask would hide. Seen at 20,480 positions: 3 times the padded step's time.
+    # In a row of varlen a mask separates the samples, and every position is multiplied with the whole row; the kernels
+    # of `fast` skip masked pairs. Measured at 20,480 positions: 3 times the padded step's time.
     is_masked = trial.layout == "varlen" and trial.recipe != "fast"
     cost = flops.per_token(
         config,
@@ -78,7 +75,7 @@ def rate(config: Mapping[str, Any], trial: Trial) -> float:
 
 
 def useful_share(trial: Trial, lengths: list[int]) -> float:
-    """Real tokens per position computed, for samples of these lengths, each cut at the trial's length."""
+    """Tokens that are not padding per computed position, for samples of these lengths, cut at the trial's length."""
     longest, batch = trial.max_seq_len, trial.micro_batch_size
     cut = [min(length, longest) for length in lengths if length > 0]
     if trial.layout == "pack":
@@ -105,7 +102,7 @@ def percentile(lengths: list[int], share: int) -> int:
 
 
 def sample_lengths(model: str, data: str, conversations: list[Conversation], positions: int) -> list[int]:
-    """Tokens of up to MOST_SAMPLES samples, drawn and cut as a trial would. Raises InputError."""
+    """Lengths in tokens of up to MOST_SAMPLES samples, drawn and cut as in a trial. Raises InputError."""
     whole = Trial(
         name="survey",
         reason="how long the samples are",

@@ -1,4 +1,4 @@
-"""When each bucket of gradients is under way between ranks: a clock inside DDP's exchange."""
+"""When each bucket of gradients is exchanged between ranks: a clock inside DDP's hook."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class BucketClock:
-    """A DDP communication hook that does what DDP does, a mean over ranks, and notes when each bucket was under way.
+    """A DDP communication hook that takes the mean over ranks, as DDP does, and times each bucket.
 
-    A bucket's span begins when its gradients are ready and ends when their mean is there: device events on CUDA, the
-    wall elsewhere. `buckets` are the bytes of one step's buckets.
+    A bucket's span is from its gradients to their mean: device events on CUDA, the host's clock elsewhere. `buckets`
+    are the bytes of one step's buckets.
     """
 
     def __init__(self, torch: Any, world_size: int, *, on_cuda: bool) -> None:
@@ -34,7 +34,7 @@ class BucketClock:
         self.hook = hook
 
     def begin(self) -> None:
-        """A step begins: forget the last one's."""
+        """A step begins: drop the last one's stamps."""
         self._marks, self.buckets = [], []
         self._origin = self._mark()
 

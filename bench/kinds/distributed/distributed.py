@@ -1,10 +1,9 @@
-"""The distributed trial: the same QLoRA step on several ranks, what their talking costs, and what bounds it.
+"""The distributed trial: the same QLoRA step on several ranks, and the cost of their communication.
 
-This process computes nothing and never touches a GPU: it starts torchrun, follows its ranks, and turns their times into
-measurements. A step's time is the slowest rank's; all begin a step together, so that what one does between steps is
-not another's communication. Samples and tokens of the steps are per device, as everywhere; the global rates beside
-them are over all ranks. Efficiency here is against the same ranks in the same run with communication left out;
-efficiency against one rank is the report's, from that trial.
+This process uses no GPU: it starts torchrun, follows its ranks, and turns their times into measurements. A step's time
+is the slowest rank's; all ranks begin a step together, so that work between steps does not count as communication.
+Samples and tokens of the steps are per device, as everywhere; the global rates are over all ranks. Efficiency here is
+against the same ranks in the same run without communication; the report has the one against a trial of one rank.
 
 On several machines the first one does all that; the others run their share of the ranks (`follow`).
 """
@@ -35,19 +34,18 @@ from bench.records.interval import summarize
 from bench.records.result import Steps
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
-SILENCE_SEC = 45.0  # with what follows, a dead or hung rank has ended the trial within 60 s
-LATER_SEC = 5.0  # a rank's silence is noticed first, and names it; that no step ends any more says less
-SLOWEST_TOKENS_PER_SEC = 364.0  # half of what an A10 does: no step of a rank is slower unless it hangs
+SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
+LATER_SEC = 5.0  # a silent rank is noticed before a step that never ends, as it names the rank
+SLOWEST_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step hangs
 POLL_SEC = 0.1
 COUNT_SEC = 120.0
 REDUCE_SIZES = {"gpu": 5, "tiny": 3}
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Run the ranks; their steps and what they mean go into the record.
+    """Run the ranks and put their steps and measurements into the record.
 
-    Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, and InputError, also for what a rank alone
-    could see.
+    Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, and InputError, also for a rank's input.
     """
     trial, (_, data_facts, _) = record.trial, inputs
     if data_facts.samples < trial.world_size:
@@ -57,7 +55,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     limits, endpoint, machines = make_limits(trial), rendezvous(), Machines.from_environment()
     backend = choose_backend(trial, visible_gpus(), machines)
     record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned(trial)
-    told = Told(record)
+    reported = Reported(record)
     with contextlib.ExitStack() as open_things:
         ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, machines))
         hub = None if machines is None else open_things.enter_context(Hub(machines, trial.world_size, ranks.folder))
@@ -65,15 +63,15 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
                 stops.check()
                 for line in ranks.lines():
-                    told.take(line)
+                    reported.take(line)
                 ranks.look()
                 time.sleep(POLL_SEC)
             for line in ranks.lines():
-                told.take(line)
+                reported.take(line)
             if hub is not None and code == 0:
                 hub.settle(limits.silence_sec)
             if code != 0:
-                stops.close()  # how it ends is known: a SIGTERM that follows from it says nothing more
+                stops.close()  # the end is known: ignore a SIGTERM that follows from it
                 if hub is not None:
                     hub.settle()
                     ranks.look()
@@ -86,14 +84,11 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
                 for words in ranks.log(rank):
                     record.log(f"rank {rank}: {words}")
             raise
-    report(record, told, backend)
+    report(record, reported, backend)
 
 
 def follow(trial: Trial, machines: Machines, stops: Stops) -> int:
-    """Run this machine's share of the ranks for the first machine; the process's exit code.
-
-    Nothing is measured or written here: what there is to say, the first machine says.
-    """
+    """Run this machine's share of the ranks; the process's exit code. Only the first machine measures and writes."""
     limits = make_limits(trial)
     mine = machines.ranks_here(trial.world_size)
     try:
@@ -119,7 +114,7 @@ def follow(trial: Trial, machines: Machines, stops: Stops) -> int:
 
 
 def visible_gpus() -> int:
-    """How many GPUs torch would see here, asked of a process of its own: this one must not touch any."""
+    """How many GPUs torch sees, counted in another process: this one must not initialize CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "" or not (Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
         return 0
@@ -132,7 +127,7 @@ def visible_gpus() -> int:
 
 
 def choose_backend(trial: Trial, gpus: int, machines: Machines | None = None) -> str:
-    """nccl with a GPU for every rank, gloo where there is none at all. Raises InputError for anything between."""
+    """nccl with a GPU for every rank, gloo without any GPU. Raises InputError for too few GPUs."""
     if gpus == 0:
         return "gloo"
     here = trial.world_size if machines is None else len(machines.ranks_here(trial.world_size))
@@ -145,7 +140,7 @@ def choose_backend(trial: Trial, gpus: int, machines: Machines | None = None) ->
 
 
 def rendezvous() -> str:
-    """Where the ranks meet: 127.0.0.1, at a port of torchrun's choice or at the one given. Raises InputError."""
+    """Where the ranks meet: 127.0.0.1, at a port that torchrun chooses or at the given one. Raises InputError."""
     given = os.environ.get(PORT_VARIABLE)
     if given is None:
         return "127.0.0.1:0"
@@ -164,7 +159,7 @@ def rendezvous() -> str:
 
 
 def make_limits(trial: Trial) -> Limits:
-    """When a rank counts as hung, 45 s, and a step, 50 s; longer for more tokens than a slow GPU takes in by then."""
+    """A rank counts as hung after 45 s, a step after 50 s, or later where a slow GPU needs longer for its tokens."""
     given = os.environ.get(SILENCE_VARIABLE, str(SILENCE_SEC))
     try:
         silence = float(given)
@@ -176,8 +171,8 @@ def make_limits(trial: Trial) -> Limits:
     return Limits(silence_sec=silence, step_sec=max(silence + LATER_SEC, slowest_sec))
 
 
-class Told:
-    """What rank 0 has told so far: steps go into the record at once, the rest is kept for `report`."""
+class Reported:
+    """What rank 0 has reported: steps go into the record at once, the rest is kept for `report`."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -212,11 +207,11 @@ class Told:
             record.log(line["log"])
 
     def _mark(self, phase: str) -> None:
-        if self.record.on_phase is not None:  # telemetry beside this trial: it learns of ranks' phases from here alone
+        if self.record.on_phase is not None:  # telemetry
             self.record.on_phase(phase)
 
     def _step(self, kind: str, block: int, table: list[list[float]]) -> None:
-        """A table has a row for each rank: seconds, loss, samples, tokens, useful tokens, seconds of communication."""
+        """`table` has a row for each rank: seconds, loss, samples, tokens, useful tokens, seconds of communication."""
         self.tables[kind][block].append(table)
         if kind not in ("warmup", "on"):
             return
@@ -236,10 +231,10 @@ class Told:
         return [[max(row[0] for row in table) for table in block] for block in self.tables[kind].values()]
 
 
-def report(record: Record, told: Told, backend: str) -> None:
+def report(record: Record, reported: Reported, backend: str) -> None:
     """Add the measurements of a run that went well."""
     world_size = record.trial.world_size
-    on = [table for block in told.tables["on"].values() for table in block]
+    on = [table for block in reported.tables["on"].values() for table in block]
     times = summarize(record.steps.step_time_sec)
     ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
@@ -249,13 +244,13 @@ def report(record: Record, told: Told, backend: str) -> None:
     for rank in range(world_size):
         own = summarize([table[rank][0] for table in on])
         record.add("step_time_sec", own.median, interval=own, rank=rank, world_size=world_size)
-    record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in told.peaks["rss_bytes"]]
-    record.fingerprint["gradient_buckets_bytes"] = told.buckets
+    record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in reported.peaks["rss_bytes"]]
+    record.fingerprint["gradient_buckets_bytes"] = reported.buckets
     if world_size == 1:
         for name in ALONE:
             record.add(name, None, note="one rank has nobody to talk to", **ranks)
         return
-    _communication(record, told, ranks)
+    _communication(record, reported, ranks)
 
 
 ALONE = (
@@ -269,17 +264,17 @@ ALONE = (
 )
 
 
-def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
+def _communication(record: Record, reported: Reported, ranks: dict[str, Any]) -> None:
     world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
-    for size, seconds in told.reduced.items():
+    for size, seconds in reported.reduced.items():
         algorithm = efficiency.rate(size / 1e9, summarize(seconds))
         bus = efficiency.rate(size / 1e9 * efficiency.bus_factor(world_size), summarize(seconds))
         context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
         record.add("all_reduce_gb_per_sec", algorithm.median, interval=algorithm, **context)
         record.add("all_reduce_bus_gb_per_sec", bus.median, interval=bus, **context)
-    without, with_ = told.slowest("off"), told.slowest("on")
+    without, with_ = reported.slowest("off"), reported.slowest("on")
     alone = median(t for block in without for t in block)
-    bound = summarize(told.reduced[gradient])
+    bound = summarize(reported.reduced[gradient])
     record.add(
         "communication_bound_sec",
         bound.median,
@@ -301,11 +296,11 @@ def _communication(record: Record, told: Told, ranks: dict[str, Any]) -> None:
     )
     share = efficiency.remainder_percent(with_exchange)
     record.add("communication_share_no_sync_percent", share.median, interval=share, blocks=len(without), **ranks)
-    # The rank that comes last waits for nobody: its buckets are under way for as long as the data takes.
-    hooked = [table for block in told.tables["hooked"].values() for table in block]
+    # The last rank waits for none: its buckets are under way for as long as the exchange of data takes.
+    hooked = [table for block in reported.tables["hooked"].values() for table in block]
     least = summarize([min(row[5] for row in table) for table in hooked])
     most = summarize([max(row[5] for row in table) for table in hooked])
-    timed = {"buckets": len(told.buckets), "overlapped": "with the backward pass", **ranks}
+    timed = {"buckets": len(reported.buckets), "overlapped": "with the backward pass", **ranks}
     record.add(
         "communication_time_sec",
         least.median,

@@ -1,6 +1,6 @@
-"""The arithmetic of a distributed trial: what ranks' times say about each other. Standard library alone.
+"""The arithmetic of a distributed trial, from the times of its ranks. Standard library alone.
 
-Rates are inverted from times, so that a rate and its interval are those of the median step, as everywhere.
+Rates are inverted times, so a rate and its interval are those of the median step, as everywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RESAMPLES = 2000
 
 
 def rate(amount: float, times: Interval) -> Interval:
-    """`amount` per second from an interval of seconds: the slow end of one is the fast end of the other."""
+    """`amount` per second from an interval of seconds: the ends swap."""
     return Interval(
         median=amount / times.median,
         p10=amount / times.p90,
@@ -29,7 +29,7 @@ def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, 
     """Median step time without communication over that with it, in percent; both in blocks that alternated.
 
     low and high are a bootstrap's 95 % interval over the steps of each side; p10 and p90 are those of the blocks'
-    own ratios, which show whether the machine drifted. Above 100 is noise, and is left standing.
+    ratios, which show whether the machine drifted. Values above 100 are noise and are kept.
     """
     ratios = sorted(100.0 * statistics.median(a) / statistics.median(b) for a, b in zip(without, with_, strict=True))
     off, on = [t for block in without for t in block], [t for block in with_ for t in block]
@@ -62,7 +62,7 @@ def remainder_percent(part: Interval) -> Interval:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one of these (start, end) spans: buckets under way together count once."""
+    """Seconds covered by at least one of these (start, end) spans: overlapping buckets count once."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -71,10 +71,10 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def bus_factor(world_size: int) -> float:
-    """What turns bytes over time into what each link carried in a ring all-reduce: 2 (n - 1) / n, as in nccl-tests."""
+    """Bytes per link over bytes reduced in a ring all-reduce: 2 (n - 1) / n, as in nccl-tests."""
     return 2.0 * (world_size - 1) / world_size
 
 
 def block_steps(measured_steps: int) -> int:
-    """Steps in one block: short enough that several alternate, at most 5."""
+    """Steps in one block: at most 5, so that several alternate."""
     return max(1, min(5, measured_steps // 4))

@@ -1,10 +1,10 @@
-"""Ranks of one trial on several machines: where they meet, and how the first machine hears of the others' ranks.
+"""Ranks of one trial on several machines: where they meet, and how the first machine learns of the others' ranks.
 
-`torchrun` starts each machine's ranks and the ranks talk to each other by themselves; what is missing is a word on the
-rank that died elsewhere. So every other machine's parent holds one TCP connection to the first one's and sends over it
-the small files that its ranks write (signs, errors, last lines). There they are laid down beside those of the local
-ranks, and `Torchrun.look` and `.failure` judge all ranks alike. The connection is also the leash: when the first
-machine's parent ends or goes silent, the others end their ranks; when another's breaks without a good-bye, it is gone.
+`torchrun` starts each machine's ranks, which communicate by themselves. To learn of a rank that dies elsewhere, every
+other machine's parent process holds one TCP connection to the first machine's and sends the small files that its ranks
+write (signs, errors, last lines). The first machine puts them beside those of its own ranks, so that `Torchrun.look`
+and `.failure` treat all ranks alike. When the first machine's parent ends or goes silent, the others end their ranks; a
+machine whose connection breaks without a last message is gone.
 
 Not covered: a machine that joins later or leaves early; encryption (the ranks' own traffic has none either).
 """
@@ -29,8 +29,8 @@ from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_T
 
 JOIN_SEC = 180.0  # machines are started one after the other, and the first one may still be reading its model
 BEAT_SEC = 1.0
-SETTLE_SEC = 5.0  # within this, every machine has felt that a rank is gone: gloo and NCCL break at once
-_LAID_DOWN = re.compile(r"(rank|error)-\d{1,4}\.json|logs/\d{1,4}/stderr\.log")
+SETTLE_SEC = 5.0  # by then every machine has noticed a lost rank: gloo and NCCL break at once
+_STORED = re.compile(r"(rank|error)-\d{1,4}\.json|logs/\d{1,4}/stderr\.log")
 _LONGEST_LINE = 1 << 16
 
 
@@ -40,9 +40,9 @@ class LeaderGone(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """This machine's place: `rank` of `count`; the first one's address, the port where ranks meet, and a shared word.
+    """This machine's `rank` of `count`; the first one's address, the port where ranks meet, and a shared token.
 
-    The port after it carries the parents' words.
+    The parents' connections use the next port.
     """
 
     count: int
@@ -74,7 +74,7 @@ class Machines:
         )
 
     def ranks_here(self, world_size: int, machine: int | None = None) -> range:
-        """The global ranks of a machine (this one unless named). Raises InputError where they cannot be shared out."""
+        """The global ranks of a machine (this one by default). Raises InputError where they cannot be divided."""
         each, rest = divmod(world_size, self.count)
         if rest or not each:
             raise InputError(f"world_size: {world_size} ranks cannot be shared out over {self.count} machines")
@@ -83,7 +83,7 @@ class Machines:
 
 
 class Hub:
-    """The first machine's ear: lays down in `folder` what the other machines say. A context manager."""
+    """The first machine's end: writes into `folder` what the other machines send. A context manager."""
 
     def __init__(self, machines: Machines, world_size: int, folder: Path) -> None:
         self._machines, self._world_size, self._folder = machines, world_size, folder
@@ -118,8 +118,7 @@ class Hub:
         return any(self._folder.glob("failures-*.json"))
 
     def settle(self, at_most_sec: float = SETTLE_SEC) -> None:
-        """Wait until every machine has had its last word: about a failure that one of them felt first, or that all is
-        well. Who hangs up before that looks to the others as if it had died."""
+        """Wait until every machine has sent its last message. To the others, a machine that ends earlier looks dead."""
         until = time.monotonic() + at_most_sec
         while len(self._ended) < self._machines.count - 1 and time.monotonic() < until:
             time.sleep(0.05)
@@ -129,7 +128,7 @@ class Hub:
             while True:
                 link, _ = self._server.accept()
                 self._accepted.append(link)
-                threading.Thread(target=self._hear, args=(link,), daemon=True, name="nodes link").start()
+                threading.Thread(target=self._receive, args=(link,), daemon=True, name="nodes link").start()
 
     def _beat(self) -> None:
         while not self._closing:
@@ -138,7 +137,7 @@ class Hub:
                     link.sendall(b".")
             time.sleep(BEAT_SEC)
 
-    def _hear(self, link: socket.socket) -> None:
+    def _receive(self, link: socket.socket) -> None:
         machine = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
             hello = json.loads(lines.readline(_LONGEST_LINE))
@@ -148,11 +147,11 @@ class Hub:
             machine = int(hello["node"])
             self._links[machine] = link
             while line := lines.readline(_LONGEST_LINE):
-                said = json.loads(line)
-                if "ended" in said:
-                    self._end(machine, said["ended"])
-                    return  # the connection stays: it breaks when this machine is done too
-                self._lay_down(str(said["file"]), said["content"])
+                message = json.loads(line)
+                if "ended" in message:
+                    self._end(machine, message["ended"])
+                    return  # the connection stays open until this machine is done too
+                self._store(str(message["file"]), message["content"])
         link.close()
         if machine and not self._closing:
             self._end(machine, {"gone": list(self._machines.ranks_here(self._world_size, machine))})
@@ -162,10 +161,10 @@ class Hub:
             self._write(self._folder / f"failures-{machine}.json", failures)
         self._ended.add(machine)
 
-    def _lay_down(self, name: str, content: Any) -> None:
-        if not _LAID_DOWN.fullmatch(name):
+    def _store(self, name: str, content: Any) -> None:
+        if not _STORED.fullmatch(name):
             return
-        if name.startswith("error-"):  # clocks of two machines have nothing in common; an age has
+        if name.startswith("error-"):  # monotonic clocks of two machines differ; an age can be sent
             content = {**content, "at": time.monotonic() - content.pop("age_sec")}
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,14 +177,14 @@ class Hub:
 
 
 class Link:
-    """Another machine's mouth: sends what its ranks write, and notices when the first machine is gone."""
+    """Another machine's end: sends what its ranks write, and notices when the first machine is gone."""
 
     def __init__(self, machines: Machines, silence_sec: float) -> None:
         self._machines, self._silence_sec = machines, silence_sec
         self._sent: dict[str, str] = {}
         self._socket = self._connect()
         self._heard = time.monotonic()
-        self._say({"token": machines.token, "node": machines.rank})
+        self._send({"token": machines.token, "node": machines.rank})
 
     def __enter__(self) -> Link:
         return self
@@ -217,17 +216,17 @@ class Link:
             self._file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]))
 
     def complain(self, rank: int, reason: str) -> None:
-        """This machine cannot take part: the trial's input is not usable here."""
+        """Report that this machine cannot take part: the trial's input is not usable here."""
         self._file(f"error-{rank}.json", {"rank": rank, "kind": "input", "reason": reason, "age_sec": 0.0})
         self.end({"ranks": []})
 
     def end(self, failures: dict[str, Any]) -> None:
-        """The last word; `failures` is empty when all went well.
+        """Send the last message; `failures` is empty on success.
 
-        After failures the first machine is waited for until it has ended as well: a pod that ends before has its Job
-        stop all others (backoffLimit 0), the first one in the middle of writing down what has failed.
+        After failures this machine waits until the first one has ended: a pod that ends earlier makes its Job stop all
+        others (backoffLimit 0), also the first one while it writes the result.
         """
-        self._say({"ended": failures})
+        self._send({"ended": failures})
         with contextlib.suppress(LeaderGone):
             until = time.monotonic() + self._silence_sec
             while failures and time.monotonic() < until:
@@ -241,10 +240,10 @@ class Link:
             content.pop("pid", None)  # another machine's processes have other numbers
         known = json.dumps(content)
         if self._sent.get(name) != known:
-            self._say({"file": name, "content": content})
+            self._send({"file": name, "content": content})
             self._sent[name] = known
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _send(self, line: dict[str, Any]) -> None:
         try:
             self._socket.sendall(json.dumps(line).encode() + b"\n")
         except OSError as error:

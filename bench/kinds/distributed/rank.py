@@ -1,11 +1,11 @@
-"""What each rank of a distributed trial runs: the training trial's own step under DDP, with and without communication.
+"""What each rank of a distributed trial runs: the training trial's step under DDP, with and without communication.
 
 `python -m bench.kinds.distributed.rank FOLDER BACKEND SILENCE_SEC STEP_SEC`, started by torchrun. Each rank trains on
 every n-th chat, in an order set by the seed; base weights are the same files on every rank, so only adapters and their
-gradients travel.
+gradients are exchanged.
 
-Steps without communication would let the ranks' weights part. They have an optimizer of their own, and the weights
-are put back after every block of them, so that the trial trains one model throughout; that is checked at the end.
+After steps without communication the ranks' weights would differ. These steps have an optimizer of their own, and the
+weights are restored after every block of them, so that the trial trains one model; that is checked at the end.
 
 Not covered: sharded models.
 """
@@ -43,11 +43,11 @@ from bench.qlora.step import load_base, make_optimizer, place
 from bench.records import Trial
 
 SIGN_SEC = 1.0
-BACKSTOP_SEC = 10.0  # a collective's own limit lies this much after the one that names the rank
+BACKSTOP_SEC = 10.0  # a collective's own limit is this much later than the one that names the rank
 HOOKED_STEPS = {"gpu": 10, "tiny": 3}
 REDUCE_MIB = {"gpu": (1.0, 16.0, 64.0, 256.0), "tiny": (0.25, 4.0)}
 REDUCE_WARMUP, REDUCE_REPEATS = 3, {"gpu": 20, "tiny": 8}
-ROTATED_BYTES = 256 << 20  # more than the caches of any chip, gone round so that no buffer is still in one
+ROTATED_BYTES = 256 << 20  # more than any chip's caches, so that no buffer is still cached
 
 
 class RanksDiffer(RuntimeError):
@@ -55,7 +55,7 @@ class RanksDiffer(RuntimeError):
 
 
 class Signs:
-    """This rank's place, for the parent: written by a thread every second, and at once where it changes."""
+    """This rank's place, for the parent: written by a thread every second, and at once when it changes."""
 
     def __init__(self, folder: Path, rank: int, every_sec: float) -> None:
         self._path, self._part = folder / f"rank-{rank}.json", folder / f".rank-{rank}.part"
@@ -67,7 +67,7 @@ class Signs:
         threading.Thread(target=self._beat, daemon=True, name="signs").start()
 
     def move(self, phase: str, step: int = 0, *, waiting: bool = False) -> None:
-        """Say where this rank is; `waiting` is for the others."""
+        """Set this rank's place; `waiting`: for the other ranks."""
         self._place = {"phase": phase, "step": step, "waiting": waiting, "moves": self._place["moves"] + 1}
         self._write()
 
@@ -81,15 +81,15 @@ class Signs:
             os.replace(self._part, self._path)
 
     def _beat(self) -> None:
-        while self._path.parent.is_dir():  # else the trial has ended, and this process with it
+        while self._path.parent.is_dir():  # else the trial has ended
             time.sleep(self._every_sec)
-            # A full disk is the next step's to say: silence would look like a hang.
+            # The next step reports a full disk.
             with contextlib.suppress(OSError):
                 self._write()
 
 
 class Lines:
-    """What rank 0 tells the parent, one JSON object a line; the other ranks tell nothing."""
+    """What rank 0 reports to the parent, one JSON object a line; the other ranks report nothing."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = (folder / torchrun.LINES_FILE).open("ab", buffering=0) if rank == 0 else None
@@ -100,7 +100,7 @@ class Lines:
 
 
 class Exchanged:
-    """The DDP model as a step calls it: gradients travel after every `every`-th call, a step's last; never for 0."""
+    """The DDP model as a step calls it: it exchanges gradients in every `every`-th call, a step's last; never for 0."""
 
     def __init__(self, ddp: Any, every: int) -> None:
         self._ddp, self._every, self._calls = ddp, every, 0
@@ -128,7 +128,7 @@ class Rank:
             choose_gpu(int(os.environ["LOCAL_RANK"]))
 
     def work(self) -> None:
-        """Everything. Raises what the stack raises, NotFinite, RanksDiffer and InputError."""
+        """Run the trial. Raises what the stack raises, NotFinite, RanksDiffer and InputError."""
         with self._phase("import"):
             self.modules = stack.load()
             self.torch = self.modules.torch
@@ -142,7 +142,7 @@ class Rank:
             self._open_data()
         with self._phase("load"):
             self._load()
-            self.exchange([0.0])  # ranks read at different speeds: none starts to wait inside a step
+            self.exchange([0.0])  # ranks load at different speeds: wait here and not inside a step
         trial = self.trial
         with self._phase("warmup"):
             for number in range(1, trial.warmup_steps + 1):
@@ -164,8 +164,8 @@ class Rank:
             self._peaks()
             if self.world_size > 1:
                 self._all_reduce()
-        # gloo's threads end with the process (see `leave`): taking its groups apart was seen to abort a rank whose peer
-        # had just left, "terminate called without an active exception", with everything measured and nothing said.
+        # gloo's threads end with the process (see `leave`): destroying its groups was seen to abort a rank whose peer
+        # had just left ("terminate called without an active exception"), after everything was measured.
         if self.backend != "gloo":
             self.modules.torch.distributed.destroy_process_group()
 
@@ -175,14 +175,14 @@ class Rank:
         distributed = self.torch.distributed
         limit = timedelta(seconds=self.step_sec + BACKSTOP_SEC)
         distributed.init_process_group(self.backend, timeout=limit)
-        # Times and losses go round over the CPU, beside what is measured. The wait for the slowest to load is theirs.
+        # Times and losses are exchanged over the CPU, apart from what is measured; so is the wait for the slowest load.
         self.side = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
 
     def _open_data(self) -> None:
         trial, (_, conversations) = self.trial, read_data(Path(self.trial.data))
         tokenizer = load_tokenizer(self.modules, trial.model)
         rows = make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
-        # Every block's twin, the hooked steps and the unmeasured one; a longer trial goes through its rows again.
+        # Steps with and without exchange, the hooked ones and one unmeasured; a longer trial repeats its rows.
         more = min(100_000, 2 * trial.measured_steps + HOOKED_STEPS[trial.profile] + 1)
         longer = dataclasses.replace(trial, measured_steps=more)
         pinned = self.placement.is_cuda
@@ -198,7 +198,7 @@ class Rank:
         self.lines(load_time_sec=time.monotonic() - start)
         step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
         model = step.model
-        torch.manual_seed(trial.seed + self.rank)  # the adapters began alike; dropout need not be
+        torch.manual_seed(trial.seed + self.rank)  # equal adapters, different dropout
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
         count = sum(parameter.numel() for parameter in self.trained)
@@ -213,12 +213,11 @@ class Rank:
         )
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-        # The frozen weights came from the same files on every rank: broadcasting 4 GB of them would prove nothing.
+        # The frozen weights come from the same files on every rank: no need to broadcast 4 GB of them.
         parallel._set_params_and_buffers_to_ignore_for_model(
             model, frozen + [name for name, _ in model.named_buffers()]
         )
-        # Not static_graph: it cannot follow steps that leave the exchange out, and checkpointing that is not
-        # re-entrant has no need of it.
+        # Not static_graph: it does not support steps without exchange, and checkpointing here does not need it.
         self.ddp = parallel(model, broadcast_buffers=False, find_unused_parameters=False, gradient_as_bucket_view=True)
         self.together, self.apart = step, copy.copy(step)
         self.together.model = Exchanged(self.ddp, trial.gradient_accumulation_steps)
@@ -228,7 +227,7 @@ class Rank:
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def _step(self, kind: str, number: int, *, block: int = 0, spans: Any = None) -> None:
-        """One step, timed from a moment at which every rank was ready; its line holds every rank's row."""
+        """One step, timed from a moment at which every rank is ready; its line holds every rank's row."""
         step = self.apart if kind.startswith("off") else self.together
         used: list[Batch] = []
 
@@ -246,16 +245,16 @@ class Rank:
         step.wait()
         seconds = time.perf_counter() - start
         self.signs.move(self.signs.phase, number, waiting=True)
-        talking = math.nan if spans is None else efficiency.covered(spans())
+        communication = math.nan if spans is None else efficiency.covered(spans())
         counts = [sum(b.samples for b in used), sum(b.tokens for b in used), sum(b.useful_tokens for b in used)]
-        table = self.exchange([seconds, float(total), *counts, talking])
+        table = self.exchange([seconds, float(total), *counts, communication])
         self.lines(step={"kind": kind, "block": block, "table": table})
         for rank, row in enumerate(table):
             if not math.isfinite(row[1]):
                 raise ends.NotFinite(f"the loss of rank {rank} is {row[1]} at {self.signs.phase} step {number}")
 
     def _alone(self, numbers: list[int], block: int = 0, kind: str = "off") -> None:
-        """A block without communication, after which the weights are what they were."""
+        """A block without communication, after which the weights are restored."""
         kept = [parameter.detach().clone() for parameter in self.trained]
         for number in numbers:
             self._step(kind, number, block=block)
@@ -264,7 +263,7 @@ class Rank:
                 parameter.copy_(value)
 
     def _hooked(self) -> None:
-        """Steps whose buckets are timed one by one, after those that count: DDP's own exchange has no clock in it."""
+        """Steps whose buckets are timed one by one, after those that count: DDP's own exchange has no clock."""
         clock = BucketClock(self.torch, self.world_size, on_cuda=self.placement.is_cuda)
         hook = clock.hook
         self.ddp.register_comm_hook(None, hook)
@@ -276,7 +275,7 @@ class Rank:
     # Between ranks ----------------------------------------------------------------------------------------------------
 
     def exchange(self, row: list[float]) -> list[list[float]]:
-        """Every rank's row, in the order of ranks; waits for all of them, on the CPU."""
+        """Every rank's row, in order; waits for all ranks, on the CPU."""
         mine = self.torch.tensor(row, dtype=self.torch.float64)
         rows = [self.torch.empty_like(mine) for _ in range(self.world_size)]
         self.torch.distributed.all_gather(rows, mine, group=self.side)
@@ -302,7 +301,7 @@ class Rank:
         for size in sorted({*sizes, self.gradient_bytes}):
             self.signs.move(f"all-reduce of {size} bytes")
             count = max(2, min(16, ROTATED_BYTES // size)) if self.placement.is_cuda else 2
-            # Small, because sums of sums grow with every round, and must stay finite.
+            # Small numbers, because the sums grow with every round and must stay finite.
             buffers = [self.torch.randn(size // 4, device=self.placement.device).mul_(1e-18) for _ in range(count)]
             repeats = REDUCE_WARMUP + REDUCE_REPEATS[profile]
             mine = [self._timed_reduce(buffers[number % count]) for number in range(repeats)]
@@ -320,7 +319,7 @@ class Rank:
         torch.cuda.synchronize()
         torch.distributed.barrier(group=self.side)
         begin.record()
-        torch.distributed.all_reduce(buffer)  # the current stream waits for it, and so does the second event
+        torch.distributed.all_reduce(buffer)  # the current stream, and so the second event, waits for it
         end.record()
         torch.cuda.synchronize()
         return float(begin.elapsed_time(end)) / 1000.0
@@ -341,40 +340,40 @@ class Rank:
 
 
 def choose_gpu(local_rank: int) -> None:
-    """Leave this process one GPU to see, then device 0 as in every trial. Must run before torch is imported."""
+    """Make one GPU visible, which is then device 0 as in every trial. Must run before torch is imported."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local_rank].strip() if visible else str(local_rank)
 
 
 def peak_vram_bytes() -> int | None:
-    """This process's high-water mark of GPU memory; None where it has used none."""
+    """The peak of this process's GPU memory; None where it has used none."""
     torch = sys.modules.get("torch")
     return int(torch.cuda.max_memory_allocated()) if torch is not None and torch.cuda.is_initialized() else None
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run one rank; what it fails with goes to its error file, for the parent to name."""
+    """Run one rank; a failure goes to its error file, for the parent to report."""
     torchrun.die_with(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
     folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])
     rank = int(os.environ["RANK"])
     try:
         Rank(folder, backend, silence_sec, step_sec).work()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent says it with this rank's name
+    except Exception as error:  # noqa: BLE001 - the parent reports it with this rank's number
         if isinstance(error, InputError):
             kind, reason = "input", str(error)
         else:
             end, reason = ends.end_of(error)
             kind = end.value
         peaks = {"vram_bytes": peak_vram_bytes(), "rss_bytes": peak_rss_bytes()}
-        said = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), **peaks}
+        failure = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), **peaks}
         traceback.print_exc()
-        (folder / f"error-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+        (folder / f"error-{rank}.json").write_text(json.dumps(failure), encoding="utf-8")
         leave(1)
     leave(0)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without destructors: a communicator whose peer is gone can wait minutes in its own, or abort."""
+    """End this process without destructors: that of a communicator whose peer is gone can hang for minutes or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

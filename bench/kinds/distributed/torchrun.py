@@ -1,12 +1,12 @@
-"""torchrun from the outside: start it, hear its ranks, notice the one that died or hangs, leave nothing behind.
+"""Starts torchrun, watches its ranks, names the one that died or hangs, and ends all processes.
 
-torchrun starts each rank in a session of its own, so that ending a process group reaches none of them. Here the chain
-of parents does it: on Linux torchrun dies with the process that started it and every rank with torchrun, also where
-that was a SIGKILL; and what is ended on purpose is ended by pid.
+torchrun starts each rank in a session of its own, so a signal to a process group reaches none of them. Instead, on
+Linux torchrun dies with the process that started it and every rank with torchrun, also after a SIGKILL; otherwise
+processes are ended by pid.
 
-Every rank has a thread that writes `rank-N.json` about once a second: a stopped or stuck process writes none, while
-ranks that only wait for it go on writing, and so are not taken for the culprit. Rank 0 writes what is measured to
-`lines.jsonl`. A rank that fails writes `error-N.json` first. Imports torch only as torchrun's own process.
+A thread of every rank writes `rank-N.json` about once a second: a stopped or stuck process writes none, while ranks
+that wait for it go on writing. Rank 0 writes its measurements to `lines.jsonl`. A rank that fails writes `error-N.json`
+first. Only torchrun's own process imports torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bench.records.result import End
 
 LINES_FILE, FAILURES_FILE, TRIAL_FILE = "lines.jsonl", "failures.json", "trial.json"
 LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
-FIRST_SIGN_SEC = 180.0  # torchrun and then every rank import torch: 3 s each, and tens from a cold disk
+FIRST_SIGN_SEC = 180.0  # torchrun and then every rank import torch: 3 s each, tens of seconds from a cold disk
 GONE_SEC = 10.0
 LOG_LINES = 8
 
@@ -58,7 +58,7 @@ class RankOutOfMemory(MemoryError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds after which a rank that gives no sign, and a step that no rank ends, count as hung."""
+    """Seconds after which a silent rank, and a step that no rank ends, count as hung."""
 
     silence_sec: float
     step_sec: float
@@ -66,7 +66,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Seen:
-    """A rank's last sign: what it wrote, and when it last wrote and last moved on (time.monotonic)."""
+    """A rank's last sign: what it wrote, and when it last wrote and last advanced (time.monotonic)."""
 
     sign: dict[str, Any] = field(default_factory=dict)
     heard: float
@@ -81,8 +81,8 @@ class Seen:
 class Torchrun:
     """`world_size` ranks of `bench.kinds.distributed.rank`; a context manager that leaves no process and no file.
 
-    They run on this machine, or, with `machines`, this machine's share of them does; the signs of the others are looked
-    for in the same folder (`bench.kinds.distributed.machines`).
+    They run on this machine; with `machines` only this machine's share of them does, and the signs of the others appear
+    in the same folder (`bench.kinds.distributed.machines`).
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Torchrun:
     ) -> None:
         try:
             self._end()
-        except Stopped:  # told to stop while ending: end first
+        except Stopped:  # stopped while ending: end first
             self._end()
             raise
 
@@ -131,7 +131,7 @@ class Torchrun:
         return self._process.poll()
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """What rank 0 has measured since the last call."""
+        """Rank 0's lines since the last call."""
         with (self.folder / LINES_FILE).open("rb") as file:
             file.seek(self._taken)
             for line in file:
@@ -141,7 +141,7 @@ class Torchrun:
                 yield json.loads(line)
 
     def look(self) -> None:
-        """Take in the ranks' signs. Raises RankFailed for a rank that gives none, or a step that never ends."""
+        """Read the ranks' signs. Raises RankFailed for a silent rank or a step that never ends."""
         now = time.monotonic()
         for rank, seen in enumerate(self._seen):
             sign = read_object(self.folder / f"rank-{rank}.json")
@@ -153,7 +153,7 @@ class Torchrun:
             pid = seen.sign.get("pid") if rank in self._here else None
             state = _state(pid) if pid else "unknown"
             if state in (None, "Z", "X"):
-                limit += GONE_SEC  # it has died: torchrun knows of what, and says so in a moment
+                limit += GONE_SEC  # it has died: torchrun reports the cause in a moment
             if now - seen.heard > limit:
                 if not seen.sign and rank not in self._here:
                     raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
@@ -166,7 +166,7 @@ class Torchrun:
             raise RankFailed(self._stuck())
 
     def failure(self) -> Exception:
-        """Why torchrun ended with an error: the rank that failed first, by signal, by its own words, by exit code."""
+        """Why torchrun ended with an error: the rank that failed first, by signal, by its own report, by exit code."""
         known = self.failures()
         for path in self.folder.glob("failures-*.json"):
             for name, more in read_object(path).items():
@@ -197,11 +197,11 @@ class Torchrun:
         return RankFailed(f"torchrun ended with code {self._process.returncode}: {tail}")
 
     def failures(self) -> dict[str, Any]:
-        """What torchrun itself wrote of ranks that failed on this machine; empty where none did."""
+        """What torchrun reports of ranks that failed on this machine; empty where none did."""
         return read_object(self.folder / FAILURES_FILE)
 
     def last(self, rank: int) -> str:
-        """A rank's last log line, to end a reason with."""
+        """A rank's last log line, to append to a reason."""
         lines = self.log(rank)
         return f"; its last line: {lines[-1][:120]}" if lines else ""
 
@@ -230,12 +230,12 @@ class Torchrun:
         deadline = time.monotonic() + GONE_SEC
         while left := [pid for pid in doomed if _state(pid) not in (None, "Z", "X")]:
             if time.monotonic() > deadline:
-                raise RankFailed(f"processes {left} outlive SIGKILL: the driver holds them; see to this host")
+                raise RankFailed(f"processes {left} survive SIGKILL: the driver holds them; restart this host")
             time.sleep(0.02)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _is_rank(self, pid: int) -> bool:
-        # The folder's name is this run's own, so a pid that was used again since is not mistaken for a rank.
+        # The folder's name is unique, so a reused pid is not mistaken for a rank.
         try:
             return str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -250,7 +250,7 @@ def _on_one_machine(trial: Trial, endpoint: str) -> tuple[str, ...]:
 
 
 def _on_several(trial: Trial, machines: Machines) -> tuple[str, ...]:
-    # Static: machine n has the n-th share of the ranks, and nobody looks up a name.
+    # Static: machine n has the n-th share of the ranks, and no name is looked up.
     here = str(len(machines.ranks_here(trial.world_size)))
     return (
         *("--nnodes", str(machines.count), "--node-rank", str(machines.rank), "--nproc-per-node", here),
@@ -260,7 +260,7 @@ def _on_several(trial: Trial, machines: Machines) -> tuple[str, ...]:
 
 
 def environment(*, is_alone: bool = True) -> dict[str, str]:
-    """What the ranks run in: no name is looked up, no collective waits for ever, one thread each unless told."""
+    """The ranks' environment: no name is looked up, no collective waits forever, one thread each unless set."""
     return {
         "OMP_NUM_THREADS": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -286,11 +286,11 @@ def descendants(root: int) -> list[int]:
 
 
 def die_with(parent: int) -> None:
-    """From here on SIGKILL ends this process when `parent` dies, which must have started it. Linux alone."""
+    """Make SIGKILL end this process when its parent process `parent` dies. Linux alone."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before it was asked for
+    if os.getppid() != parent:  # it has died already
         os._exit(1)
 
 
@@ -311,17 +311,17 @@ def _tail(path: Path) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """torchrun's own process: its arguments after the pid that it dies with and the folder that it reports to."""
+    """torchrun's own process. `argv`: the pid that it dies with, the folder for its report, torchrun's arguments."""
     die_with(int(argv[0]))
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    from torch.distributed import run
+    from torch.distributed import run  # this module is imported where torch must not be
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
         run.run(run.parse_args(argv[2:]))
     except ChildFailedError as error:
         known: dict[str, Any] = {"ranks": [(rank, failure.exitcode) for rank, failure in error.failures.items()]}
-    except Exception as error:  # noqa: BLE001 - said where it is asked for, in one line
+    except Exception as error:  # noqa: BLE001 - `Torchrun.failure` reports it in one line
         known = {"torchrun": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     else:
         return 0

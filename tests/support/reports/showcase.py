@@ -344,7 +344,7 @@ def _inference(trial: Trial) -> list[Measurement]:
                 _said(
                     "peak_memory_bytes",
                     (4.4e9 if is_nf4 else 14.8e9) + 9e7 * batch,
-                    note="the model and the most that all else held at once",
+                    note="the model and everything else at its peak",
                     **context,
                 ),
             ]

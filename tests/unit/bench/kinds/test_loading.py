@@ -133,7 +133,7 @@ def test_memory_is_what_the_last_load_held_and_the_most_that_any_left(bench):
 
 def test_memory_that_does_not_come_back_is_flagged(bench):
     bench.add_memory([one_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
-    assert bench.record.flags == ["67,108,865 bytes of the GPU's memory were not given back after a load"]
+    assert bench.record.flags == ["67,108,865 bytes of the GPU's memory were not freed after a load"]
 
 
 def test_without_a_gpu_its_memory_is_unknown_not_zero(bench):

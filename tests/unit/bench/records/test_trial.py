@@ -220,7 +220,7 @@ def test_a_file_holds_one_trial_or_a_list_of_them(make_trial):
     ("text", "said"),
     [
         ("[]", "t.json: the list is empty; it must hold at least one trial"),
-        ("[{ONE}, {ONE}]", "t.json: two trials are called small; give each a name of its own"),
+        ("[{ONE}, {ONE}]", "t.json: two trials are called small; give each its own name"),
         ('[{ONE}, {"name": 3}]', "t.json: trial 2: "),
         ("[{ONE}, 3]", "t.json: trial 2: expected an object, found "),
         ("", "t.json: line 1: not JSON: "),
