@@ -66,7 +66,6 @@ class Published:
     source: str
     short: str
     model_parameters: int
-    gpu_memory_bytes: int
     training: tuple[Training, ...]
     factors: tuple[Factor, ...]
     hardware: Mapping[str, float]

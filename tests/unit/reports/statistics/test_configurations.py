@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from reports.statistics import configurations as stats
+from reports.statistics import configurations
 from reports.statistics.configurations import measure, ratio
 from reports.statistics.processes import ProcessSteps
 from tests.support.reports.noise import Noise
@@ -202,10 +202,12 @@ def test_machines_that_are_slow_for_both_cancel_out_of_the_ratio():
 def test_equal_names_of_other_machines_do_not_pair():
     speeds = (1.0, 1.3, 1.7, 2.2)
     sides = [
-        stats.samples(measure([noisy(str(n), 0.2 * s, n) for n, s in enumerate(speeds)]).processes, "tokens_per_sec")
+        configurations.samples(
+            measure([noisy(str(n), 0.2 * s, n) for n, s in enumerate(speeds)]).processes, "tokens_per_sec"
+        )
         for _ in range(2)
     ]
-    assert stats.difference(*sides).half < stats.difference(*sides, same_workers=False).half / 10
+    assert configurations.difference(*sides).half < configurations.difference(*sides, same_workers=False).half / 10
 
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 20), (1, 100), (2, 20), (3, 50), (4, 20), (8, 100)])
@@ -270,3 +272,14 @@ def test_drifting_processes_and_many_outliers_are_flagged():
 def test_no_processes_are_refused():
     with pytest.raises(ValueError, match="at least one process"):
         measure([])
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_an_interval_over_a_few_processes_holds_the_true_value_in_nearly_all_of_a_thousand_runs(processes):
+    random = np.random.default_rng(processes)
+    means = [
+        configurations.mean_of_logs([configurations.Sample(worker="a", log=float(log), error=0.0) for log in logs])
+        for logs in random.normal(0.0, 0.0035, (1_000, processes))
+    ]
+    assert {mean.over for mean in means} == {"processes"}
+    assert sum(abs(mean.value) <= mean.half for mean in means) >= 930
