@@ -1,77 +1,9 @@
-"""A copy of the project in a folder of its own, so that its invoke.yaml can be spoiled and `inv` really run in it."""
+"""Settings, and the copy of the project that they are of."""
 
-from __future__ import annotations
+from tests.support.project_copy import (
+    context,
+    no_settings_from_this_machine,
+    project,
+)
 
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-from invoke import Config, Context
-
-from tests.support.paths import ROOT
-
-INV = Path(sys.executable).with_name("inv")
-
-Inv = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("INVOKE_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the project's invoke.yaml, tasks.py and tasks/; it is the working folder and has its own HOME."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    shutil.copy(ROOT / "invoke.yaml", folder)
-    shutil.copy(ROOT / "tasks.py", folder)
-    shutil.copytree(ROOT / "tasks", folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
-def inv(project: Path) -> Inv:
-    """Runs the real `inv` in the copy."""
-
-    def run(
-        *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            (str(INV), *arguments),
-            cwd=cwd or project,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    return run
-
-
-@pytest.fixture
-def context(project: Path) -> Callable[[], Context]:
-    """Makes a task's context the way Invoke does, without its reading the project's and the -f file."""
-
-    def make(runtime: str | None = None) -> Context:
-        config = Config(
-            project_location=str(project),
-            runtime_path=runtime,
-            system_prefix=str(project.parent / "etc-"),
-            user_prefix="~/.",
-        )
-        return Context(config)
-
-    return make
+__all__ = ["context", "no_settings_from_this_machine", "project"]

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -76,15 +75,6 @@ def test_inspect_says_whether_the_profiles_gpu_is_there(capsys, monkeypatch, mod
     assert "bench.profile" in err
 
 
-def test_inspect_needs_the_standard_library_alone(model_folder: Path, data_file: Path):
-    # -S leaves site-packages out: whatever is imported from there would not be found.
-    words = ("inspect", "--model", str(model_folder), "--data", str(data_file))
-    done = subprocess.run(
-        (sys.executable, "-S", "-m", "bench", *words), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("name", BEFORE_THE_STACK)
 def test_what_stands_before_the_stack_imports_it_nowhere(name):
     tree = ast.parse((ROOT / "bench" / name).read_text())
@@ -108,40 +98,6 @@ def test_wrong_usage_exits_with_2(words, capsys):
     assert said.startswith("python -m bench")
     assert said.endswith("--help` says more\n")
     assert said.count("\n") == 1
-
-
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (sys.executable, "-m", "bench", *words), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-def test_run_refuses_bad_input_in_one_line_and_leaves_nothing(tmp_path: Path, model_folder, data_file, make_trial):
-    (model_folder / "tokenizer.json").unlink()
-    trial = make_trial(model=str(model_folder), data=str(data_file))
-    (tmp_path / "t.json").write_text(json.dumps(trial.to_json()))
-    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "tokenizer.json: missing" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_run_refuses_a_trial_file_with_an_unknown_key(tmp_path: Path, make_trial):
-    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"sede": 1}))
-    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"{tmp_path / 't.json'}: sede: unknown field; the fields are name,")
-
-
-def test_run_never_overwrites_a_finished_result(tmp_path: Path, make_trial):
-    finished = TrialResult(trial_id="done", trial=make_trial(), status=End.SUCCEEDED, reason=None)
-    before = finished.write(tmp_path).read_bytes()
-    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json()))
-    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert "holds the finished result of 'done', which is never overwritten" in done.stderr
-    assert (tmp_path / "result.json").read_bytes() == before
 
 
 def test_a_damaged_result_is_no_finished_one(tmp_path: Path):

@@ -1,12 +1,9 @@
 """Kernels by kind: the names that real steps launch, and shares that add up."""
 
-import json
-
 import pytest
 
-from bench.commands import profile
 from bench.commands.cli import main
-from bench.commands.profile import Profile, kind_of, sort_kernels
+from bench.commands.profile import kind_of, sort_kernels
 
 
 @pytest.mark.parametrize(
@@ -53,20 +50,6 @@ def test_shares_add_up_to_the_step_and_what_is_missing_is_idle():
 def test_kernels_that_ran_beside_each_other_leave_no_idle_time():
     found = sort_kernels([("nvjet", 8.0, 1), ("Memcpy HtoD", 4.0, 1)], 10.0)
     assert [(share.kind, round(share.percent, 1)) for share in found] == [("matrix products", 66.7), ("copies", 33.3)]
-
-
-def test_the_command_prints_the_table_and_writes_the_same_as_json(monkeypatch, capsys, tmp_path, tiny_model, tiny_data):
-    shares = sort_kernels([("nvjet", 8.0, 264)], 10.0)
-    made = Profile(device="a GPU", recipe="fast", milliseconds=10.0, shares=shares, kernels=(("nvjet", 8.0),))
-    asked = []
-    monkeypatch.setattr(profile, "profile", lambda trial: asked.append(trial) or made)
-    words = ["profile", "--suite", "recipes", "--trial-name", "fast", "--model", str(tiny_model)]
-    assert main([*words, "--data", str(tiny_data), "--set", "held_layers=3", "--json", str(tmp_path / "p.json")]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("a GPU, recipe fast, 512 x 8: 10.0 ms a step\n")
-    assert "matrix products                  8.00   80.0%       264\n" in said
-    assert asked[0].held_layers == 3
-    assert json.loads((tmp_path / "p.json").read_text())["shares"][0]["kind"] == "matrix products"
 
 
 @pytest.mark.parametrize("words", [["--trial-name", "generate-nf4", "--suite", "inference"], []])

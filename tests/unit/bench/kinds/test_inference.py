@@ -1,7 +1,5 @@
 """Inference: which batches, which path ends where memory does, and that both paths write the same tokens."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +9,6 @@ from bench.data.inputs import InputError
 from bench.kinds import inference
 from bench.kinds.decoding import Answer
 from bench.kinds.inference import Generation, attend_to_all, batch_sizes, check_length
-from bench.records.result import End, TrialResult
 from bench.stack import Stack
 
 
@@ -156,60 +153,3 @@ def test_a_decoder_is_told_positions_in_the_words_of_its_version():
     told = stack.position_arguments(SimpleNamespace(forward=older), positions)
     assert told == {"position_ids": "row", "cache_position": positions}
     assert stack.position_arguments(SimpleNamespace(forward=newer), positions) == {"position_ids": "row"}
-
-
-BOTH_PATHS = """
-import sys
-from bench import stack
-from bench.kinds import decoding
-from bench.qlora import step
-
-modules = stack.load()
-torch = modules.torch
-model = modules.transformers.AutoModelForCausalLM.from_pretrained(
-    sys.argv[1], local_files_only=True, **modules.dtype_argument(torch.float32)
-)
-model.config.use_cache = False  # as step.load_base leaves it
-decoding.prepare(modules, model)
-placement = step.Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
-torch.manual_seed(0)
-for batch, prompt_tokens, new_tokens in ((1, 16, 9), (3, 24, 20), (2, 8, 1)):
-    prompts = torch.randint(6, 4000, (batch, prompt_tokens))
-    default = decoding.DefaultPath(modules, model, placement, prompts, new_tokens)
-    fast = decoding.FastPath(modules, model, placement, prompts, new_tokens, capture=False)
-    answers = [default.answer(), fast.answer(), fast.answer()]
-    expected = answers[0].tokens
-    assert expected.shape == (batch, new_tokens), expected.shape
-    assert len(expected.unique()) > batch * new_tokens // 2, "repeats itself; proves little"
-    for answer in answers[1:]:
-        assert torch.equal(answer.tokens, expected), (answer.tokens, expected)
-        assert (answer.decode_sec is None) == (new_tokens == 1)
-print("the same")
-"""
-
-
-@pytest.mark.slow
-def test_both_paths_write_the_same_tokens(tiny_model, bench_environment):
-    argv = (sys.executable, "-c", BOTH_PATHS, str(tiny_model))
-    done = subprocess.run(argv, env=bench_environment, timeout=120, check=False, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("the same\n", 0), done.stderr
-
-
-@pytest.mark.slow
-def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, tmp_path, bench_environment):
-    trial = make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), micro_batch_size=2, new_tokens=3)
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-    subprocess.run(argv, env=bench_environment, timeout=120, check=True, stdout=subprocess.DEVNULL)
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
-    found = {(m.name, m.context.get("batch"), m.context.get("path")): m for m in result.measurements}
-    for batch in (1, 2):
-        for name in ("time_to_first_token_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec"):
-            measured = found[name, batch, "default"]
-            assert measured.value is not None
-            assert measured.value > 0
-            assert measured.interval is not None
-            assert measured.interval.n == 3
-        assert found["decode_tokens_per_sec", batch, "fast"].value is None
-    assert found["largest_batch_sequences", None, "default"].value == 2

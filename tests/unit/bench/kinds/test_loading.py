@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 from bench.kinds import loading
 from bench.kinds.loading import Drop, Load, Loading, weight_files
 from bench.machine import pagecache
-from bench.records.result import End, TrialResult
 
 BIG = 1 << 20
 
@@ -151,28 +148,3 @@ def test_a_system_that_does_not_count_anew_is_told_from_one_that_does(monkeypatc
     monkeypatch.setattr(loading, "STATUS", tmp_path / "status")
     (tmp_path / "status").write_text("VmPeak:\t  9999 kB\nVmHWM:\t   11452 kB\nVmRSS:\t  1 kB\n")
     assert loading.host_peak_bytes() == 11452 * 1024
-
-
-@pytest.mark.slow
-def test_a_small_model_is_loaded_cold_and_warm_and_phase_by_phase(
-    make_trial, tiny_model, tiny_data, tmp_path, bench_environment
-):
-    trial = make_trial(kind="loading", model=str(tiny_model), data=str(tiny_data))
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-    subprocess.run(argv, env=bench_environment, timeout=120, check=True, stdout=subprocess.DEVNULL)
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
-    assert not any("were not given back" in flag for flag in result.flags)  # others speak of this machine
-    found = {(m.name, m.context.get("cache")): m for m in result.measurements}
-    for name in ("load_time_sec", "read_time_sec"):
-        warm, cold = found[name, "warm"], found[name, "cold"]
-        assert warm.value is not None
-        assert warm.value > 0
-        assert warm.interval is not None
-        assert warm.interval.n == 3
-        assert (cold.value is None) == (cold.note is not None and "would not drop" in cold.note)
-    assert found["first_load_time_sec", "as found"].value
-    assert found["quantize_time_sec", None].value
-    assert (found["move_time_sec", None].value, found["move_time_sec", None].note) == (None, "no CUDA device")
-    assert found["host_memory_peak_bytes", None].value

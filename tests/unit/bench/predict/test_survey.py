@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.commands import cli
 from bench.data.packing import Row, apart
 from bench.predict import footprint, survey
 from tests.mistral_7b import CONFIG
@@ -69,10 +68,3 @@ def test_recomputing_less_and_a_larger_batch_are_predicted_to_be_faster(make_tri
     assert rate(gradient_checkpointing=False) > rate(checkpoint_every=4) > rate(checkpoint_every=2) > rate()
     assert rate(micro_batch_size=16) > rate() > rate(micro_batch_size=1)
     assert rate() > rate(recipe="stock") > rate(recipe="reference")
-
-
-def test_survey_refuses_a_list_that_cannot_be_read_in_one_line(tiny_model, tiny_data, tmp_path, capsys):
-    words = ("--model", str(tiny_model), "--data", str(tiny_data), "--trials", str(tmp_path / "none.json"))
-    assert cli.main(["survey", *words]) == 2
-    said = capsys.readouterr().err
-    assert said == f"{tmp_path / 'none.json'}: cannot be read as text: No such file or directory\n"

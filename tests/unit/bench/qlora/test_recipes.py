@@ -4,7 +4,6 @@ Not covered: the Triton kernels (tests/gpu/test_kernels.py), and bf16 at full si
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -360,16 +359,3 @@ def test_a_device_that_is_not_for_fast_is_named(monkeypatch, capability, torch_v
 def test_another_architecture_is_named():
     base = SimpleNamespace(config=SimpleNamespace(model_type="falcon"))
     assert fast._not_this_model(base) == "architecture falcon, not llama or mistral"
-
-
-def test_the_result_says_which_recipe_ran(tmp_path, make_trial, tiny_model, tiny_data, bench_environment):
-    import subprocess
-    import sys
-
-    trial = make_trial(model=str(tiny_model), data=str(tiny_data), recipe="fast", layout="varlen", max_seq_len=64)
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
-    subprocess.run((sys.executable, "-m", "bench", *words), env=bench_environment, timeout=240, check=True)
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["fingerprint"]["recipe"] == "fast"
-    assert result["metrics"]["padding_percent"] < 25

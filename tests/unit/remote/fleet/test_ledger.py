@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from pathlib import Path
@@ -146,30 +145,6 @@ def test_a_second_end_in_the_file_is_an_error_never_a_choice(path: Path) -> None
         file.write(path.read_text().splitlines()[-1] + "\n")
     with pytest.raises(LedgerError, match="line 5: trial 'one' has ended as FAILED; ended comes too late"):
         Ledger(path)
-
-
-def test_a_full_disk_is_one_line_and_leaves_no_torn_line_behind(small_disk: Path) -> None:
-    path = small_disk / "ledger.jsonl"
-    ledger = Ledger.create(path, IDS)
-    ledger.started("one", 1, "w", "/f")
-    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
-
-    def go_on() -> None:
-        # What is left of the ledger's own page takes a line or none; a line that would need the next page is cut.
-        for number in range(2, 10):
-            ledger.started("one", number, "w", "x" * 1500)
-
-    with pytest.raises(LedgerError, match=r"ledger\.jsonl: cannot be written: No space left on device"):
-        go_on()
-    assert path.read_bytes().endswith(b"\n")
-    assert Ledger(path).entries == ledger.entries
-    assert 1 <= len(ledger.entries["one"].attempts) < 9
-
-    (small_disk / "filler").unlink()
-    ledger.ended("one", End.SUCCEEDED, None, 1)
-    assert Ledger(path).entries == ledger.entries
 
 
 def test_a_ledger_that_went_away_is_not_begun_anew(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +10,12 @@ import pytest
 import requests
 
 from remote.hosts.host import AddressWrong, HostError
-from remote.image import engine
 from remote.image import sdk as images
 from remote.image.engine import EngineError
 from remote.image.modelfetch import FetchError, _as_files
-from remote.image.plan import model_folders
 from remote.ssh import bulk
 from remote.ssh import connection as sshconnect
 from remote.ssh.config import Hop
-from tests.support.hosts.local_fleet import LocalFleet
 
 
 def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,24 +25,6 @@ def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: p
     monkeypatch.setattr(sshconnect, "known_keys", shut)
     with pytest.raises(AddressWrong, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
         sshconnect._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
-
-
-@pytest.mark.parametrize("manifest", ["{", "[]", '{"files": 3}', '{"files": [{"path": "a"}]}', '{"files": ["a"]}'])
-def test_a_model_whose_manifest_is_damaged_counts_as_one_without(
-    local: LocalFleet, tmp_path: Path, manifest: str
-) -> None:
-    (tmp_path / "manifest.json").write_text(manifest)
-    seen = engine.look(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))])
-    with pytest.raises(EngineError, match=r"has no readable manifest\.json, so it may be half a model"):
-        model_folders(seen)
-
-
-def test_a_whole_model_is_seen_with_its_files(local: LocalFleet, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    files = [{"path": "a", "size": 5, "sha256": "s"}, {"path": "b", "size": 7, "sha256": "t"}]
-    (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
-    (seen,) = engine.look(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
-    assert [tuple(file) for file in seen["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
 
 
 def test_a_tar_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

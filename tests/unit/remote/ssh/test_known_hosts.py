@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from remote.ssh.known_hosts import complaint, fingerprint, known_keys
-from tests.support.machines.sshd import keygen
 
 KEY, OTHER = b"\0\0\0\x0bssh-ed25519" + b"k" * 36, b"\0\0\0\x0bssh-ed25519" + b"o" * 36
 TEXT = base64.b64encode(KEY).decode()
@@ -63,23 +61,6 @@ def test_a_line_that_lists_no_key_accepts_none(tmp_path: Path, line: str) -> Non
 def test_a_line_for_the_port_goes_before_one_without(tmp_path: Path) -> None:
     both = f"vm ssh-ed25519 {base64.b64encode(OTHER).decode()}\n[vm]:2222 ssh-ed25519 {TEXT}\n"
     assert found(tmp_path, both, port=2222) == [KEY]
-
-
-def test_hashed_names_are_those_that_ssh_keygen_writes(tmp_path: Path) -> None:
-    file = tmp_path / "known_hosts"
-    file.write_text(f"vm ssh-ed25519 {TEXT}\n[vm]:2222 ssh-ed25519 {base64.b64encode(OTHER).decode()}\n")
-    real = keygen(tmp_path / "key").with_name("key.pub").read_text().split()
-    file.write_text(f"vm {real[0]} {real[1]}\n[vm]:2222 {real[0]} {real[1]}\n")
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
-    for port in (22, 2222):
-        assert [key.blob for key in known_keys([str(file)], "vm", port)] == [base64.b64decode(real[1])]
-    assert known_keys([str(file)], "vm2", 22) == []
-
-
-def test_a_fingerprint_is_the_one_that_ssh_keygen_shows(tmp_path: Path) -> None:
-    key = keygen(tmp_path / "key")
-    shown = subprocess.run(["ssh-keygen", "-lf", str(key)], capture_output=True, text=True, check=True).stdout
-    assert fingerprint(base64.b64decode(key.with_name("key.pub").read_text().split()[1])) == shown.split()[1]
 
 
 def test_the_words_for_an_unknown_key_end_with_the_command_that_accepts_this_one(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from bench.records.result import End
 from reports.comparison.compare import compare
 from reports.figures import (
     CHARTS,
@@ -28,12 +26,10 @@ from reports.figures import (
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import palette, text_size
 from reports.figures.drawing.board import NARROW, WIDE
-from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.lines import spread
 from reports.figures.drawing.marks import around, shared
 from reports.figures.drawing.panel import Mark, Panel
-from reports.figures.studio import DrawError, Job, Studio
-from reports.output.build import build
+from reports.figures.studio import DrawError, Job
 from reports.read import published, telemetry
 from reports.read.load import load
 from reports.summary.prices import Pricing
@@ -60,14 +56,6 @@ def panels_of(figure):
     return {panel.title: panel for group in figure.groups for panel in group.panels}
 
 
-def job_of(chart, summary, run):
-    return Job(chart=chart, drawing=chart.gather(summary, run))
-
-
-def draw_one(job):
-    return studio.draw_one(job.chart.name, job.chart.title, job.drawing)
-
-
 def linear(colour: str) -> np.ndarray:
     channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -92,13 +80,6 @@ def test_every_two_tones_can_be_told_apart_by_everybody(pair, eyes):
 def test_every_two_tones_differ_in_grey_print(pair):
     one, other = (lab(linear(tone))[0] for tone in pair)
     assert abs(one - other) > 10.0
-
-
-def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
-    summary, run = a10
-    for chart in CHARTS[:-1]:
-        picture = draw_one(job_of(chart, summary, run))
-        assert set(re.findall(r"#[0-9a-f]{6}\b", picture.wide_svg)) == set(), chart.name
 
 
 def test_spread_moves_labels_apart_as_little_as_needed_and_keeps_their_order():
@@ -309,73 +290,7 @@ def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
     assert run_comparison.gather(summarize(after), after) is None
 
 
-def test_figures_drawn_in_other_processes_are_the_same_bytes(a10, monkeypatch):
-    summary, run = a10
-    jobs = [job_of(chart, summary, run) for chart in CHARTS[:4]]
-    here = [draw_one(job) for job in jobs]
-    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    with Studio() as processes:
-        there = processes.draw(jobs)
-    # Pixels are left out: this process draws them smaller for the tests' sake.
-    assert [one.svg for one in there] == [one.svg for one in here]
-    assert [one.narrow_svg for one in there] == [one.narrow_svg for one in here]
-
-
-def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(a10, monkeypatch):
-    summary, run = a10
-    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    jobs = [job_of(chart, summary, run) for chart in CHARTS[:3]]
-    with Studio() as processes:
-        for process in processes._pool._processes.values():
-            process.kill()
-            process.join(60)
-        pictures = processes.draw(jobs)
-    assert [one.name for one in pictures] == [job.chart.name for job in jobs]
-
-
 def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figure(monkeypatch):
     monkeypatch.setattr(studio, "DRAW_SEC", 0.01)
     with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
         studio._awaited(Job(chart=CHARTS[0], drawing=None), Future())
-
-
-def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):
-    picture = draw_one(job_of(CHARTS[0], *h200))
-    words = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
-    assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == words
-    assert len(picture.wide_svg) < len(picture.svg) / 1.5
-    assert inline_svg(picture.svg, "w01") == picture.wide_svg
-
-
-HOSTILE = "=cmd|' /C calc'!A0 <b onload=x> ]]> &amp; --> $y$"
-
-
-def test_hostile_names_are_text_in_every_figure(tmp_path):
-    trials = tuple(
-        showcase.replace(one, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
-        for number, one in enumerate(synthetic.other_kinds())
-    )
-    trials = (*synthetic.quick(), synthetic.trial(HOSTILE, lora_rank=8), *trials)
-    run = synthetic.record(trials, workers=1)
-    synthetic.write_run(tmp_path, run)
-    for plan in run.planned:
-        showcase.write_telemetry(tmp_path / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
-    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
-    for path in made.files:
-        if path.suffix == ".svg":
-            assert "<b onload" not in path.read_text(), path.name
-    page = made.index.read_text()
-    assert "<b onload" not in page
-    assert "<b onload" not in (made.index.parent / "report.md").read_text()
-
-
-@pytest.mark.parametrize("kind", ["training", "hardware", "loading", "inference", "distributed"])
-def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path, kind):
-    trial = synthetic.trial("alone", kind=kind, measured_steps=1, warmup_steps=0)
-    run = synthetic.record((trial,), workers=1)
-    synthetic.write_run(tmp_path, run, exact=True)
-    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
-    assert made.exit_code == 0
-    assert made.counts == {End.SUCCEEDED: 1}

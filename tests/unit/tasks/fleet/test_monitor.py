@@ -1,7 +1,6 @@
 """`inv monitor`: its rows, workers that do not answer, and one that hangs while the others speak."""
 
 import io
-import json
 import threading
 
 import pytest
@@ -127,10 +126,3 @@ def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeyp
     monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
     with pytest.raises(HostUnreachable, match="cut short"):
         workers.sample(load(context()), LocalHost(name="w", workdir=str(tmp_path)))
-
-
-def test_the_real_command_answers_on_this_machine(inv):
-    ended = inv("monitor", "--once", env={"INVOKE_FLEET_SIZE": "2"})
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["worker", "worker-0", "worker-1"]
-    assert "unreachable" not in ended.stdout, json.dumps(ended.stdout)

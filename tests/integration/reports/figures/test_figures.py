@@ -1,0 +1,99 @@
+"""What of this subject starts a process."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bench.records.result import End
+from reports.figures import (
+    CHARTS,
+    studio,
+)
+from reports.figures.drawing.inline_svg import inline_svg
+from reports.figures.studio import Job, Studio
+from reports.output.build import build
+from reports.summary.prices import Pricing
+from tests.support.reports import showcase, synthetic
+
+
+def job_of(chart, summary, run):
+    return Job(chart=chart, drawing=chart.gather(summary, run))
+
+
+def draw_one(job):
+    return studio.draw_one(job.chart.name, job.chart.title, job.drawing)
+
+
+def test_every_colour_that_is_drawn_is_the_pages_own_in_dark_mode(a10):
+    summary, run = a10
+    for chart in CHARTS[:-1]:
+        picture = draw_one(job_of(chart, summary, run))
+        assert set(re.findall(r"#[0-9a-f]{6}\b", picture.wide_svg)) == set(), chart.name
+
+
+def test_figures_drawn_in_other_processes_are_the_same_bytes(a10, monkeypatch):
+    summary, run = a10
+    jobs = [job_of(chart, summary, run) for chart in CHARTS[:4]]
+    here = [draw_one(job) for job in jobs]
+    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with Studio() as processes:
+        there = processes.draw(jobs)
+    # Pixels are left out: this process draws them smaller for the tests' sake.
+    assert [one.svg for one in there] == [one.svg for one in here]
+    assert [one.narrow_svg for one in there] == [one.narrow_svg for one in here]
+
+
+def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(a10, monkeypatch):
+    summary, run = a10
+    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    jobs = [job_of(chart, summary, run) for chart in CHARTS[:3]]
+    with Studio() as processes:
+        for process in processes._pool._processes.values():
+            process.kill()
+            process.join(60)
+        pictures = processes.draw(jobs)
+    assert [one.name for one in pictures] == [job.chart.name for job in jobs]
+
+
+def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):
+    picture = draw_one(job_of(CHARTS[0], *h200))
+    words = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
+    assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == words
+    assert len(picture.wide_svg) < len(picture.svg) / 1.5
+    assert inline_svg(picture.svg, "w01") == picture.wide_svg
+
+
+HOSTILE = "=cmd|' /C calc'!A0 <b onload=x> ]]> &amp; --> $y$"
+
+
+def test_hostile_names_are_text_in_every_figure(tmp_path):
+    trials = tuple(
+        showcase.replace(one, name=f"{HOSTILE} {number}"[:80], reason=HOSTILE)
+        for number, one in enumerate(synthetic.other_kinds())
+    )
+    trials = (*synthetic.quick(), synthetic.trial(HOSTILE, lora_rank=8), *trials)
+    run = synthetic.record(trials, workers=1)
+    synthetic.write_run(tmp_path, run)
+    for plan in run.planned:
+        showcase.write_telemetry(tmp_path / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
+    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
+    for path in made.files:
+        if path.suffix == ".svg":
+            assert "<b onload" not in path.read_text(), path.name
+    page = made.index.read_text()
+    assert "<b onload" not in page
+    assert "<b onload" not in (made.index.parent / "report.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["training", "hardware", "loading", "inference", "distributed"])
+def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path, kind):
+    trial = synthetic.trial("alone", kind=kind, measured_steps=1, warmup_steps=0)
+    run = synthetic.record((trial,), workers=1)
+    synthetic.write_run(tmp_path, run, exact=True)
+    made = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
+    assert made.exit_code == 0
+    assert made.counts == {End.SUCCEEDED: 1}

@@ -1,0 +1,10 @@
+"""Settings, and the copy of the project that they are of."""
+
+from tests.support.project_copy import (
+    context,
+    inv,
+    no_settings_from_this_machine,
+    project,
+)
+
+__all__ = ["context", "inv", "no_settings_from_this_machine", "project"]

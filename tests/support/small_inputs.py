@@ -1,0 +1,89 @@
+"""A model folder small enough to be made by hand in a millisecond, without torch."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mistral_7b import shapes
+
+CONFIG = {
+    "model_type": "mistral",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+TOKENIZER = {"model": {"vocab": {"<s>": 0, "</s>": 1, "a": 31}}, "added_tokens": [{"id": 0}, {"id": 1}]}
+CHAT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]}
+
+
+def write_weights(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """A safetensors file of zeros in bf16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, size = end, 2
+        for side in shape:
+            size *= side
+        end = begin + size
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    content = json.dumps(header).encode()
+    path.write_bytes(len(content).to_bytes(8, "little") + content + bytes(end))
+
+
+@pytest.fixture
+def write_safetensors() -> Callable[[Path, Mapping[str, Sequence[int]]], None]:
+    return write_weights
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A folder that passes every check: 2 layers of width 8."""
+    folder = tmp_path / "models" / 'it\'s a "model"'
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    write_weights(folder / "model.safetensors", shapes(CONFIG))
+    return folder
+
+
+@pytest.fixture
+def edit_json() -> Callable[..., None]:
+    """Change keys of a JSON file; None removes the key."""
+
+    def edit(path: Path, **changes: Any) -> None:
+        document = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
+
+    return edit
+
+
+@pytest.fixture
+def sharded_folder(model_folder: Path) -> Path:
+    """The same model in two weights files and their index."""
+    (model_folder / "model.safetensors").unlink()
+    expected = shapes(CONFIG)
+    names = sorted(expected)
+    placed = {}
+    for number, part in enumerate((names[:7], names[7:]), start=1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        write_weights(model_folder / file, {name: expected[name] for name in part})
+        placed |= dict.fromkeys(part, file)
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    return model_folder
+
+
+@pytest.fixture
+def data_file(tmp_path: Path) -> Path:
+    """Twenty good lines."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(CHAT) + "\n" for _ in range(20)))
+    return path
