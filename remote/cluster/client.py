@@ -46,19 +46,11 @@ class Cluster:
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]
 
-    def get(self, path: str, query: Mapping[str, str] | None = None, *, accept: str = _JSON) -> dict[str, Any]:
-        """The JSON at a path of the API."""
-        return self._request("GET", path, query, accept=accept)
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: Object | None = None,
-        accept: str = _JSON,
+    def _get(
+        self, path: str, query: Mapping[str, str] | None = None, *, body: Object | None = None, accept: str = _JSON
     ) -> dict[str, Any]:
-        with self._ask(method, path, query, body, accept=accept) as answer:
+        """The JSON at a path of the API; with a `body`, the answer to it."""
+        with self._ask(path, query, body=body, accept=accept) as answer:
             text = b"".join(answer)
         try:
             document: dict[str, Any] = json.loads(text)
@@ -69,21 +61,21 @@ class Cluster:
     @contextlib.contextmanager
     def _ask(
         self,
-        method: str,
         path: str,
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None,
+        *,
         body: Object | None = None,
-        read_sec: float = _READ_SEC,
         accept: str = _JSON,
+        read_sec: float = _READ_SEC,
     ) -> Iterator[Iterator[bytes]]:
-        """The answer's body in pieces as they come. Raises as `get`, also while it is read."""
+        """The answer's body in pieces as they come. Raises as `_get`, also while it is read."""
         from kubernetes.client.exceptions import ApiException  # 0.2 s to import
         from urllib3.exceptions import HTTPError
 
         headers = {"Accept": accept, **({"Content-Type": _JSON} if body else {})}
         try:
             parts = self._client.param_serialize(
-                method,
+                "POST" if body else "GET",
                 path,
                 query_params=list((query or {}).items()),
                 header_params=headers,
@@ -127,7 +119,7 @@ class Cluster:
         return f"{kind.api}{where}/{kind.plural}"
 
     def _items(self, path: str, query: Mapping[str, str] | None = None, accept: str = _JSON) -> list[dict[str, Any]]:
-        return list(self.get(path, query, accept=accept).get("items") or [])
+        return list(self._get(path, query, accept=accept).get("items") or [])
 
     def list_of(self, kind: str) -> list[dict[str, Any]]:
         """The fleet's objects of a kind in the target's namespace (or in the cluster, for kinds that have none).
@@ -167,7 +159,7 @@ class Cluster:
 
     def _one(self, path: str, *, accept: str = _JSON) -> dict[str, Any] | None:
         try:
-            return self.get(path, accept=accept)
+            return self._get(path, accept=accept)
         except NotThere:
             return None
 
@@ -187,7 +179,7 @@ class Cluster:
 
     def pods(self) -> list[dict[str, Any]]:
         """The fleet's pods."""
-        listed = self.get(self._path(POD), {"labelSelector": PART_OF})
+        listed = self._get(self._path(POD), {"labelSelector": PART_OF})
         self._pods_version = str(listed.get("metadata", {}).get("resourceVersion", ""))
         return list(listed.get("items") or [])
 
@@ -199,7 +191,7 @@ class Cluster:
         limit = max(1, round(within_sec))
         query = {"labelSelector": PART_OF, "watch": "true", "timeoutSeconds": str(limit)}
         query["resourceVersion"] = self._pods_version
-        with self._ask("GET", self._path(POD), query, read_sec=limit + _READ_SEC) as answer:
+        with self._ask(self._path(POD), query, read_sec=limit + _READ_SEC) as answer:
             next(iter(answer), None)
 
     def events(self) -> list[dict[str, Any]]:
@@ -226,7 +218,7 @@ class Cluster:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        answer = self._request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+        answer = self._get("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
         return bool(answer.get("status", {}).get("allowed"))
 
     def apply(self, objects: Sequence[Object], *, take_over: bool = False, secrets: tuple[Secret, ...] = ()) -> None:

@@ -1,19 +1,18 @@
-"""One attempt at a trial: followed to its job's end over as many connections as it takes, its result brought here."""
+"""What an attempt at a trial leaves on its host, and how it is brought to this machine and judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.records.layout import PROGRESS_FILE, RESULT_FILE
 from bench.records.result import TrialResult
-from bench.records.run import PlannedTrial, Progress
-from bench.records.schema import SchemaError, from_json
+from bench.records.run import PlannedTrial
 from bench.records.sealed import ResultError
 from remote.fleet.ledger import Attempt
-from remote.fleet.patience import Patience, Stopped
 from remote.fleet.verdict import Verdict, belongs, judge
-from remote.jobs.job import Job, JobSpec, JobState, JobStatus
+from remote.jobs.job import Job, JobStatus
 from remote.jobs.transfer import ChecksumMismatch, pull
 
 OUT_FOLDER = "out"
@@ -21,55 +20,21 @@ TRIAL_FILE = "trial.json"
 PROGRESS = f"{OUT_FOLDER}/{PROGRESS_FILE}"
 
 
-class Overtaken(Exception):
-    """The trial being followed has reached its end through another attempt."""
+@dataclass(kw_only=True)
+class OpenTrial:
+    """A trial that had no end when the fleet began. `budget`: how many attempts it may have, earlier runs included.
 
-
-def follow(
-    job: Job,
-    spec: JobSpec,
-    patience: Patience,
-    *,
-    is_open: Callable[[], bool],
-    on_begun: Callable[[], None],
-    on_progress: Callable[[Progress], None],
-) -> JobStatus:
-    """Start the job if need be and watch it to its end.
-
-    `on_begun` is called once the host has taken the job. Raises Overtaken when `is_open()` no longer holds, Stopped,
-    WorkerLost and WorkerBusy.
+    `begun` and `kept_out` are the folders of attempts: those that a host has taken, and those that found it busy.
     """
-    name = job.agent.host.name
 
-    def hear(status: JobStatus) -> None:
-        patience.heard(name)
-        if patience.is_halted:
-            raise Stopped
-        if not is_open():
-            raise Overtaken
-        progress = None if status.progress is None else _progress(status.progress)
-        if progress is not None:
-            on_progress(progress)
+    planned: PlannedTrial
+    budget: int
+    begun: set[str] = field(default_factory=set)
+    kept_out: set[str] = field(default_factory=set)
 
-    def start() -> JobStatus:
-        return job.start(spec)
-
-    def watch() -> JobStatus:
-        return job.watch(hear, progress=PROGRESS, every_sec=patience.limits.every_sec)
-
-    status = patience.ask(name, start)
-    on_begun()
-    while status.state in (JobState.RUNNING, JobState.WAITING):
-        status = patience.ask(name, start if status.state is JobState.WAITING else watch)
-    return status
-
-
-def _progress(document: dict[str, object]) -> Progress | None:
-    """A trial's progress, for display only; None when another version wrote it."""
-    try:
-        return from_json(Progress, document)
-    except SchemaError:
-        return None
+    def may_follow(self, attempt: Attempt) -> bool:
+        """Whether another attempt may follow this one. Those that only ever found their worker busy do not count."""
+        return attempt.number < self.budget + len(self.kept_out - self.begun)
 
 
 def bring(

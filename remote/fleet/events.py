@@ -36,22 +36,9 @@ class FleetEvent:
     reason: str | None = None
 
 
-def of_attempt(
-    happening: Happening,
-    planned: PlannedTrial,
-    attempt: Attempt | None,
-    *,
-    progress: Progress | None = None,
-    end: End | None = None,
-    reason: str | None = None,
-) -> FleetEvent:
+def of_attempt(happening: Happening, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
     """The event of an attempt; None where the trial ended without one."""
-    return FleetEvent(
-        happening=happening,
-        worker=(planned.worker or "") if attempt is None else attempt.worker,
-        trial_id=planned.trial_id,
-        attempt=1 if attempt is None else attempt.number,
-        progress=progress,
-        end=end,
-        reason=reason,
-    )
+    if attempt is None:
+        return FleetEvent(happening=happening, worker=planned.worker or "", trial_id=planned.trial_id)
+    worker, number = attempt.worker, attempt.number
+    return FleetEvent(happening=happening, worker=worker, trial_id=planned.trial_id, attempt=number)

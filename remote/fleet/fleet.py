@@ -20,13 +20,14 @@ from pathlib import Path
 
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
+from remote.fleet.attempt import OpenTrial
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
 from remote.fleet.patience import Limits, Patience
 from remote.fleet.queue import TrialQueue
 from remote.fleet.settle import Settlement
 from remote.fleet.verdict import Verdict
-from remote.fleet.worker import INCOMING, FleetState, Launch, OpenTrial, Worker
+from remote.fleet.worker import INCOMING, FleetState, Launch, Worker
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 

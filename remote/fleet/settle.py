@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from bench.records.durable import write_atomic
@@ -46,7 +47,7 @@ class Settlement:
             self._ledger.ended(planned.trial_id, verdict.end, verdict.reason, number)
             if result is not None:
                 shutil.rmtree(result.parent)
-        self._on_event(of_attempt(Happening.ENDED, planned, attempt, end=verdict.end, reason=verdict.reason))
+        self._on_event(replace(of_attempt(Happening.ENDED, planned, attempt), end=verdict.end, reason=verdict.reason))
         self._queue.settle()
 
     def try_again(self, planned: PlannedTrial, attempt: Attempt, reason: str) -> None:
@@ -54,5 +55,5 @@ class Settlement:
         if not self._ledger.is_open(planned.trial_id):
             return
         self._ledger.retried(planned.trial_id, attempt.number, reason)
-        self._on_event(of_attempt(Happening.RETRYING, planned, attempt, reason=reason))
+        self._on_event(replace(of_attempt(Happening.RETRYING, planned, attempt), reason=reason))
         self._queue.put(planned)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from bench.records.result import End
-from bench.records.run import PlannedTrial
-from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE, Overtaken, bring, follow
+from bench.records.run import PlannedTrial, Progress
+from bench.records.schema import SchemaError, from_json
+from remote.fleet.attempt import OUT_FOLDER, PROGRESS, TRIAL_FILE, OpenTrial, bring
 from remote.fleet.events import FleetEvent, Happening, of_attempt
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.patience import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
@@ -26,21 +28,8 @@ Launch = Callable[[Host, PlannedTrial, int, str], Command]
 INCOMING = "incoming"  # below the run's folder: results on their way, before one of them is a trial's end
 
 
-@dataclass(kw_only=True)
-class OpenTrial:
-    """A trial that had no end when the fleet began. `budget`: how many attempts it may have, earlier runs included.
-
-    `begun` and `kept_out` are the folders of attempts: those that a host has taken, and those that found it busy.
-    """
-
-    planned: PlannedTrial
-    budget: int
-    begun: set[str] = field(default_factory=set)
-    kept_out: set[str] = field(default_factory=set)
-
-    def may_follow(self, attempt: Attempt) -> bool:
-        """Whether another attempt may follow this one. Those that only ever found their worker busy do not count."""
-        return attempt.number < self.budget + len(self.kept_out - self.begun)
+class Overtaken(Exception):
+    """The trial being followed has reached its end through another attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,28 +148,49 @@ class Worker:
 
     def _outcome(self, trial: OpenTrial, attempt: Attempt) -> tuple[Verdict, Path | None] | None:
         """What the attempt came to, once its job is over; None when another attempt was first: this one is stopped."""
-        planned, job, limits = trial.planned, self._job(attempt), self._patience.limits
-        spec = JobSpec(
-            command=self._fleet.launch(self.agent.host, planned, attempt.number, attempt.folder),
-            deadline_sec=planned.trial.deadline_sec + limits.deadline_margin_sec,
-            grace_sec=limits.grace_sec,
-            files={TRIAL_FILE: planned.trial.to_text()},
-        )
         try:
-            status = follow(
-                job,
-                spec,
-                self._patience,
-                is_open=lambda: self._fleet.ledger.is_open(planned.trial_id),
-                on_begun=lambda: trial.begun.add(attempt.folder),
-                on_progress=lambda now: self._fleet.on_event(
-                    of_attempt(Happening.PROGRESS, planned, attempt, progress=now)
-                ),
-            )
+            status = self._follow(trial, attempt)
             return self._patience.ask(self.name, lambda: self._bring(trial, attempt, status))
         except Overtaken:
-            self._patience.ask(self.name, lambda: job.cancel(grace_sec=limits.grace_sec))
+            job, grace_sec = self._job(attempt), self._patience.limits.grace_sec
+            self._patience.ask(self.name, lambda: job.cancel(grace_sec=grace_sec))
             return None
+
+    def _follow(self, trial: OpenTrial, attempt: Attempt) -> JobStatus:
+        """Start the attempt's job if need be and watch it to its end, over as many connections as it takes.
+
+        Raises Overtaken, Stopped, WorkerLost and WorkerBusy.
+        """
+        fleet, planned, job, patience = self._fleet, trial.planned, self._job(attempt), self._patience
+        spec = JobSpec(
+            command=fleet.launch(self.agent.host, planned, attempt.number, attempt.folder),
+            deadline_sec=planned.trial.deadline_sec + patience.limits.deadline_margin_sec,
+            grace_sec=patience.limits.grace_sec,
+            files={TRIAL_FILE: planned.trial.to_text()},
+        )
+
+        def hear(status: JobStatus) -> None:
+            patience.heard(self.name)
+            if patience.is_halted:
+                raise Stopped
+            if not fleet.ledger.is_open(planned.trial_id):
+                raise Overtaken
+            if status.progress is not None:
+                with contextlib.suppress(SchemaError):  # of another version: it is for display only
+                    progress = from_json(Progress, status.progress)
+                    fleet.on_event(replace(of_attempt(Happening.PROGRESS, planned, attempt), progress=progress))
+
+        def start() -> JobStatus:
+            return job.start(spec)
+
+        def watch() -> JobStatus:
+            return job.watch(hear, progress=PROGRESS, every_sec=patience.limits.every_sec)
+
+        status = patience.ask(self.name, start)
+        trial.begun.add(attempt.folder)
+        while status.state in (JobState.RUNNING, JobState.WAITING):
+            status = patience.ask(self.name, start if status.state is JobState.WAITING else watch)
+        return status
 
     def _bring(self, trial: OpenTrial, attempt: Attempt, status: JobStatus) -> tuple[Verdict, Path | None]:
         """Bring what the attempt left: with its job, or, once its host is gone, on the shared volume."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,21 +17,12 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job, JobSpec, JobState
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalFleet]:
-    with LocalFleet(tmp_path) as local:
-        yield local
+Members = Callable[[int], tuple[GangAgent, list[CuttableHost]]]
 
 
 def spec(count: int, script: str = "sleep 60") -> JobSpec:
     command = Command(argv=("sh", "-c", script), environment={NODE_COUNT: str(count)})
     return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0, heartbeat_sec=0.05)
-
-
-def gang(local: LocalFleet, size: int = 3) -> tuple[GangAgent, list[CuttableHost]]:
-    wires = [CuttableHost(host=host) for host in local.hosts(size)]
-    return GangAgent(wires, lambda: "10.0.0.7"), wires
 
 
 def environment_of(folder: Path) -> dict[str, str]:
@@ -43,8 +34,9 @@ def folder_of(wire: CuttableHost) -> Path:
     return Path(wire.workdir, "runs", "job")
 
 
-def members(local: LocalFleet, size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[GangAgent, list[CuttableHost]]:
-    """A gang whose jobs lie in each member's own folder although they are asked for by one name."""
+@pytest.fixture
+def members(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Members:
+    """Gangs of any size whose jobs lie in each member's own folder although they are asked for by one name."""
     real = Agent.line
 
     def line(self: Agent, verb: str, arguments: dict[str, object], **more: object) -> object:
@@ -54,14 +46,17 @@ def members(local: LocalFleet, size: int, monkeypatch: pytest.MonkeyPatch) -> tu
         }
         return real(self, verb, mine, **more)  # type: ignore[arg-type]
 
+    def made(size: int) -> tuple[GangAgent, list[CuttableHost]]:
+        wires = [CuttableHost(host=host) for host in local.hosts(size)]
+        return GangAgent(wires, lambda: "10.0.0.7"), wires
+
     monkeypatch.setattr(Agent, "line", line)
-    return gang(local, size)
+    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
+    return made
 
 
-def test_every_member_is_told_its_place_and_all_meet_at_the_leader(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, wires = members(local, 3, monkeypatch)
+def test_every_member_is_told_its_place_and_all_meet_at_the_leader(members: Members) -> None:
+    agent, wires = members(3)
     job = Job(agent, "/same/runs/job", slot="/same/slot")
     assert job.start(spec(3)).state is JobState.RUNNING
     told = [environment_of(folder_of(wire)) for wire in wires]
@@ -74,21 +69,16 @@ def test_every_member_is_told_its_place_and_all_meet_at_the_leader(
         assert json.loads((folder_of(wire) / "end.json").read_text())["why"] == "cancelled"
 
 
-def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, wires = members(local, 3, monkeypatch)
+def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(members: Members) -> None:
+    agent, wires = members(3)
     Job(agent, "/same/runs/job").start(spec(1, "true"))
     assert [folder_of(wire).exists() for wire in wires] == [True, False, False]
     with pytest.raises(HostError, match="4 hosts are needed, 3 are there"):
         Job(agent, "/same/runs/four").start(spec(4))
 
 
-def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
-    agent, wires = members(local, 2, monkeypatch)
+def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(members: Members) -> None:
+    agent, wires = members(2)
     other = Job(Agent(wires[1]), "/same/runs/other", slot="/same/slot")
     other.start(spec(1))
     assert str(agent.holder("/same/slot")).endswith("runs/other")
@@ -98,10 +88,9 @@ def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(
     other.cancel()
 
 
-def test_no_member_is_started_while_another_is_busy(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_member_is_started_while_another_is_busy(members: Members) -> None:
     """A member that had started would hold its slot, wait for the leader in vain, and end with the attempt."""
-    monkeypatch.setattr(remote.jobs.job, "CLAIM_SEC", 0.1)
-    agent, wires = members(local, 3, monkeypatch)
+    agent, wires = members(3)
     for busy in (2, 0):  # the last member, and the leader itself
         other = Job(Agent(wires[busy]), f"/same/runs/other-{busy}", slot="/same/slot")
         other.start(spec(1))
@@ -113,8 +102,8 @@ def test_no_member_is_started_while_another_is_busy(local: LocalFleet, monkeypat
     agent.cancel("/same/runs/job", grace_sec=1.0)
 
 
-def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, wires = members(local, 2, monkeypatch)
+def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(members: Members) -> None:
+    agent, wires = members(2)
     wires[1].plugged = False
     with pytest.raises(HostUnreachable, match="worker-2"):
         Job(agent, "/same/runs/job").start(spec(2))
@@ -123,10 +112,8 @@ def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(local: LocalFleet, m
     assert not folder_of(wires[0]).exists()
 
 
-def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, wires = members(local, 2, monkeypatch)
+def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(members: Members) -> None:
+    agent, wires = members(2)
     job = Job(agent, "/same/runs/job")
     job.start(spec(2))
     wires[1].plugged = False

@@ -159,25 +159,25 @@ def test_a_gpu_that_somebody_holds_is_named_with_its_holder() -> None:
     assert "other/notebook" in found.findings[0].reason
 
 
-def test_a_gpu_by_limit_alone_is_taken_too() -> None:
-    holder = pod("notebook")
-    holder["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
-    assert causes(report([holder])) == ["gpu-taken"]
+BY_LIMIT = pod("notebook") | {
+    "spec": {"nodeName": "node-3", "containers": [{"resources": {"limits": {GPU: "1"}}}]},
+}
 
 
-def test_our_own_pods_do_not_stand_in_our_way() -> None:
-    own = pod("bench-0", "ours", gpus=1, cpu="29", **{"app.kubernetes.io/part-of": "qlora-fleet"})
-    assert report([own]).qualifies
-
-
-def test_a_finished_pod_holds_no_gpu() -> None:
-    done = pod("train", gpus=1)
-    done["status"]["phase"] = "Succeeded"
-    assert report([done]).gpus_free == 1
-
-
-def test_cores_that_others_have_asked_for_are_not_free() -> None:
-    assert causes(report([pod(cpu="27")])) == ["no-cpu"]
+@pytest.mark.parametrize(
+    ("there", "expected", "free"),
+    [
+        pytest.param(BY_LIMIT, ["gpu-taken"], 0, id="a GPU by limit alone"),
+        pytest.param(pod("train", gpus=1) | {"status": {"phase": "Succeeded"}}, [], 1, id="a finished pod"),
+        pytest.param(pod(cpu="27"), ["no-cpu"], 1, id="cores that others asked for"),
+        pytest.param(
+            pod("bench-0", "ours", gpus=1, cpu="29", **{"app.kubernetes.io/part-of": "qlora-fleet"}), [], 1, id="ours"
+        ),
+    ],
+)
+def test_what_other_pods_hold_is_not_free(there: dict[str, Any], expected: list[str], free: int) -> None:
+    found = report([there])
+    assert (causes(found), found.gpus_free) == (expected, free)
 
 
 def test_where_pods_may_not_be_listed_free_gpus_are_unknown_and_no_reason() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.cluster.manifests import DIGEST, Image, Values, kustomization, stamped
-from remote.cluster.plan import Plan, Verb, differences, is_training, plan
+from remote.cluster.plan import Verb, differences, is_training, plan
 from remote.cluster.quantity import amount, same
 
 DIGEST_HEX = "sha256:" + "ab" * 32
@@ -33,10 +33,6 @@ def in_cluster(one: dict[str, Any]) -> dict[str, Any]:
     live["spec"]["aDefault"] = True
     live["status"] = {}
     return live
-
-
-def verbs(planned: Plan) -> dict[str, Verb]:
-    return {action.title: action.verb for action in planned.actions}
 
 
 @pytest.mark.parametrize(
@@ -62,44 +58,46 @@ def test_an_image_is_its_repository_and_digest(reference: str, repository: str, 
     assert image.reference == f"{repository}@{DIGEST_HEX}"
 
 
-def test_what_is_there_and_the_same_is_kept() -> None:
-    desired = [thing("Namespace"), thing("Service"), thing("Job")]
-    planned = plan(desired, [in_cluster(one) for one in desired])
-    assert set(verbs(planned).values()) == {Verb.KEEP}
-    assert planned.is_empty
+def by_hand(one: dict[str, Any]) -> dict[str, Any]:
+    return one | {"spec": one["spec"] | {"a": 5}}
 
 
-def test_what_is_missing_is_created() -> None:
-    planned = plan([thing("Service"), thing("Job")], [])
-    assert verbs(planned) == {"service/x": Verb.CREATE, "job/x": Verb.CREATE}
-    assert not planned.ends_pods
+SERVICE, JOB, SPACE, VOLUME = thing("Service"), thing("Job"), thing("Namespace"), thing("PersistentVolume")
+THEIRS = {"metadata": SPACE["metadata"] | {"labels": {"team": "a"}}}
+BOUND = "spec.a cannot change while it is bound: `inv teardown`, then `inv deploy`"
+WAS_THERE = "it was there before: its labels are left as they are"
+PLANS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]] = {
+    "the same": ([SPACE, SERVICE], [SPACE, SERVICE], ["unchanged  namespace/x", "unchanged  service/x"]),
+    "missing": ([SERVICE, JOB], [], ["create     service/x", "create     job/x"]),
+    "changed": (
+        [thing("Service", a=2), thing("Job", a=2)],
+        [SERVICE, JOB],
+        ["change     service/x  (spec.a)", "replace    job/x  (spec.a)"],
+    ),
+    "changed by hand, the digest is the same": ([SERVICE], [by_hand(SERVICE)], ["change     service/x  (spec.a)"]),
+    "left the manifest": ([SERVICE], [thing("Service", b=1)], ["change     service/x  (a field left the manifest)"]),
+    "no longer part of it: goes first": (
+        [thing("Job", "new")],
+        [thing("Job", "old"), thing("ConfigMap", "old")],
+        [
+            "delete     job/old  (no longer part of it)",
+            "delete     configmap/old  (no longer part of it)",
+            "create     job/new",
+        ],
+    ),
+    "a namespace of others keeps its labels": ([SPACE], [SPACE | THEIRS], [f"leave      namespace/x  ({WAS_THERE})"]),
+    "a bound volume": ([thing("PersistentVolume", a=2)], [VOLUME], [f"leave      persistentvolume/x  ({BOUND})"]),
+}
 
 
-def test_a_changed_service_is_applied_and_a_changed_job_replaced() -> None:
-    live = [in_cluster(thing("Service")), in_cluster(thing("Job"))]
-    planned = plan([thing("Service", a=2), thing("Job", a=2)], live)
-    assert verbs(planned) == {"service/x": Verb.APPLY, "job/x": Verb.REPLACE}
-    assert [action.why for action in planned.actions] == ["spec.a", "spec.a"]
-    assert [action.title for action in planned.ends_pods] == ["job/x"]
-
-
-def test_what_was_changed_by_hand_is_noticed_though_the_digest_is_the_same() -> None:
-    live = in_cluster(thing("Service"))
-    live["spec"]["a"] = 5
-    (action,) = plan([thing("Service")], [live]).actions
-    assert (action.verb, action.why) == (Verb.APPLY, "spec.a")
-
-
-def test_a_field_that_left_the_manifest_is_noticed() -> None:
-    live = in_cluster(thing("Service", extra=1))
-    (action,) = plan([thing("Service")], [live]).actions
-    assert (action.verb, action.why) == (Verb.APPLY, "a field left the manifest")
-
-
-def test_what_is_no_longer_part_of_it_goes_and_goes_first() -> None:
-    live = [in_cluster(thing("Job", "old")), in_cluster(thing("ConfigMap", "old"))]
-    planned = plan([thing("Job", "new")], live)
-    assert [str(action.verb.value) for action in planned.actions] == ["delete", "delete", "create"]
+@pytest.mark.parametrize("case", PLANS)
+def test_what_is_planned(case: str) -> None:
+    desired, live, expected = PLANS[case]
+    planned = plan(desired, [in_cluster(one) for one in live])
+    assert [str(action) for action in planned.actions] == expected
+    assert planned.is_empty == all(action.verb in (Verb.KEEP, Verb.LEAVE) for action in planned.actions)
+    ended = [action.title for action in planned.actions if action.verb in (Verb.REPLACE, Verb.DELETE)]
+    assert [action.title for action in planned.ends_pods] == [title for title in ended if title.startswith("job/")]
 
 
 @pytest.mark.parametrize("kind", ["Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret"])
@@ -111,20 +109,6 @@ def test_what_somebody_else_made_is_never_deleted() -> None:
     foreign = in_cluster(thing("Job"))
     foreign["metadata"]["labels"] = {"app.kubernetes.io/part-of": "qlora-fleet"}
     assert plan([], [foreign]).is_empty
-
-
-def test_a_namespace_that_was_there_before_keeps_its_labels() -> None:
-    live = in_cluster(thing("Namespace"))
-    live["metadata"]["labels"] = {"team": "a"}
-    (action,) = plan([thing("Namespace")], [live]).actions
-    assert action.verb is Verb.LEAVE
-    assert plan([thing("Namespace")], [live]).is_empty
-
-
-def test_a_bound_volume_is_not_touched_but_named() -> None:
-    (action,) = plan([thing("PersistentVolume", a=2)], [in_cluster(thing("PersistentVolume"))]).actions
-    assert action.verb is Verb.LEAVE
-    assert "inv teardown" in action.why
 
 
 @pytest.mark.parametrize(("kind", "word"), [("Failed", "failed"), ("Complete", "completed")])
