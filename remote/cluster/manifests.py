@@ -13,7 +13,8 @@ import json
 import os
 import re
 import tempfile
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from remote.hosts.process import CannotStart, run_program
 DIGEST = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER = "qlora-fleet-bench"
 _SIZED = ("pods", "preemptible")
-_ELSEWHERE = ("overlay", "image", "preemptible")  # values that choose a folder or name the image
 _DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
 
@@ -62,25 +62,18 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """All that varies between one deployment and another. manifests/components/settings has them in camelCase."""
+    """All that varies between one deployment and another.
+
+    `copied`: further settings by name. Kustomize copies those that manifests/components/settings names, in camelCase.
+    """
 
     namespace: str
     overlay: str
     image: Image
-    size: int
-    instance_type: str
     preemptible: bool
     pull_secret: str | None
     volume_handle: str | None
-    capacity: str
-    cpu: str
-    memory: str
-    shm: str
-    scratch: str
-    queue: str
-    model: str
-    data: str
-    profile: str
+    copied: Mapping[str, str | int]
 
 
 def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,13 +97,17 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         "components": [f"{manifests}/components/{name}" for name in components],
         "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
     }
-    spec = {_camel(one.name): getattr(values, one.name) for one in fields(values) if one.name not in _ELSEWHERE}
-    spec["volumeName"] = f"qlora-fleet-{values.namespace}"
     settings = {
         "apiVersion": "qlora-fleet/v1",
         "kind": "Settings",
         "metadata": {"name": "settings", "annotations": {"config.kubernetes.io/local-config": "true"}},
-        "spec": {name: "none" if value is None else value for name, value in spec.items()},
+        "spec": {
+            "namespace": values.namespace,
+            "pullSecret": values.pull_secret or "none",
+            "volumeHandle": values.volume_handle or "none",
+            "volumeName": f"qlora-fleet-{values.namespace}",
+            **{_camel(name): value for name, value in values.copied.items()},
+        },
     }
     return top, settings
 
@@ -135,9 +132,9 @@ def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
         except CommandTimedOut as error:
             raise ClusterError(str(error)) from None
         if completed.exit_code != 0:
-            said = " ".join(completed.stderr.decode(errors="replace").split())
-            # Kustomize tells the way to the mistake first and the mistake last.
-            raise Misconfigured(f"{manifests}: cannot be rendered: ...{said[-300:]}; see `git diff manifests/`")
+            stderr = " ".join(completed.stderr.decode(errors="replace").split())
+            # Kustomize prints the path to the mistake first and the mistake last.
+            raise Misconfigured(f"{manifests}: cannot be rendered: ...{stderr[-300:]}; see `git diff manifests/`")
     return [stamped(one) for one in yaml.load_all(completed.stdout, Loader=_LOADER) if one]
 
 

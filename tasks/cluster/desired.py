@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from remote.cluster.manifests import Image, Values
@@ -38,14 +37,16 @@ def image_of(settings: Settings) -> Image:
 
 
 def values_of(settings: Settings, image: Image) -> Values:
-    """The values of the manifests: settings of the same name in section cluster or cluster.fss, and five others."""
-    given = {
-        **dict(settings.cluster),
-        **dict(settings.cluster.fss),
-        "image": image,
-        "size": settings.fleet.size,
-        "model": settings.model.path,
-        "data": settings.data.path,
-        "profile": settings.bench.profile,
-    }
-    return Values(**{field.name: given[field.name] for field in dataclasses.fields(Values)})
+    """The values of the manifests: every text and number of section cluster, and four settings of others."""
+    cluster = settings.cluster
+    given = {**dict(cluster), **dict(cluster.fss), "size": settings.fleet.size, "profile": settings.bench.profile}
+    given |= {"model": settings.model.path, "data": settings.data.path}
+    return Values(
+        namespace=cluster.namespace,
+        overlay=cluster.overlay,
+        image=image,
+        preemptible=cluster.preemptible,
+        pull_secret=cluster.pull_secret,
+        volume_handle=cluster.fss.volume_handle,
+        copied={name: value for name, value in given.items() if isinstance(value, (str, int))},
+    )

@@ -39,33 +39,42 @@ BASIC = Values(
     namespace="team-a",
     overlay="pods",
     image=Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "ab" * 32),
-    size=4,
-    instance_type="VM.GPU.A10.1",
     preemptible=False,
     pull_secret="ocir-secret",
     volume_handle="ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export",
-    capacity="200Gi",
-    cpu="4",
-    memory="24Gi",
-    shm="4Gi",
-    scratch="10Gi",
-    queue="gpus",
-    model="/models/mistralai--Mistral-7B-Instruct-v0.3",
-    data="/shared-data/chats.jsonl",
-    profile="gpu",
+    copied={
+        "size": 4,
+        "instance_type": "VM.GPU.A10.1",
+        "capacity": "200Gi",
+        "cpu": "4",
+        "memory": "24Gi",
+        "shm": "4Gi",
+        "scratch": "10Gi",
+        "queue": "gpus",
+        "model": "/models/mistralai--Mistral-7B-Instruct-v0.3",
+        "data": "/shared-data/chats.jsonl",
+        "profile": "gpu",
+    },
 )
+
+
+def changed(**changes: Any) -> Values:
+    copied = {name: changes.pop(name, value) for name, value in BASIC.copied.items()}
+    return dataclasses.replace(BASIC, copied=copied, **changes)
+
+
 VARIANTS = {
     "pods": BASIC,
-    "preemptible": dataclasses.replace(BASIC, overlay="preemptible"),
-    "interactive": dataclasses.replace(BASIC, overlay="interactive"),
-    "job-1gpu": dataclasses.replace(BASIC, overlay="job-1gpu"),
-    "job-4gpu": dataclasses.replace(BASIC, overlay="job-4gpu"),
-    "job-4gpu-jobset": dataclasses.replace(BASIC, overlay="job-4gpu-jobset"),
-    "job-4gpu-kueue": dataclasses.replace(BASIC, overlay="job-4gpu-kueue"),
-    "pods-without-fss": dataclasses.replace(BASIC, volume_handle=None),
-    "pods-public-image-on-preemptible-nodes": dataclasses.replace(BASIC, pull_secret=None, preemptible=True, size=8),
-    "job-4gpu-jobset-with-everything": dataclasses.replace(
-        BASIC, overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True
+    "preemptible": changed(overlay="preemptible"),
+    "interactive": changed(overlay="interactive"),
+    "job-1gpu": changed(overlay="job-1gpu"),
+    "job-4gpu": changed(overlay="job-4gpu"),
+    "job-4gpu-jobset": changed(overlay="job-4gpu-jobset"),
+    "job-4gpu-kueue": changed(overlay="job-4gpu-kueue"),
+    "pods-without-fss": changed(volume_handle=None),
+    "pods-public-image-on-preemptible-nodes": changed(pull_secret=None, preemptible=True, size=8),
+    "job-4gpu-jobset-with-everything": changed(
+        overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True
     ),
 }
 VERSIONS = ("1.29", "1.34", "1.37")
@@ -244,7 +253,10 @@ def test_the_numbers_and_names_are_the_settings() -> None:
     (job,) = of_kind("job-4gpu-kueue", "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     environment = of_kind("pods", "ConfigMap")[0]["data"]
-    assert (environment["QLORA_FLEET_MODEL"], environment["QLORA_FLEET_DATA"]) == (BASIC.model, BASIC.data)
+    assert (environment["QLORA_FLEET_MODEL"], environment["QLORA_FLEET_DATA"]) == (
+        BASIC.copied["model"],
+        BASIC.copied["data"],
+    )
 
 
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
@@ -289,8 +301,8 @@ def test_nobody_gets_more_rights_than_reading_and_exec() -> None:
 @pytest.mark.parametrize("setting", ["cpu", "memory", "shm", "scratch", "model", "instance_type", "image"])
 def test_a_changed_setting_changes_the_job(setting: str) -> None:
     other = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "cd" * 32) if setting == "image" else "7"
-    changed = render(dataclasses.replace(BASIC, **{setting: other}), ROOT / "manifests")
-    actions = {action.title: action.verb.value for action in plan(changed, rendered("pods")).changes}
+    objects = render(changed(**{setting: other}), ROOT / "manifests")
+    actions = {action.title: action.verb.value for action in plan(objects, rendered("pods")).changes}
     assert actions["job/bench"] == "replace"
 
 

@@ -238,32 +238,15 @@ def test_words_are_the_same_only_when_they_are_equal() -> None:
 
 
 def values(**changes: Any) -> Values:
-    fields: dict[str, Any] = {
-        "namespace": "n",
-        "overlay": "pods",
-        "image": Image.parse(f"h/r@{DIGEST_HEX}"),
-        "size": 4,
-        "instance_type": "t",
-        "preemptible": False,
-        "pull_secret": "s",
-        "volume_handle": "a:b:/c",
-        "capacity": "1Gi",
-        "cpu": "1",
-        "memory": "1Gi",
-        "shm": "1Gi",
-        "scratch": "1Gi",
-        "queue": "q",
-        "model": "/m",
-        "data": "/d",
-        "profile": "gpu",
-    }
+    fields: dict[str, Any] = {"namespace": "n", "overlay": "pods", "image": Image.parse(f"h/r@{DIGEST_HEX}")}
+    fields |= {"preemptible": False, "pull_secret": "s", "volume_handle": "a:b:/c", "copied": {"instance_type": "t"}}
     return Values(**(fields | changes))
 
 
 @pytest.mark.parametrize("nasty", ["/models/it's $HOME `x`", "a: b # c", "{{ x }}", "- 1\n- 2", "ü\u2028"])
 def test_values_enter_as_data_whatever_they_hold(nasty: str) -> None:
-    _, settings = kustomization(values(model=nasty), "..")
-    assert settings["spec"]["model"] == nasty
+    _, settings = kustomization(values(copied={"instance_type": nasty}), "..")
+    assert settings["spec"]["instanceType"] == nasty
 
 
 def test_the_jobset_is_copied_after_everything_else() -> None:
