@@ -1,6 +1,6 @@
-"""Calls the small program `remote.jobs.onhost` on a host, putting it there the first time.
+"""Calls the program `remote.jobs.onhost` on a host; installs it the first time.
 
-Everything above (jobs, transfer) speaks through this one class, so a new kind of host needs nothing but `run`.
+Jobs and transfers go through this class, so a new kind of host needs no more than `run`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _CANNOT_OPEN = 2  # Python's own exit code for a program file that is not there
 
 
 class HostRefused(HostError):
-    """The host understood and cannot do it: a full disk, a missing file, a path outside its folder."""
+    """The host cannot do what was asked: a full disk, a missing file, a path outside its folder."""
 
 
 class Agent:
-    """One host, with jobs and files."""
+    """One host with jobs and files."""
 
     def __init__(self, host: Host, delivered: Program | None = None) -> None:
-        """`delivered` holds the package `ONHOST`, and may hold more; None: that package alone."""
+        """`delivered` holds the package `ONHOST` and may hold more; None is that package alone."""
         self.host, self.program = host, delivered or program(ONHOST)
         self._installed = False
 
@@ -61,7 +61,7 @@ class Agent:
         `payload` goes first on standard input as JSON, then `bulk`. Raises HostRefused, HostUnreachable,
         CommandTimedOut, CommandFailed, and whatever `on_line` raises.
         """
-        said: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         rest = bytearray()
 
         def hear(piece: bytes) -> None:
@@ -69,21 +69,21 @@ class Agent:
             while (end := rest.find(b"\n")) >= 0:
                 line = self.parse(bytes(rest[:end]))
                 del rest[: end + 1]
-                said.append(line)
+                lines.append(line)
                 if on_line is not None:
                     on_line(line)
 
         self._call(verb, arguments, payload, bulk, hear, timeout_sec, idle_timeout_sec)
-        return said
+        return lines
 
     def line(
         self, verb: str, arguments: dict[str, Any], *, payload: object = None, timeout_sec: float = _CALL_SEC
     ) -> dict[str, Any]:
-        """Call a verb that answers in exactly one line. No line is a lost stream, whatever the exit code says."""
-        said = self.lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
-        if len(said) != 1:
-            raise HostUnreachable(f"{self.host.name}: {len(said)} lines in answer to {verb}, expected one")
-        return said[0]
+        """Call a verb that answers in exactly one line. No line is a lost stream, whatever the exit code."""
+        lines = self.lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
+        if len(lines) != 1:
+            raise HostUnreachable(f"{self.host.name}: {len(lines)} lines in answer to {verb}, expected one")
+        return lines[0]
 
     def raw(
         self,
@@ -95,7 +95,7 @@ class Agent:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> None:
-        """Call a verb whose answer is for `on_bytes` to read and to check. Raises as `lines` does."""
+        """Call a verb whose answer `on_bytes` reads and checks. Raises as `lines` does."""
         self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec, proves_itself=True)
 
     def _call(
@@ -125,7 +125,7 @@ class Agent:
             )
 
         if bulk is not None and not self._installed:
-            self._install()  # a stream that was begun cannot be rewound for a second try
+            self._install()  # before the call: the stream cannot be rewound for a second one
         completed = run()
         if completed.exit_code == _CANNOT_OPEN and self.program.folder.encode() in completed.stderr:
             self._install()
@@ -134,15 +134,15 @@ class Agent:
         self._installed = True
 
     def _check(self, command: Command, completed: Completed) -> None:
-        said = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"
+        complaint = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"
         if completed.exit_code == REFUSED:
-            raise HostRefused(said)
+            raise HostRefused(complaint)
         if completed.exit_code == CUT_SHORT:
-            raise HostUnreachable(said)
+            raise HostUnreachable(complaint)
         check(self.host, command, completed)
 
     def parse(self, line: bytes) -> dict[str, Any]:
-        """What a line of the host's answer says. Raises HostUnreachable where it is not as it was sent."""
+        """The document in a line of the host's answer. Raises HostUnreachable if its check sum is wrong."""
         check_sum, _, text = line.partition(b" ")
         if check_sum != b"%08x" % zlib.crc32(text):
             raise HostUnreachable(f"{self.host.name}: an answer was garbled on its way: {line[:80]!r}")
@@ -162,7 +162,7 @@ class Agent:
 
 
 class _Joined:
-    """A file-like view of `head` followed by `rest`; only what a host's pump needs of it."""
+    """`head` followed by `rest` as one Readable."""
 
     def __init__(self, head: bytes, rest: Readable) -> None:
         self._head, self._rest = head, rest

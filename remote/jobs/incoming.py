@@ -1,5 +1,4 @@
-"""The near end of a pull: what comes off the stream of `remote.jobs.onhost.files.send`, checked and put into its
-place."""
+"""The near end of a pull: reads the stream of `remote.jobs.onhost.files.send`, checks files, puts them into place."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class ChecksumMismatch(HostError):
-    """A file arrived complete and wrong, twice; nothing was put in its place."""
+    """A file arrived complete with a wrong digest, twice; nothing was kept of it."""
 
 
 @dataclass(kw_only=True)
 class Part:
-    """A partial file here, open and locked: two pulls into one folder must not write into each other's files.
+    """A partial file, open and locked: two pulls into one folder must not write into each other's files.
 
-    `digest` is that of its first `size` bytes, which are all it holds.
+    It holds `size` bytes with the digest `digest`.
     """
 
     file: FileIO
@@ -40,20 +39,20 @@ class Part:
 
     @classmethod
     def of(cls, path: Path) -> Part:
-        """The partial file of `path`, made if need be, with what an earlier pull left in it."""
+        """The partial file of `path`, with what an earlier pull left in it; made if there is none."""
         path.parent.mkdir(parents=True, exist_ok=True)
         place, digest, size = part_of(path), hashlib.sha256(), 0
         file = os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(file.fileno()), place.stat()):
-                raise BlockingIOError  # its owner has just put it into its place
+                raise BlockingIOError  # its owner has just renamed it into place
             for piece in pieces(file):
                 digest.update(piece)
                 size += len(piece)
         except (BlockingIOError, FileNotFoundError):
             file.close()
-            raise HostError(f"{path}: another process is bringing this file; let it finish") from None
+            raise HostError(f"{path}: another process is receiving this file; let it finish") from None
         except BaseException:
             file.close()
             raise
@@ -66,7 +65,7 @@ class Part:
         self.digest.update(piece)
         self.size += len(piece)
         if self.size - self.handed_on >= _HAND_ON_BYTES and hasattr(os, "posix_fadvise"):
-            # Makes the system write to the disk from now on, while more comes, instead of at the end, while we wait.
+            # Makes the system write to the disk now, while more comes, and not at the end, while we wait.
             os.posix_fadvise(self.file.fileno(), self.handed_on, self.size - self.handed_on, os.POSIX_FADV_DONTNEED)
             self.handed_on = self.size
 
@@ -77,10 +76,7 @@ class Part:
 
 
 class Incoming:
-    """The state of one pull over as many streams as it takes: what is still to come, and what of it is here.
-
-    `byte_count` counts the bytes of files that crossed the wire.
-    """
+    """The state of one pull over as many streams as it takes. `byte_count` counts the bytes of files received."""
 
     def __init__(self, agent: Agent, into: Path, only: Collection[str] | None, without: Collection[str]) -> None:
         self.came, self.already, self.byte_count = list[str](), list[str](), 0
@@ -89,21 +85,21 @@ class Incoming:
         self._listed = False
         self._parts: dict[str, Part] = {}
         self._wholes: dict[str, list[object]] = {}
-        self._spoilt: set[str] = set()  # files that have come wrong once
-        # Of the stream that is coming: a line that has come in part, the bytes of a file that are still to come, the
-        # files that are, whether their names were heard, and whether the first of them has begun.
+        self._spoilt: set[str] = set()  # files that have arrived with a wrong digest once
+        # Of the present stream: a line received in part, bytes of the present file and names of the files still to
+        # come, whether the names were received, and whether the present file has begun.
         self._rest, self._left = bytearray(), 0
         self._coming: list[str] = []
         self._heard_names = self._body_began = False
 
     @property
     def is_complete(self) -> bool:
-        """True once every file that the host has named is here."""
+        """True once every file that the host named is here."""
         return self._listed and not self._wanted
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Grows with everything a stream brings."""
+        """Grows with every byte and every file."""
         return self.byte_count, len(self.came) + len(self.already)
 
     @property
@@ -114,13 +110,13 @@ class Incoming:
         return f"inside {self._coming[0]}" if self._coming else "after its last file"
 
     def request(self) -> dict[str, object]:
-        """Begin a stream: what is wanted of the host, and what is here of it."""
+        """Begin a stream: the files that are wanted, and what is here of them."""
         self._rest, self._left, self._coming = bytearray(), 0, []
         self._heard_names = self._body_began = False
         return {"only": self._wanted, "without": sorted(self._without), "here": self._here()}
 
     def take(self, piece: bytes) -> None:
-        """What came off the stream: lines and, between them, the bytes that a line has announced."""
+        """Take a piece of the stream: lines and, between them, the bytes that a line has announced."""
         at = 0
         while at < len(piece):
             if self._left:
@@ -140,7 +136,7 @@ class Incoming:
             self._hear(self._agent.parse(line))
 
     def close(self) -> None:
-        """Let go of the partial files; what is in them stays for the next pull."""
+        """Close the partial files; their content stays for the next pull."""
         for part in self._parts.values():
             part.file.close()
         self._parts.clear()
@@ -148,7 +144,7 @@ class Incoming:
     # --- one stream ---
 
     def _here(self) -> dict[str, dict[str, list[object]]]:
-        """For every file that may be wanted: the whole file here and the partial one, by size and digest."""
+        """For every file that may be wanted: size and digest of the whole file and of the partial one here."""
         names = [*_names_here(self._into)] if self._wanted is None else self._wanted
         here: dict[str, dict[str, list[object]]] = {}
         for name in names:
@@ -182,12 +178,12 @@ class Incoming:
             for name in names:
                 inside("/", name)
         except Refusal as error:
-            raise HostError(f"{self._agent.host.name}: {error}; nothing was brought") from None
+            raise HostError(f"{self._agent.host.name}: {error}; nothing was taken") from None
         if len({*names}) < len(names) or self._without & {*names} or not self._was_asked_for(names):
-            raise HostError(f"{self._agent.host.name}: sends other files than it was asked for; nothing was brought")
+            raise HostError(f"{self._agent.host.name}: sends other files than it was asked for; nothing was taken")
         if self._listed and (gone := {*(self._wanted or ())} - {*names}):
-            raise HostError(f"{self._agent.host.name}: {min(gone)} went away while it was brought")
-        # From now on these files are the ones, however many streams they take.
+            raise HostError(f"{self._agent.host.name}: {min(gone)} was deleted during the transfer")
+        # These files are wanted from now on, however many streams they take.
         self._wanted, self._coming, self._listed, self._heard_names = list(names), list(names), True, True
 
     def _was_asked_for(self, names: list[str]) -> bool:
@@ -211,7 +207,7 @@ class Incoming:
         self._left, self._body_began = size - start, True
 
     def _hear_end_of_file(self, line: dict[str, Any]) -> None:
-        """Put the file into its place if both sides agree on it; otherwise drop it, and ask once more."""
+        """Rename the file into place if both digests are equal; otherwise drop it and ask once more."""
         name, part, sha256 = self._coming[0], self._parts[self._coming[0]], line.get("sha256")
         self._body_began = False
         path = inside(str(self._into), name)
@@ -240,9 +236,7 @@ class Incoming:
             part.file.close()
 
     def _unexpected(self, line: dict[str, Any]) -> HostError:
-        return HostError(
-            f"{self._agent.host.name}: {line!r} is not what was to come {self.where}; nothing more was taken"
-        )
+        return HostError(f"{self._agent.host.name}: unexpected answer {self.where}: {line!r}; nothing more was taken")
 
 
 def _names_here(into: Path) -> Iterator[str]:

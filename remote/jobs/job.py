@@ -1,7 +1,7 @@
-"""Detached jobs on any host: work that goes on when the connection, or the operator's laptop, does not.
+"""Detached jobs on any host: work that goes on without the connection and without the operator's laptop.
 
-A job is a folder on the host (see `remote.jobs.onhost`). Whoever knows the folder can look at it, follow it, cancel it;
-the one who started it is not special. Completion is a file written last with the true exit code.
+A job is a folder on the host (see `remote.jobs.onhost`). Whoever knows the folder can follow and cancel the job.
+Completion is a file written last with the exit code.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from remote.hosts.host import Host, HostError, HostUnreachable
 from remote.jobs.agent import Agent
 
 LOG_FILE = "log.txt"
-CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds; nobody legitimate needs longer
+CLAIM_SEC = 10.0  # a job that has just ended keeps its slot for some milliseconds
 
 
 class JobState(Enum):
-    """What a job is right now. LOST: its supervisor died without writing an end."""
+    """What a job is now. LOST: its supervisor died without writing an end."""
 
     ABSENT = "absent"
     WAITING = "waiting"
@@ -41,7 +41,7 @@ class HostBusy(HostError):
 class JobSpec:
     """What to run, and its limits. `files` (name to text) are written into the job's folder before it starts.
 
-    After `deadline_sec` the whole process group is told to end, and after `grace_sec` more it is killed.
+    After `deadline_sec` the whole process group is asked to end; after `grace_sec` more it is killed.
     """
 
     command: Command
@@ -78,7 +78,7 @@ class Job:
         self.agent, self.folder, self.slot = agent, folder, slot
 
     def start(self, spec: JobSpec) -> JobStatus:
-        """Start the job unless it was started before; either way say what it is. Raises HostBusy and as `Agent`."""
+        """Start the job unless it was started before; return what it is now. Raises HostBusy and as `Agent`."""
         answer = self.agent.start(
             self.folder,
             {
@@ -111,9 +111,9 @@ class Job:
     ) -> JobStatus:
         """Follow the job over one stream until it ends or `for_sec` has passed; return the last status.
 
-        `progress` is a JSON file below the job's folder that rides along. Raises HostUnreachable or CommandTimedOut
-        when the stream breaks or is silent: the job is none the worse, watch again. What `on_status` raises ends the
-        watching and comes through.
+        `progress` is a JSON file below the job's folder whose content comes with each status. Raises HostUnreachable
+        or CommandTimedOut when the stream breaks or is silent; the job goes on, watch again. An exception from
+        `on_status` ends the watching and is raised.
         """
         last: JobStatus | None = None
 
@@ -129,8 +129,8 @@ class Job:
             timeout_sec=for_sec + silence_sec,
             idle_timeout_sec=every_sec + silence_sec,
         )
-        if last is None:  # a carrier that loses a stream may still report success
-            raise HostUnreachable(f"{self.agent.host.name}: nothing was heard of {self.folder}")
+        if last is None:  # a transport that loses a stream may still report success
+            raise HostUnreachable(f"{self.agent.host.name}: no answer about {self.folder}")
         return last
 
     def cancel(self, *, grace_sec: float = 25.0) -> JobStatus:

@@ -1,13 +1,12 @@
-"""Verified, resumable movement of folders between the operator's machine and any host.
+"""Moves folders between the operator's machine and any host, verified and resumable.
 
-Both sides compute a file's sha256 while its bytes pass; it is kept as a partial file beside its place until both have
-come to the same one, and only then renamed. A broken stream costs the bytes still in flight: the next try asks for the
-rest, file by file and inside a file. What is here already is not believed for its size or its time: its digest is
-compared with the host's own, and only an equal file, or an equal beginning of one, stays. Names that would leave the
-folder are refused, whoever sent them.
+Both sides compute a file's sha256 while its bytes pass. The bytes are kept as a partial file, which is renamed into
+place when both digests are equal. A broken stream costs the bytes still in flight: the next try asks for the rest, file
+by file and inside a file. A file that is here already, or the beginning of one, stays only if its digest is the host's.
+Names that would leave the folder are refused.
 
-Not covered: links and special files (left out), permissions (results and inputs need none). A file that is rewritten
-while it is read is asked for once more; one that only grows comes as long as it was when it was opened.
+Not covered: links and special files (left out), permissions. A file that is rewritten while it is read is asked for
+once more; one that only grows comes at the length it had when it was opened.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What a transfer did: the paths that moved, those that were there already, and the bytes that crossed the wire."""
+    """The paths that moved, those that were there already, and the bytes sent over the connection."""
 
     came: tuple[str, ...] = ()
     already: tuple[str, ...] = ()
@@ -48,7 +47,7 @@ class Moved:
 
 
 class _Patience:
-    """How long a broken transfer is taken up again: until its deadline, while the tries in a row bring anything."""
+    """How long a broken transfer is tried again: until its deadline, and while tries make progress."""
 
     def __init__(self, host: str, timeout_sec: float) -> None:
         self._host, self._timeout_sec = host, timeout_sec
@@ -62,7 +61,7 @@ class _Patience:
         return left
 
     def after(self, error: HostError, *, progressed: bool) -> None:
-        """Return when another try is due; raises `error` when there will be none."""
+        """Return when another try is due; raises `error` if there is none."""
         self._fruitless = 0 if progressed else self._fruitless + 1
         if self._fruitless >= _FRUITLESS_TRIES or time.monotonic() >= self._deadline:
             raise error
@@ -78,11 +77,11 @@ def pull(
     without: Collection[str] = (),
     timeout_sec: float = 3600.0,
 ) -> Moved:
-    """Bring the files below `root` on the host (`only` these, if given, and `without` those) into `into`.
+    """Copy the files below `root` on the host (`only` these, if given, and `without` those) into `into`.
 
-    Files of `into` that are not on the host stay. One call of the host brings everything, unless it breaks. Raises
-    ChecksumMismatch, HostError for unsafe names, and, after several tries in a row that brought nothing, the last
-    HostUnreachable or CommandTimedOut; what came until then is kept and verified.
+    Files of `into` that are not on the host stay. Unless it breaks, one call of the host is enough. Raises
+    ChecksumMismatch, HostError for unsafe names and, after several tries without progress, the last HostUnreachable or
+    CommandTimedOut; the files that came are kept and verified.
     """
     patience, state = _Patience(agent.host.name, timeout_sec), Incoming(agent, into, only, without)
     try:
@@ -97,7 +96,7 @@ def pull(
                     timeout_sec=patience.left_sec(),
                     idle_timeout_sec=_IDLE_SEC,
                 )
-                if not state.is_complete:  # a carrier that loses a stream may still report success
+                if not state.is_complete:  # a transport that loses a stream may still report success
                     raise HostUnreachable(f"{agent.host.name}: the stream ended {state.where}")
             except (HostUnreachable, CommandTimedOut) as error:
                 patience.after(error, progressed=state.progress > before)
@@ -107,7 +106,7 @@ def pull(
 
 
 def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) -> Moved:
-    """Put every regular file below `source` into `root` on the host; raises as `pull` does."""
+    """Copy every regular file below `source` into `root` on the host; raises as `pull` does."""
     entries = [
         FileEntry(path=str(path.relative_to(source)), size=size, sha256=sha256)
         for path in sorted(source.rglob("*"))
@@ -123,7 +122,7 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
             listed = [vars(entry) for entry in entries]
             here = agent.lines("missing", {"root": root}, payload=listed, timeout_sec=patience.left_sec())
             if len(here) != len(entries):
-                raise HostUnreachable(f"{agent.host.name}: what it has of {root} was cut short")
+                raise HostUnreachable(f"{agent.host.name}: the list of its files in {root} was cut short")
             have = {line["path"]: line["have"] for line in here}
             progressed, most = sum(have.values()) > most, max(most, sum(have.values()))
             whole = {line["path"] for line in here if line["whole"]}
@@ -157,7 +156,7 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
 
 
 class _Outgoing:
-    """The rest of each wanted file, one after the other, as one readable stream."""
+    """The rest of each wanted file, one after the other, as one Readable."""
 
     def __init__(self, source: Path, wanted: Sequence[FileEntry], have: dict[str, int]) -> None:
         self.byte_count = 0

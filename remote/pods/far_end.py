@@ -1,24 +1,23 @@
-"""The program beneath one `kubectl exec`: runs a command in the pod and says how it ended, so that nothing else can.
+"""The program of one `kubectl exec`: runs a command in the pod and reports how it ended.
 
-kubectl exec exits 0 with cut output when a kubelet or containerd goes away, and does not end at all when a command
-leaves its input unread. So kubectl's word counts for nothing here. `remote.pods.wire` sends this file on standard input
-and talks to it in frames; standard output carries frames alone, standard error belongs to kubectl and the runtime.
+kubectl exec exits 0 with cut output when a kubelet or containerd dies, and hangs when a command leaves its input
+unread, so kubectl's word does not count. `remote.pods.wire` sends this file on standard input and exchanges frames with
+it. Standard output carries frames alone; standard error belongs to kubectl and the runtime.
 
     in    the request (4 bytes of length; fields apart by NUL), then input: 4 bytes of length, bytes; length 0 ends it
     out   the request's nonce and a line feed, then frames: one byte of channel, 4 bytes of length, bytes
           o standard output · e standard error · k nothing, a sign of life, where there was silence for a while ·
           x the end: exit code, why, CRC-32 of all of o, CRC-32 of all of e, CRC-32 of these
 
-Output of a command that proves itself (files with their digests) is moved from pipe to pipe by the kernel: its frames
+The kernel moves the output of a command that proves itself (files with their digests) from pipe to pipe: its frames
 have a length, and a CRC of 0.
 
-The caller keeps its end of the input open until it has the end frame: input that closes earlier means that the caller
-is gone, and then the command is ended, which kubectl itself never does. A caller behind a dead network closes nothing;
-for that the command's own limits are kept here too.
+The caller keeps the input open until it has the end frame. If the input closes earlier, the caller is gone, and the
+command is ended, which kubectl itself never does. A caller behind a dead network closes nothing, so the command's own
+limits are enforced here, too.
 
-Standard library, Python 3.9 or newer, Linux. The modules `signal`, `subprocess` and `json` are avoided: they cost half
-of what this program costs. A third of the rest is its compilation; so the first that comes to a pod leaves a copy of
-itself there, which Python compiles once.
+Standard library, Python 3.9 or newer, Linux. The modules `signal`, `subprocess` and `json` would double this program's
+cost. A third of the rest is its compilation, so the first one in a pod leaves a copy, which Python compiles once.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def read_exactly(size: int) -> bytes:
 
 
 class Relay:
-    """One command's streams, both ways, until it has ended or has to."""
+    """One command's streams, both ways, until it has ended or is ended."""
 
     def __init__(self, deadline_sec: float, idle_sec: float | None, beat_sec: float, proves_itself: bool) -> None:
         self.began = self.heard = self.sent = time.monotonic()
@@ -63,7 +62,7 @@ class Relay:
         self.status: int | None = None
         self.why = "exited"
         self.kill_at: float | None = None
-        self.sources: dict[int, bytes] = {}  # what the command writes to, and the channel it goes out on
+        self.sources: dict[int, bytes] = {}  # the pipes that the command writes to, and their channels
         self.to_child: int | None = None
         self.raw, self.pending, self.outgoing = bytearray(), bytearray(), bytearray()
         # A frame under way from pipe to pipe: its head, the pipe, and how much of it is still to go. `outgoing` waits.
@@ -71,7 +70,7 @@ class Relay:
         self.input_ended = self.caller_gone = False
 
     def spawn(self, argv: list[bytes], folder: bytes, takes_input: bool) -> None:
-        """Start the command in a session of its own; one that cannot be started ends with 127, as a shell says it."""
+        """Start the command in a session of its own; one that cannot be started ends with 127, as in a shell."""
         out, err = os.pipe(), os.pipe()
         given = os.pipe() if takes_input else (os.open(os.devnull, os.O_RDONLY), None)
         try:
@@ -89,7 +88,7 @@ class Relay:
         for fd in (out[0], OUTPUT):
             try:  # noqa: SIM105 - contextlib costs 3 ms of every command
                 fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES)
-            except OSError:  # no pipe, or more than this user may have: slower, and well
+            except OSError:  # no pipe, or more than this user may have; it is slower without
                 pass
         self.sources = {out[0]: b"o", err[0]: b"e"}
         self.to_child = given[1]
@@ -102,13 +101,13 @@ class Relay:
             if not self.sources and self.status is None:
                 self.reap()
             if self.kill_at is not None and time.monotonic() > self.kill_at + GRACE_SEC:
-                break  # what still holds the streams has left the command's session, and is not ours to end
+                break  # what still holds the streams has left the command's session
 
     def turn(self) -> None:
-        """Wait for the next thing to happen, and do what it asks for."""
+        """Wait for the next event and handle it."""
         poll = select.poll()
         if not self.caller_gone:
-            poll.register(INPUT, select.POLLIN if len(self.pending) < FULL else 0)  # its hang-up is heard either way
+            poll.register(INPUT, select.POLLIN if len(self.pending) < FULL else 0)  # a hang-up is reported in any case
         if self.outgoing or self.owed:
             poll.register(OUTPUT, select.POLLOUT)
         if self.to_child is not None and self.pending:
@@ -141,7 +140,7 @@ class Relay:
     def keep_limits(self) -> None:
         now = time.monotonic()
         if self.owed or len(self.outgoing) >= FULL:
-            self.heard = now  # it is the caller who takes no more, and not the command that is silent
+            self.heard = now  # the caller takes no more; the command is not silent
         if now >= self.sent + self.beat_sec:
             self.frame(b"k", b"")
         if self.kill_at is not None:
@@ -193,7 +192,7 @@ class Relay:
             del self.pending[: os.write(self.to_child or -1, self.pending[:PIECE])]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # it reads no more; the rest of the input is taken in and dropped
+        except BrokenPipeError:  # it reads no more; the rest of the input is read and dropped
             os.close(self.to_child or -1)
             self.to_child = None
             self.pending.clear()
@@ -212,7 +211,7 @@ class Relay:
         self.frame(channel, piece)
 
     def pass_on(self, source: int) -> bool:
-        """Begin a frame of all that waits in `source`, without reading it; False where that cannot be."""
+        """Begin a frame of all that waits in `source`, without reading it; False if that is not possible."""
         size = int.from_bytes(fcntl.ioctl(source, FIONREAD, bytes(4)), "little")
         if not size or self.outgoing or self.owed or self.caller_gone:
             return False
@@ -230,7 +229,7 @@ class Relay:
             if not self.outgoing and not self.owed:
                 try:
                     gone = os.writev(OUTPUT, (head, content))
-                except OSError:  # full or closed: `write` finds out which
+                except OSError:  # full or closed; `write` finds out which
                     gone = 0
             if gone < len(head) + len(content):
                 self.outgoing += head[gone:]
@@ -261,14 +260,14 @@ class Relay:
         except BlockingIOError:
             raise
         except OSError as error:
-            if error.errno != 22:  # EINVAL: standard output is nothing that the kernel can move a pipe's content to
+            if error.errno != 22:  # EINVAL: the kernel cannot move a pipe's content to this standard output
                 raise
             self.passes_on = False
             self.outgoing[:0] = os.read(self.lent, self.owed)
             self.owed = 0
 
     def finish(self) -> None:
-        """Say the end, and take in what input there still is: left unread, it would keep kubectl from ending."""
+        """Send the end frame and read the rest of the input: left unread, it would keep kubectl from ending."""
         status = self.status or 0
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         end = b"%d %s %08x %08x" % (code, self.why.encode(), self.sums.get(b"o", 0), self.sums[b"e"])
@@ -286,14 +285,14 @@ class Relay:
 
 
 def keep(path: str, content: bytes) -> None:
-    """Leave this program at `path` for the next command, which will do without it as well."""
+    """Leave this program at `path` for the next command, which can do without it."""
     temporary = f"{path}.{os.getpid()}.part"
     try:
         os.makedirs(path.rpartition("/")[0], exist_ok=True)  # noqa: PTH103 - pathlib costs 4 ms of every command
         with open(temporary, "wb") as file:  # noqa: PTH123
             file.write(content)
         os.replace(temporary, path)
-    except OSError:  # a full disk, a folder that is not ours: slower, and well
+    except OSError:  # a full disk, a folder that is not ours; it is slower without
         try:  # noqa: SIM105 - contextlib costs 3 ms of every command
             os.unlink(temporary)
         except OSError:
@@ -301,7 +300,7 @@ def keep(path: str, content: bytes) -> None:
 
 
 def main(path: str, content: bytes | None) -> None:
-    """Do what standard input asks for. `content` is this program where it does not lie at `path` yet."""
+    """Run the request on standard input. `content` is this program if there is no copy at `path` yet."""
     request = read_exactly(int.from_bytes(read_exactly(4), "big")).split(b"\0")
     nonce, deadline, idle, beat, folder, takes_input, proves_itself, count = request[:8]
     for pair in request[8 : 8 + int(count)]:

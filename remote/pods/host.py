@@ -1,14 +1,14 @@
-"""A pod as a host: every command is one `kubectl exec`, believed only when it carries its own end.
+"""A pod as a host: every command is one `kubectl exec`, and counts only with its own end frame.
 
-kubectl's exit code and the end of its streams mean nothing here (measured: exit 0 and cut output when a kubelet dies).
-`remote.pods.far_end` runs the command in the pod and frames what it says; a reply without its end frame, or one that
-does not match its check sum, is HostUnreachable, never an exit code.
+kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and cut output when a kubelet dies).
+`remote.pods.far_end` runs the command in the pod and frames its output. A reply without its end frame or with a wrong
+check sum is HostUnreachable, never an exit code.
 
-A stream that is silent is broken, however long the command may be silent: its program sends a sign of life into every
-pause. The command does not outlive the call: its input is held open as a sign of ours, and where a dead network hides
-that we are gone, the limits that travel with it end it. What must outlive the call is a job (`remote.jobs.job`).
+far_end sends a sign of life into every pause of the command, so a silent stream is a broken one. The command does not
+outlive the call: far_end ends it when its input closes and, where a dead network hides that, at the limits sent along.
+What must outlive the call is a job (`remote.jobs.job`).
 
-Not covered: a command whose children leave its session; they are its own to end, as on every host.
+Not covered: children of the command that leave its session, as on every host.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from remote.pods.listing import Pod, Pods
 from remote.pods.wire import Outgoing, Reply, bootstrap, request
 
 _PROGRAM = source("remote.pods.far_end").encode()
-# kubectl lives for a moment, a tenth of which went to Go's garbage collector: measured, 54.8 ms of processor time for
-# an exec, 49.8 ms with 200, and 2 MB more. Who has set it otherwise keeps it.
+# Go's garbage collector took a tenth of an exec: measured, 54.8 ms of processor time, 49.8 ms with 200 and 2 MB more.
+# A GOGC that the operator has set is kept.
 _ENVIRONMENT = {"GOGC": "200"}
 _NOT_STARTED = ("executable file not found", "no such file or directory", "permission denied")
 
@@ -39,9 +39,9 @@ _NOT_STARTED = ("executable file not found", "no such file or directory", "permi
 class PodHost:
     """The worker `index` of a fleet of pods: whichever pod holds that index now.
 
-    `workdir` is a folder in the pod's own writable scratch, which dies with it: jobs of a pod that was replaced are
-    absent, and so lost. After `silence_sec` without a sign of life a stream is given up; a new exec through a node that
-    has just died was seen to take 14 s and more to fail, and is not waited for either.
+    `workdir` is a folder in the pod's scratch, which dies with the pod: jobs of a pod that was replaced are absent, so
+    lost. A stream is given up after `silence_sec` without a sign of life; a new exec through a node that has just died
+    was seen to take 14 s and more to fail.
     """
 
     name: str
@@ -63,7 +63,7 @@ class PodHost:
     ) -> Completed:
         """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as on this machine.
 
-        Raises PodGone where the cluster says that no pod of this index lives, and ClusterError.
+        Raises PodGone if the cluster shows no living pod of this index, and ClusterError.
         """
         nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
         pod = self._find()
@@ -93,12 +93,11 @@ class PodHost:
             self.pods.doubt()
             if time.monotonic() >= deadline:
                 raise
-            silence = f"nothing was heard from {pod.name} for {self.silence_sec:g} s"
-            raise HostUnreachable(f"{self.name}: {silence}") from None
+            raise HostUnreachable(f"{self.name}: no sign of life from {pod.name} for {self.silence_sec:g} s") from None
         if reply.ending is None:
             self.pods.doubt()
             raise self._broken(pod, reply, carried)
-        if reply.ending.why == "caller-gone":  # its input closed, and we had not closed it
+        if reply.ending.why == "caller-gone":  # its input closed, but not by us
             self.pods.doubt()
             raise HostUnreachable(f"{self.name}: the stream to {pod.name} broke before the command's end")
         if reply.ending.why != "exited":
@@ -107,14 +106,14 @@ class PodHost:
         return Completed(exit_code=reply.ending.exit_code, stdout=bytes(reply.stdout), stderr=bytes(reply.stderr))
 
     def address(self) -> str:
-        """Where other pods reach this one now. Raises as `run` does."""
+        """The address at which other pods reach this one now. Raises as `run` does."""
         pod = self._find()
         if not pod.ip:
             raise HostUnreachable(f"{self.name}: {pod.name} has no address yet")
         return pod.ip
 
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:
-        """The one command that carries everything: its argv says nothing of what is run."""
+        """The command that carries every other; its argv does not show what is run."""
         inside = (*self.python, *PYTHON_FLAGS, "-c", bootstrap(_PROGRAM, self.workdir))
         return self.pods.kubectl.argv("exec", "--stdin", pod.name, f"--container={self.container}", "--", *inside)
 

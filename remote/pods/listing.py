@@ -1,8 +1,8 @@
-"""The fleet's pods as the cluster sees them: one list for all workers, read only when somebody has to know.
+"""The fleet's pods as the cluster shows them: one list for all workers, read only when it is needed.
 
-A worker is an index (the label that an Indexed Job puts on its pods), never a pod's name: when a pod dies, its
-replacement has another name and the same index. For a while there can be two, and a pod on a dead node says Running;
-`choose` says which one to talk to, if any.
+A worker is an index (the label that an Indexed Job puts on its pods), not a pod's name: a dead pod's replacement has
+another name and the same index. For a while there can be two, and a pod on a dead node shows Running; `choose` picks
+the one to talk to.
 
 Not covered: pods that are no part of an Indexed Job.
 """
@@ -34,17 +34,17 @@ _FIELDS = (
     ".status.reason",
     '.status.conditions[?(@.type=="Ready")].status',
 )
-# Fields of a pod instead of all of it: the operator's memory stays the same for 4 pods and for 400.
+# Some fields of a pod, not all of it: the operator's memory is the same for 4 pods and for 400.
 LIST_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{{field}}}" for field in _FIELDS) + '{"\\n"}{end}'
 
 
 class PodGone(HostError):
-    """No pod of this index lives: what ran in it is over, and waiting for an answer is pointless."""
+    """No pod of this index lives: what ran in it has ended, and no answer will come."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """One pod as the cluster shows it. A replacement has another name, so a name stands for one pod for ever.
+    """One pod as the cluster shows it. A name always means the same pod: a replacement has another one.
 
     `created_at` is RFC 3339 in UTC: its text order is its order in time.
     """
@@ -61,7 +61,7 @@ class Pod:
 
     @property
     def state(self) -> str:
-        """In words: what stands between this pod and a command."""
+        """In words: why this pod takes no command."""
         word = self.reason or self.phase
         where = f" on {self.node}" if self.node else ""
         terminating = ", being deleted" if self.is_terminating else ""
@@ -83,13 +83,13 @@ class Pods:
     def find(self, index: int) -> Pod:
         """The pod to talk to for this index. Raises PodGone, HostUnreachable and ClusterError.
 
-        The list is read again when it is old, or when somebody was disappointed by it, at most every 2 s.
+        The list is read again when it is old, or after a doubt, at most every 2 s.
         """
         pods = self.all()
         try:
             return choose(pods, index, f"{self.selector} in namespace {self.kubectl.namespace}")
         except HostError:
-            self.doubt()  # a replacement is there within seconds: who asks again is not told the same for 30 s
+            self.doubt()  # a replacement comes within seconds; the next caller must not read the old list for 30 s
             raise
 
     def all(self) -> list[Pod]:
@@ -100,8 +100,8 @@ class Pods:
             if age_sec is not None and age_sec <= (_NOT_BEFORE_SEC if self._doubted else _FRESH_SEC):
                 return self._pods
             if self._failed is not None and now - self._failed[0] <= _NOT_BEFORE_SEC:
-                raise self._failed[1]  # all who waited for the same answer have it
-            was_doubted, self._doubted = self._doubted, False  # a doubt that comes while we read is about this reading
+                raise self._failed[1]  # one failed reading answers all threads that waited
+            was_doubted, self._doubted = self._doubted, False  # a doubt during the reading is about this reading
             try:
                 self._pods = self._read()
             except HostError as error:
@@ -111,7 +111,7 @@ class Pods:
             return self._pods
 
     def doubt(self) -> None:
-        """What the list says of some pod has proved wrong, or may have."""
+        """Some pod of the list is, or may be, no longer as it was read."""
         self._doubted = True
 
     def _read(self) -> list[Pod]:

@@ -1,7 +1,7 @@
-"""This side of the talk with `remote.pods.far_end`: a command as a request, its streams out of frames, and a sure end.
+"""The near end of the protocol with `remote.pods.far_end`: writes the request, reads streams out of frames.
 
-What kubectl says of itself is not asked. A reply is complete when its end frame has come and the check sums in it are
-those of all that came before; anything less is a stream that broke.
+A reply is complete when its end frame has come and the check sums in it match everything before it; anything less is a
+broken stream. kubectl's own word does not count.
 """
 
 from __future__ import annotations
@@ -18,26 +18,23 @@ from remote.hosts.host import HostUnreachable, Readable
 _FRAME_BYTES = 1 << 15
 _LARGEST_FRAME_BYTES = 1 << 24
 _HEAD_BYTES = 5
-_MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that cannot be heard any more
+_MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that is gone
 _BEATS = 4  # signs of life that may go missing before a stream counts as broken
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The command's own word on its end: exit code (128 + n for signal n) and why it ended.
-
-    `why` is exited, deadline, idle or caller-gone.
-    """
+    """How the command ended: exit code (128 + n for signal n); `why` is exited, deadline, idle or caller-gone."""
 
     exit_code: int
     why: str
 
 
 def bootstrap(content: bytes, workdir: str) -> str:
-    """What Python in the pod is given as its one argument: it reads the program off its input, and runs the copy that
-    an earlier one left in `workdir`, or else what it has read.
+    """The text for `python -c` in the pod: it reads the program from its input and runs it, or the copy of it that an
+    earlier command left in `workdir`.
 
-    argv stays short because it travels in the address of an HTTP request, where proxies allow a few kB.
+    It is short because argv is in the address of an HTTP request, where proxies allow a few kB.
     """
     size, module = len(content), f"inpod_{digest(content)}"
     return (
@@ -58,9 +55,9 @@ def request(
     idle_timeout_sec: float | None,
     silence_sec: float,
 ) -> bytes:
-    """The command with its limits, as `remote.pods.far_end` reads it. A Command holds no NUL, so NUL parts the fields.
+    """The command with its limits, as `remote.pods.far_end` reads it: fields apart by NUL, which no Command holds.
 
-    `idle_timeout_sec` is for the command and kept in the pod; `silence_sec` is for the stream and kept here.
+    `idle_timeout_sec` is the command's and is enforced in the pod; `silence_sec` is the stream's and is enforced here.
     """
     fields = [
         nonce,
@@ -79,9 +76,9 @@ def request(
 
 
 class Reply:
-    """What comes back of one command. `on_stdout` receives its standard output, which is else kept in `stdout`.
+    """The reply to one command. `on_stdout` receives its standard output; without it `stdout` keeps it.
 
-    `name` is the host's, for messages. Where the output `proves_itself`, it has no check sum of ours.
+    `name` is the host's, for messages. Output that `proves_itself` has no check sum of ours.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class Reply:
     ) -> None:
         self._name, self._greeting = name, f"{nonce}\n".encode()
         self._sink = on_stdout
-        self._head = bytearray()  # what has come of the greeting, then of a frame's head
+        self._head = bytearray()  # the part received of the greeting, then of a frame's head
         self._channel, self._left, self._last = b"", 0, bytearray()
         self._greeted = False
         self._summed = (b"e",) if proves_itself else (b"o", b"e")
@@ -112,7 +109,7 @@ class Reply:
         return self._greeted
 
     def feed(self, piece: bytes) -> None:
-        """Take in what came. Raises HostUnreachable where it cannot be the pod's whole and unspoiled answer."""
+        """Take a piece of the reply. Raises HostUnreachable if the reply is incomplete or damaged."""
         view = memoryview(piece)
         if not self._greeted:
             view = self._greet(view)
@@ -128,7 +125,7 @@ class Reply:
         missing = len(self._greeting) - len(self._head)
         self._head += view[:missing]
         if not self._greeting.startswith(self._head):
-            raise HostUnreachable(f"{self._name}: something else than our program answers: {bytes(self._head[:60])!r}")
+            raise HostUnreachable(f"{self._name}: it is not our program that answers: {bytes(self._head[:60])!r}")
         if len(self._head) == len(self._greeting):
             self._greeted = True
             self._head.clear()
@@ -162,11 +159,11 @@ class Reply:
             self._sink(content)
 
     def _end(self, content: bytes) -> Ending:
-        said, _, own = content.rpartition(b" ")
+        text, _, own = content.rpartition(b" ")
         try:
-            if own != b"%08x" % zlib.crc32(said):
+            if own != b"%08x" % zlib.crc32(text):
                 raise ValueError
-            code, why, out, err = said.decode("ascii").split(" ")
+            code, why, out, err = text.decode("ascii").split(" ")
             sums = (int(out, 16), int(err, 16))
             ending = Ending(exit_code=int(code), why=why)
         except ValueError:
@@ -181,7 +178,7 @@ class Reply:
 class Outgoing:
     """Standard input for kubectl: the program, the request, then `source` in frames. It stays open after that.
 
-    Once the reply is complete nobody wants the rest of `source`; it is ended at the next frame.
+    Once the reply is complete, the rest of `source` is not sent.
     """
 
     def __init__(self, head: bytes, source: bytes | Readable | None, reply: Reply) -> None:
@@ -193,7 +190,7 @@ class Outgoing:
         if self._ended:
             return None
         content, self._head = self._head, b""
-        # What is at hand goes along with the head: each piece by itself is a message more for everyone on the way.
+        # Bytes at hand go with the head: each piece of its own is one more message for every server on the way.
         while not content or (self._file is None and not self._ended and len(content) < _FRAME_BYTES):
             content += self._frame()
         return content

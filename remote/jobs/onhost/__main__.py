@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    # Python runs isolated here, and so does not look beside the file it was given.
+    # Isolated, Python does not look for modules beside the file it runs.
     sys.path.insert(0, __file__.rsplit("/", 4)[0])
     import json
 

@@ -12,20 +12,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-REFUSED = 3  # this program's exit code for "cannot be done, and here is why"
-CUT_SHORT = 4  # and for "standard input ended early": the stream broke, another try may well succeed
+REFUSED = 3  # exit code: cannot be done, for the reason on standard error
+CUT_SHORT = 4  # exit code: standard input ended early; another try may succeed
 
 
 class Refusal(Exception):
-    """What was asked cannot be done; the message goes back to the caller."""
+    """What was asked cannot be done; the caller gets the message."""
 
 
 class CutShort(Exception):
-    """Standard input ended before all that was promised on it."""
+    """Standard input ended before its announced size."""
 
 
 def line_of(document: object) -> bytes:
-    """The CRC-32 of the JSON text, and the text. A carrier that loses or spoils part of it is found out."""
+    """The CRC-32 of the JSON text, and the text: a transport that loses or changes part of it is noticed."""
     text = json.dumps(document).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
@@ -37,7 +37,7 @@ def say(document: object) -> None:
 
 
 def read_exactly(size: int) -> bytes:
-    """The `size` bytes promised on standard input; waiting for its end would trust the carrier to close it."""
+    """The next `size` bytes of standard input. Its end is not waited for: a transport may never close it."""
     content = sys.stdin.buffer.read(size)
     if len(content) != size:
         raise CutShort(f"standard input ended after {len(content)} of {size} bytes")
@@ -45,7 +45,7 @@ def read_exactly(size: int) -> bytes:
 
 
 def inside(root: str, name: str) -> Path:
-    """`name` below `root`. Refuses what would leave it."""
+    """`name` below `root`. Raises Refusal for a name that would leave it."""
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
         raise Refusal(f"{name!r} is not a path inside the folder")
@@ -53,7 +53,7 @@ def inside(root: str, name: str) -> Path:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, whole or not at all, also when the power goes."""
+    """Put `content` at `path`, whole or not at all, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
@@ -77,7 +77,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, or None where it is absent or (progress being replaced, a torn disk) not JSON."""
+    """The parsed file; None if it is absent or not JSON."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):

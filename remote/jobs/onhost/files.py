@@ -1,4 +1,4 @@
-"""Files that leave this host and files that come to it. What proves a file is the sha256 of all of it, on both sides.
+"""Files that leave this host and files that come to it. Both sides verify a file by its sha256.
 
 A file on its way is kept beside its place under a name that ends in .part; such files, links and special files are
 never sent.
@@ -48,7 +48,7 @@ def pieces(file: BinaryIO, size: int | None = None) -> Iterator[memoryview]:
 
 
 def part_of(path: Path, tag: str = "") -> Path:
-    """Where the bytes so far of `path` are kept. A `tag` keeps versions apart."""
+    """The partial file of `path`. A `tag` keeps versions apart."""
     name, end = path.name, f".{tag}.part" if tag else ".part"
     if len(os.fsencode(name)) + len(end) + 1 > LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -60,7 +60,7 @@ def names_below(root: Path) -> Iterator[str]:
 
     def unreadable(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            raise error  # what lies in there would be left out, and nobody would know
+            raise error  # its files would be left out silently
 
     for folder, folders, names in os.walk(root, onerror=unreadable):
         folders.sort()
@@ -71,18 +71,18 @@ def names_below(root: Path) -> Iterator[str]:
 
 
 def is_movable(path: Path) -> bool:
-    """Whether this is a file that a transfer moves: regular, no link, no partial file."""
+    """Whether a transfer moves this file: regular, no link, no partial file."""
     return not path.name.endswith(".part") and path.is_file() and not path.is_symlink()
 
 
 def send(arguments: dict[str, Any]) -> None:
-    """Files below `root` in one stream, each followed by its digest, so that nothing is read twice before it leaves.
+    """Files below `root` in one stream, each followed by its digest, so that no file is read twice.
 
-    Standard input says what is wanted and what the caller has: {"only": names or null, "without": names, "here":
+    Standard input has what is wanted and what the caller has: {"only": names or null, "without": names, "here":
     {name: {"whole": [size, sha256], "part": [size, sha256]}}}. The answer is the line {"files": names}; for each of
     them either {"same": true} or {"size", "from"}, the bytes from there on and {"sha256"} of the whole file, or
-    {"changed": true}. What the caller has is believed only where this host's own bytes have the same digest.
-    Lines of {"busy": true} stand in long silences.
+    {"changed": true}. What the caller has counts only if this host's own bytes have the same digest.
+    In long silences come lines of {"busy": true}.
     """
     asked = json.loads(read_exactly(arguments["stdin_bytes"]))
     root, without = arguments["root"], set(asked["without"])
@@ -119,19 +119,19 @@ def send_file(name: str, path: Path, known: dict[str, list[Any]]) -> None:
             raise Refusal(f"{name} is shorter than it was")
         after = os.fstat(file.fileno())
         moment = (before.st_mtime_ns, size)
-        # What was only added to is well: the bytes that were sent are still there.
+        # A file that only grew still holds the bytes that were sent.
         changed = (after.st_mtime_ns, after.st_size) != moment and hashed(file, size).digest() != digest.digest()
         write(line_of({"changed": True} if changed else {"sha256": digest.hexdigest()}))
 
 
 def hashed(file: BinaryIO, size: int) -> hashlib._Hash:
-    """The digest over the first `size` bytes, with the file left standing behind them."""
-    digest, said = hashlib.sha256(), time.monotonic()
+    """The digest of the first `size` bytes; the file's position is then behind them."""
+    digest, spoke = hashlib.sha256(), time.monotonic()
     file.seek(0)
     for piece in pieces(file, size):
         digest.update(piece)
-        if time.monotonic() >= said + SIGN_OF_LIFE_SEC:
-            said = time.monotonic()
+        if time.monotonic() >= spoke + SIGN_OF_LIFE_SEC:
+            spoke = time.monotonic()
             say({"busy": True})
     return digest
 
@@ -147,13 +147,13 @@ def missing(arguments: dict[str, Any]) -> None:
 
 
 def receive(arguments: dict[str, Any]) -> None:
-    """Take files from standard input: one JSON line that lists them, then their bytes from each `offset` on."""
+    """Take files from standard input: a JSON list of them, then their bytes from each `offset` on."""
     for wanted in json.loads(read_exactly(arguments["stdin_bytes"])):
         path = inside(arguments["root"], wanted["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
         part = part_of(path, wanted["sha256"][:16])
-        # Not appended: the receiver of a broken stream may live on for a while, and would add its last bytes to ours.
-        # At their own places they are the same bytes, because the digest is in the file's name.
+        # Not appended: the receiver of a broken stream may still run, and would add its last bytes to ours. At their
+        # own offsets they are the same bytes, because the digest is in the file's name.
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
             file.truncate(wanted["offset"])
             file.seek(wanted["offset"])
@@ -166,14 +166,14 @@ def receive(arguments: dict[str, Any]) -> None:
 
 
 def settle(part: Path, path: Path, wanted: tuple[int, str]) -> bool:
-    """Give a file its place if its bytes are the wanted ones; whether they are there now."""
+    """Rename `part` to `path` if it holds the wanted bytes; whether they are at `path` now."""
     try:
         if digest_of(part) != wanted:
             part.unlink()
             return False
         os.replace(part, path)
     except FileNotFoundError:
-        # Two who bring the same bytes at once share the partial file, and the other one was done first.
+        # Two senders of the same bytes share the partial file; the other one was done first.
         return path.is_file() and digest_of(path) == wanted
     sync_folder(path.parent)
     return True
@@ -183,7 +183,7 @@ def take(file: BinaryIO, size: int) -> bool:
     """Move `size` bytes from standard input into `file`; False where it ends before them."""
     stream: BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
     while size > 0:
-        piece = stream.read1(min(PIECE, size))  # what is there now: waiting for more would lose it with the stream
+        piece = stream.read1(min(PIECE, size))  # what is there now: a broken stream must not cost it
         if not piece:
             return False
         file.write(piece)

@@ -1,7 +1,7 @@
 """Detached jobs: started once, watched and cancelled by whoever knows their folder.
 
-A job is a folder. `start` claims it, leaves a supervisor behind and returns; the supervisor outlives the connection,
-runs the command in a session of its own, enforces the deadline, and writes `end.json` last. What holds the truth:
+A job is a folder. `start` claims it, starts a supervisor and returns. The supervisor outlives the connection, runs the
+command in a session of its own, enforces the deadline, and writes `end.json` last. The folder's files:
 
 - `lock`      flock held by the supervisor for as long as it lives, so a recycled pid cannot look like a live job;
 - `heartbeat` the host's uptime in seconds, rewritten every `heartbeat_sec`; uptime, because a clock can be set back;
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 def start(arguments: dict[str, Any]) -> None:
-    """Start the job, or say what it already is. Starting the same job twice starts it once."""
+    """Start the job unless it was started before; answer what it is now."""
     spec = json.loads(read_exactly(arguments["stdin_bytes"]))
     job = Path(arguments["job"])
     claim_folder(job, spec)
     lock = os.open(job / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    # A passing `watch` may hold the lock for an instant; a supervisor holds it for good.
+    # A `watch` may hold the lock for an instant; a supervisor keeps it.
     if not try_lock(lock, within_sec=0.5) or has_begun(job):
         os.close(lock)
         say(state_of(job))
@@ -81,7 +81,7 @@ def has_begun(job: Path) -> bool:
 
 
 def claim_folder(job: Path, spec: dict[str, Any]) -> None:
-    """Make the job's folder with its spec and input files in one step, so that it is whole or absent."""
+    """Make the job's folder with its spec and input files in one step: it is whole or absent."""
     if job.exists():
         return
     import tempfile
@@ -93,7 +93,7 @@ def claim_folder(job: Path, spec: dict[str, Any]) -> None:
         for name, text in spec.pop("files", {}).items():
             inside(str(made), name).write_text(text, encoding="utf-8")
         write_atomic(made / "spec.json", json.dumps(spec).encode())
-        with contextlib.suppress(OSError):  # somebody else claimed it in between: theirs stands
+        with contextlib.suppress(OSError):  # another caller claimed it meanwhile: theirs stands
             os.rename(made, job)
     sync_folder(job.parent)
     if not job.exists():
@@ -104,7 +104,7 @@ def state_of(job: Path) -> dict[str, Any]:
     """absent | waiting (claimed, never started) | running | ended | lost (its supervisor died without an end)."""
     if not job.is_dir():
         return {"state": "absent"}
-    # The end is looked for after liveness: a supervisor that ends in between has written it by then.
+    # Read the end after testing liveness: a supervisor that ends in between has written it by then.
     supervised, alive = (job / "supervisor.json").exists(), is_alive(job)
     end = read_json(job / "end.json")
     if end is not None:
@@ -141,7 +141,7 @@ def watch(arguments: dict[str, Any]) -> None:
     due = 0.0
     while True:
         now = time.monotonic()
-        # The cheap look first: taking the lock to test liveness ten times a second would get in a starter's way.
+        # Only `end.json` is checked each time: taking the lock ten times a second would hinder a starter.
         if now >= due or (job / "end.json").exists():
             state = state_of(job)
             say({**state, "progress": read_json(progress_file)})
@@ -152,11 +152,11 @@ def watch(arguments: dict[str, Any]) -> None:
 
 
 def cancel(arguments: dict[str, Any]) -> None:
-    """Stop the job: interrupt, then kill, everything it started. Waits for its end and says it.
+    """Interrupt, then kill everything the job started; wait for its end and answer it.
 
-    A job that has not begun ends without ever beginning, a starter that still waits for the slot included.
+    A job that has not begun ends at once, also one whose starter still waits for the slot.
     """
-    job, deadline, told = Path(arguments["job"]), time.monotonic() + arguments["grace_sec"] + 10.0, False
+    job, deadline, signalled = Path(arguments["job"]), time.monotonic() + arguments["grace_sec"] + 10.0, False
     while True:
         state = state_of(job)
         if state["state"] not in ("waiting", "running") or time.monotonic() >= deadline:
@@ -170,10 +170,10 @@ def cancel(arguments: dict[str, Any]) -> None:
             if try_lock(lock):
                 end_unbegun(job)
             os.close(lock)
-        elif not told:
+        elif not signalled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor["pid"], signal.SIGTERM)
-            told = True
+            signalled = True
         time.sleep(0.05)
 
 
@@ -186,12 +186,12 @@ def end_unbegun(job: Path) -> None:
 
 def holder(arguments: dict[str, Any]) -> None:
     """Which job holds the slot, if any."""
-    found = None
+    job = None
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(arguments["slot"], os.O_RDWR)
         if not try_lock(handle, within_sec=0.2):
-            found = os.read(handle, 4096).decode(errors="replace").strip()
-    say({"holder": found})
+            job = os.read(handle, 4096).decode(errors="replace").strip()
+    say({"holder": job})
 
 
 def tail(arguments: dict[str, Any]) -> None:

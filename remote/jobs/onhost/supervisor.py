@@ -1,4 +1,4 @@
-"""The process that stays with a job when its caller has gone: runs one command to its end and writes how it ended."""
+"""The process that stays with a job: runs one command to its end and writes how it ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def detach_and_supervise(job: Path, spec: dict[str, Any], slot: int | None, read
         ready = -1
         supervisor.attend()
         code = 0
-    except BaseException as error:  # noqa: BLE001 - the last frame of a detached process: say it or nobody hears it
+    except BaseException as error:  # noqa: BLE001 - the last frame of a detached process
         complaint = f"supervisor: {type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
             os.write(ready, complaint.encode())
@@ -88,7 +88,7 @@ class Supervisor:
             self.beat()
             now = time.monotonic()
             if self.kill_at is None and now >= self.deadline:
-                # By now the command has had its own deadline and did not keep it; no polite signal is owed.
+                # The command had a deadline of its own and missed it, so SIGTERM and not SIGINT.
                 self.stop("deadline", signal.SIGTERM)
             if self.kill_at is not None and now >= self.kill_at:
                 self.signal_all(signal.SIGKILL)
@@ -122,7 +122,7 @@ class Supervisor:
                     self.status = status
 
     def clear_away(self) -> None:
-        """Kill what the command left behind: its group, and what escaped into sessions of its own (torchrun does)."""
+        """Kill what the command left behind: its group, and processes in sessions of their own (torchrun's)."""
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline:
             self.signal_all(signal.SIGKILL)
@@ -136,7 +136,7 @@ class Supervisor:
             time.sleep(0.01)
 
     def beat(self) -> None:
-        # One write over the last one, of its length: a reader sees a whole number. A full disk must not end a job.
+        # Overwrites a number of the same length: a reader sees a whole one. A full disk must not end a job.
         with contextlib.suppress(OSError):
             handle = os.open(self.job / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
             try:
@@ -164,25 +164,25 @@ class Supervisor:
 
 
 def become_subreaper() -> None:
-    """Orphans of the command become ours to reap and to kill, instead of the init process's."""
+    """Orphans of the command become children of this process, which reaps and kills them."""
     pr_set_child_subreaper = 36
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def let_signals_through() -> None:
-    """In the command's process: unblock signals, and die with the supervisor rather than run on unsupervised."""
+    """In the command's process: unblock signals, and die with the supervisor."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, Supervisor.SIGNALS)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def children_of(parent: int) -> list[int]:
-    found = []
+    children = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name in the second field may hold spaces and parentheses; fields count from the last one.
             fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[1]) == parent:
-                found.append(int(process.name))
-    return found
+                children.append(int(process.name))
+    return children

@@ -39,14 +39,14 @@ def test_a_name_that_leaves_the_folder_is_refused_and_nothing_is_written(local: 
     target = local.folder / "in" / "target"
     target.mkdir(parents=True)
     host = Lying(host=local.host()).lying({"files": ["good", path]}, {"size": 0, "from": 0}, {"sha256": EMPTY})
-    with pytest.raises(HostError, match="is not a path inside the folder; nothing was brought"):
+    with pytest.raises(HostError, match="is not a path inside the folder; nothing was taken"):
         pull(Agent(host), "/any", target)
     assert list((local.folder / "in").rglob("*")) == [target]
 
 
 @pytest.mark.parametrize("files", [None, 7, "a", [7], [None], {"a": 1}])
 def test_a_list_that_is_none_of_names_is_refused(local: LocalFleet, files: object) -> None:
-    with pytest.raises(HostError, match="is not what was to come before its list of files"):
+    with pytest.raises(HostError, match="unexpected answer before its list of files"):
         pull(Agent(Lying(host=local.host()).lying({"files": files})), "/any", local.folder / "target")
     assert not (local.folder / "target").exists()
 
@@ -54,7 +54,7 @@ def test_a_list_that_is_none_of_names_is_refused(local: LocalFleet, files: objec
 @pytest.mark.parametrize("files", [["a", "a"], ["a", "b"], ["unwanted"]])
 def test_files_that_nobody_asked_for_are_refused(local: LocalFleet, files: list[str]) -> None:
     host = Lying(host=local.host()).lying({"files": files}, {"size": 0, "from": 0}, {"sha256": EMPTY})
-    with pytest.raises(HostError, match="other files than it was asked for; nothing was brought"):
+    with pytest.raises(HostError, match="other files than it was asked for; nothing was taken"):
         pull(Agent(host), "/any", local.folder / "target", only=("a", "unwanted"), without=("unwanted",))
     assert not (local.folder / "target").exists()
 
@@ -77,7 +77,7 @@ def test_files_that_nobody_asked_for_are_refused(local: LocalFleet, files: list[
 )
 def test_a_head_that_describes_no_file_is_refused(local: LocalFleet, line: dict[str, object]) -> None:
     host = Lying(host=local.host()).lying({"files": ["a"]}, line)
-    with pytest.raises(HostError, match="is not what was to come inside a"):
+    with pytest.raises(HostError, match="unexpected answer inside a"):
         pull(Agent(host), "/any", local.folder / "target")
     assert not (local.folder / "target").exists()
 
@@ -85,7 +85,7 @@ def test_a_head_that_describes_no_file_is_refused(local: LocalFleet, line: dict[
 @pytest.mark.parametrize("line", [{}, {"sha256": None}, {"sha256": "0"}, {"changed": None}])
 def test_a_file_without_a_digest_behind_it_gets_no_place(local: LocalFleet, line: dict[str, object]) -> None:
     host = Lying(host=local.host()).lying({"files": ["a"]}, {"size": 1, "from": 0}, b"x", line)
-    with pytest.raises(HostError, match="is not what was to come inside a"):
+    with pytest.raises(HostError, match="unexpected answer inside a"):
         pull(Agent(host), "/any", local.folder / "target")
     assert not (local.folder / "target" / "a").exists()
 

@@ -80,7 +80,7 @@ def test_a_file_that_another_pull_is_bringing_is_left_to_it(local: LocalFleet) -
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
     other = Part.of(target / "a")
-    with pytest.raises(HostError, match="another process is bringing this file"):
+    with pytest.raises(HostError, match="another process is receiving this file"):
         pull(local.agent(), str(source), target)
     other.file.close()
     pull(local.agent(), str(source), target)

@@ -155,5 +155,5 @@ def test_a_file_that_goes_away_between_two_streams_is_said(tmp_path: Path) -> No
         real(*arguments, **more)  # type: ignore[arg-type]
 
     agent.raw = raw  # type: ignore[method-assign]
-    with pytest.raises(transfer.HostError, match="near: b went away while it was brought"):
+    with pytest.raises(transfer.HostError, match="near: b was deleted during the transfer"):
         pull(agent, str(tmp_path / "source"), tmp_path / "target")
