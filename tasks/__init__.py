@@ -12,6 +12,7 @@ from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
 from tasks.reports.verbs import compare, report
+from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
 
 explain_settings_failures()
@@ -20,6 +21,7 @@ exit_with_2_for_wrong_usage()
 ns = Collection(
     *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, teardown, tune),
     *(status, shell, logs),
+    Collection("data", train.check),
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
     Collection("vm", image.check, image.engine),

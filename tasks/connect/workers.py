@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records import NODE_COUNT, Trial
+from bench.records import NODE_COUNT, Trial, schema
 from bench.records.layout import RESULT_FILE
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.training_data import TrainingData
 from remote.cluster.kubeconfig import Target
 from remote.cluster.kubectl import Kubectl
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
@@ -182,6 +183,14 @@ def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[s
     listed = json.dumps([trial.to_json() for trial in trials]).encode()
     with answering():
         return _told(host, _bench(settings, host, "survey", *_inputs(settings), "--trials", "-"), listed)
+
+
+def examined(settings: Settings, host: Host, spec: TrainingData, *, row_tokens: int) -> Mapping[str, Any]:
+    """What `python -m bench data` says on this host of these data files. Raises as `inspect`."""
+    words = ("data", "--model", settings.model.path, "--spec", "-", "--row-tokens", str(row_tokens))
+    command = _bench(settings, host, *words, "--cache", f"{host.workdir}/examples")
+    with answering():
+        return _told(host, command, json.dumps(schema.to_json(spec)).encode())
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:

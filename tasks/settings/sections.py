@@ -101,6 +101,20 @@ class TuneSection(Section):
     lora_rank: int = Field(default=16, ge=1, le=1024)
 
 
+class TrainSection(Section):
+    data: Texts = Field(default=(), description="a list of data files")
+    weights: Annotated[tuple[float, ...], BeforeValidator(_ordered)] = Field(
+        default=(), description="a list of numbers, one for each file of train.data"
+    )
+    labels: Literal["assistant", "all"] = "assistant"
+    too_long: Literal["drop", "cut"] = "drop"
+    max_seq_len: int = Field(default=512, ge=2, le=1_048_576)
+    validation: float = Field(default=0.02, ge=0, le=0.5)
+    validation_file: Text | None = Field(default=None, description="a file's path")
+    micro_batch_size: int = Field(default=8, ge=1, le=4096)
+    rows_per_step: int = Field(default=4, ge=1, le=65_536)
+
+
 class BuildSection(Section):
     host: Text | None = Field(default=None, description="what one would type after `ssh`")
     user: Text | None = Field(default=None, description="a user's name there")
@@ -205,6 +219,7 @@ class Sections(Section):
     fleet: FleetSection = FleetSection()
     bench: BenchSection = BenchSection()
     tune: TuneSection = TuneSection()
+    train: TrainSection = TrainSection()
     build: BuildSection = BuildSection()
     image: ImageSection = ImageSection()
     registry: RegistrySection = RegistrySection()

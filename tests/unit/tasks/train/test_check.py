@@ -1,0 +1,117 @@
+"""What `inv data.check` asks of a worker, and how its answer looks: also where the data is somebody's prank."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Context
+from rich.console import Console
+
+from bench.records.training_data import DataReport, FileFacts, Finding, Part, Shown
+from tasks.errors import UsageError
+from tasks.settings.load import Settings, load
+from tasks.train import check, printed
+
+REPORT = DataReport(
+    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, weight=0.5)],
+    examples=6,
+    validation_examples=1,
+    tokens=600,
+    targets=150,
+    longest=200,
+    median_length=90.0,
+    rows=9,
+    lengths=[0, 4, 2, 0],
+    length_edges=[64, 128, 192, 256],
+    left_out=1,
+    findings=[Finding(what="is longer than max_seq_len: dropped", count=1, places=["d.jsonl: line 3"])],
+    shown=[
+        Shown(place="d.jsonl: line 1", tokens=9, targets=4, parts=[
+            Part(text="Q\x1b[2J\x07?\n", is_target=False), Part(text="yes</s>", is_target=True),
+        ]),
+    ],
+    was_cached=False,
+    seconds=1.5,
+)  # fmt: skip
+
+
+@pytest.fixture
+def settings(context: Callable[..., Context], project: Path) -> Callable[..., Settings]:
+    """The settings with these of the section train."""
+
+    def make(**train: Any) -> Settings:
+        (project / "more.json").write_text(json.dumps({"train": train}))
+        return load(context(str(project / "more.json")))
+
+    return make
+
+
+def test_without_files_the_data_of_the_benchmarks_is_looked_at(settings: Callable[..., Settings]) -> None:
+    spec = check.data_of(settings())
+    assert (spec.files, spec.weights, spec.labels) == (["data/python-docstrings.jsonl"], [1.0], "assistant")
+
+
+def test_a_validation_file_replaces_the_share(settings: Callable[..., Settings]) -> None:
+    spec = check.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
+    assert (spec.files, spec.weights) == (["a", "b"], [1.0, 0.5])
+    assert (spec.validation_share, spec.validation_file) == (0.0, "v")
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"weights": [1.0, 2.0]}, "train.weights: expected one for each of 1 files, found 2"),
+        ({"weights": [-1.0]}, "train.weights: expected numbers above 0"),
+        ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
+        ({"labels": "some"}, 'train.labels: expected one of assistant, all, found "some"'),
+        ({"validation": 0.9}, "train.validation: expected a number from 0 to 0.5, found 0.9"),
+        ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 2"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(
+    train: dict[str, Any], message: str, settings: Callable[..., Settings]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        check.data_of(settings(**train))
+    assert message in str(refused.value)
+
+
+def shown(settings: Settings) -> str:
+    out = Console(file=io.StringIO(), width=120)
+    printed.show(out, REPORT, settings)
+    return out.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_numbers_that_cost_money_come_first(settings: Callable[..., Settings]) -> None:
+    lines = shown(settings(rows_per_step=4)).splitlines()
+    assert lines[:4] == [
+        "6 examples to train on, 1 example held out, 1 line left out",
+        "600 tokens an epoch, 25.0 % of them trained on (labels: assistant)",
+        "9 packed rows an epoch, 3 steps of 4 rows",
+        "tokenized in 1.5 s",
+    ]
+
+
+def test_no_control_character_of_the_data_reaches_the_terminal(settings: Callable[..., Settings]) -> None:
+    text = shown(settings())
+    assert not [letter for letter in text if not letter.isprintable() and letter != "\n"]
+    assert "Q\\x1b[2J\\x07?" in text
+
+
+def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings: Callable[..., Settings]) -> None:
+    page = printed.page(REPORT, settings())
+    assert page.startswith("<!DOCTYPE html>")
+    assert "6 examples to train on" in page
+    assert "yes&lt;/s&gt;" in page
+    target = next(line for line in page.splitlines() if "yes&lt;/s&gt;" in line)
+    assert "font-weight: bold" in target
+
+
+def test_an_answer_of_another_bench_is_said_to_be_one() -> None:
+    with pytest.raises(Exception, match="is its bench of another version"):
+        check._report({"examples": 1})
