@@ -44,11 +44,11 @@ class Image:
     @classmethod
     def parse(cls, reference: str, size_bytes: int | None = None) -> Image:
         """From HOST/REPOSITORY[:TAG]@sha256:...; ValueError for anything else: a tag can move, a digest cannot."""
-        found = _DIGEST_FORM.match(reference)
-        if found is None:
+        match = _DIGEST_FORM.match(reference)
+        if match is None:
             raise ValueError(f"{reference!r} names no digest")
-        host, _, path = found["repository"].rpartition("/")
-        return cls(repository=f"{host}/{path.split(':')[0]}".lstrip("/"), digest=found["digest"], size_bytes=size_bytes)
+        host, _, path = match["repository"].rpartition("/")
+        return cls(repository=f"{host}/{path.split(':')[0]}".lstrip("/"), digest=match["digest"], size_bytes=size_bytes)
 
     @property
     def reference(self) -> str:

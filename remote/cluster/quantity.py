@@ -23,10 +23,10 @@ _FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([A-Za-z]*)")
 
 def amount(quantity: object) -> Decimal:
     """The number a quantity stands for. Raises ValueError."""
-    found = _FORM.fullmatch(str(quantity))
-    if found is None or found[2] not in _SUFFIXES:
+    match = _FORM.fullmatch(str(quantity))
+    if match is None or match[2] not in _SUFFIXES:
         raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
-    return Decimal(found[1]) * _SUFFIXES[found[2]]
+    return Decimal(match[1]) * _SUFFIXES[match[2]]
 
 
 def same(one: object, other: object) -> bool:

@@ -48,12 +48,7 @@ class _Rule(NamedTuple):
 _RULES = (
     _Rule("no space left on device", "disk-full", "the node's disk is full", "grow its boot volume: `inv nodes`"),
     _Rule("toomanyrequests|429 Too Many Requests", "too-many-requests", "the registry limits requests", "wait", True),
-    _Rule(
-        "no matching manifest|no match for platform",
-        "wrong-architecture",
-        "the image is not for this node's processor",
-        "build it for amd64",
-    ),
+    _Rule("no match(ing manifest| for platform)", "wrong-architecture", "not for this processor", "build it for amd64"),
     _Rule(
         "x509: certificate signed by unknown authority",
         "unknown-authority",
@@ -118,7 +113,7 @@ _RULES = (
 
 
 def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tuple[str, str, str, bool]:
-    """(cause, what, remedy, may pass by itself) of a container that waits with `reason`.
+    """(cause, reason, remedy, whether it may pass by itself) of a container that waits with `reason`.
 
     `messages`: the container's own, then the pod's events, newest first. `pod_spec` says which secrets it uses.
     """

@@ -94,13 +94,9 @@ def _ended_from_outside(status: Object) -> Finding:
 
 
 _CONFIG = (
-    Rule(
-        "runAsNonRoot and image will run as root",
-        "runs-as-root",
-        "build the image with `USER 1000`; image/Dockerfile does",
-    ),
-    Rule('configmap "([^"]+)" not found', "configmap-missing", "`inv deploy` makes it"),
-    Rule('secret "([^"]+)" not found', "secret-missing", "`inv deploy` makes the pull secret; make others yourself"),
+    Rule("image will run as root", "runs-as-root", "build the image with `USER 1000`; image/Dockerfile does"),
+    Rule('configmap "[^"]+" not found', "configmap-missing", "`inv deploy` makes it"),
+    Rule('secret "[^"]+" not found', "secret-missing", "`inv deploy` makes the pull secret; make others yourself"),
     Rule("couldn't find key", "key-missing", "put the key into that ConfigMap or Secret"),
 )
 
@@ -131,17 +127,13 @@ def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Obje
 
 _MOUNTS = (
     Rule(
-        r"driver name (\S+) not found in the list of registered CSI drivers",
+        "not found in the list of registered CSI drivers",
         "csi-driver-missing",
         "the node has no driver for FSS: install the OKE CSI add-on, or leave cluster.fss.volume_handle null",
     ),
-    Rule(
-        r"timed out waiting for external-attacher of (\S+)",
-        "csi-driver-missing",
-        "that CSI driver is not installed in this cluster",
-    ),
-    Rule('secret "([^"]+)" not found', "secret-missing", "make that secret"),
-    Rule('configmap "([^"]+)" not found', "configmap-missing", "`inv deploy` makes it"),
+    Rule("waiting for external-attacher", "csi-driver-missing", "that CSI driver is not installed in this cluster"),
+    Rule('secret "[^"]+" not found', "secret-missing", "make that secret"),
+    Rule('configmap "[^"]+" not found', "configmap-missing", "`inv deploy` makes it"),
     Rule("references non-existent config key", "key-missing", "put the key into that ConfigMap"),
     Rule("hostPath type check failed", "hostpath", "Pod Security refuses hostPath volumes; use the claim"),
     Rule(
@@ -179,16 +171,8 @@ def _not_ready(pod: Object, about: Sequence[Object]) -> list[Finding]:
 
 
 _REFUSALS = (
-    Rule(
-        "exceeded quota: ([^,]+), requested: ([^,]+)",
-        "quota",
-        "free what uses the quota, or ask for more: `kubectl describe resourcequota`",
-    ),
-    Rule(
-        "violates PodSecurity",
-        "pod-security",
-        "the manifest was weakened: take manifests/ as shipped, or relax the namespace's own rules",
-    ),
+    Rule("exceeded quota", "quota", "free what uses the quota, or ask for more: `kubectl describe resourcequota`"),
+    Rule("violates PodSecurity", "pod-security", "take manifests/ as shipped, or relax the namespace's own rules"),
     Rule("serviceaccount .* not found", "service-account", "`inv deploy` makes it"),
     Rule("no PriorityClass", "priority-class", "make that PriorityClass, or remove it from the manifest"),
     Rule("RuntimeClass .* not found", "runtime-class", "make that RuntimeClass, or remove it from the manifest"),
@@ -233,17 +217,9 @@ def _job(job: Object, about: Sequence[Object]) -> list[Finding]:
 
 
 _CLAIMS = (
-    Rule(r"storageclass\S* \"([^\"]+)\" not found", "class-missing", "name a storage class that exists"),
-    Rule(
-        "either by the external provisioner",
-        "provisioner-silent",
-        "the provisioner does not answer: is the CSI driver installed?",
-    ),
-    Rule(
-        "no persistent volumes available",
-        "no-volume",
-        "`inv deploy` makes its volume; is cluster.fss.volume_handle set?",
-    ),
+    Rule(r'storageclass\S* "[^"]+" not found', "class-missing", "name a storage class that exists"),
+    Rule("external provisioner", "provisioner-silent", "it does not answer: is the CSI driver installed?"),
+    Rule("no persistent volumes available", "no-volume", "`inv deploy` makes it; is cluster.fss.volume_handle set?"),
     Rule("waiting for first consumer", "first-consumer", "it binds when a pod that uses it is scheduled"),
     Rule(r"already bound to a different claim|volume \"[^\"]+\" already bound", "volume-taken", "release that volume"),
 )

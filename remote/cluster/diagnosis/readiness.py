@@ -1,12 +1,12 @@
-"""Are the pods that a Job promises there? One row per index, from pods and events as the API shows them. Pure.
+"""Are the pods of a Job there? One row per index, from pods and events as the API shows them. Pure.
 
 Not covered: JobSets, whose pods are counted by the Jobs that they make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
@@ -16,7 +16,7 @@ from remote.cluster.plan import ended
 
 @dataclass(frozen=True, kw_only=True)
 class PodRow:
-    """One place of a Job: the pod that holds it now (the newest live one), if any, and how it is."""
+    """One index of a Job: the pod that has it now, if any, and how it is."""
 
     job: str
     index: int
@@ -33,7 +33,7 @@ class Fleet:
     """What is deployed and how far it is up."""
 
     rows: tuple[PodRow, ...] = ()
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
 
     @property
     def all_findings(self) -> tuple[Finding, ...]:
@@ -62,33 +62,29 @@ def fleet(jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Objec
     return Fleet(rows=tuple(rows), findings=tuple(findings))
 
 
-def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> list[PodRow]:
+def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> Iterator[PodRow]:
     name = job["metadata"]["name"]
-    own = [pod for pod in pods if label(pod, JOB_LABEL) == name]
     done = _indexes(job.get("status", {}).get("completedIndexes", ""))
-    rows = []
     for index in range(int(job.get("spec", {}).get("completions") or 1)):
-        of_index = [pod for pod in own if label(pod, INDEX_LABEL) == str(index)]
-        of_index.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
-        live = [pod for pod in of_index if not pod["metadata"].get("deletionTimestamp")]
-        pod = next((one for one in [*live, *of_index] if is_ready(one)), None) or next(iter([*live, *of_index]), None)
-        if pod is None:
+        own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
+        if own:
+            yield _row(name, index, max(own, key=_preference), events)
+        else:
             is_done = index in done or ended(job) == "completed"
             state = "completed, its pod is gone" if is_done else "no pod yet"
-            rows.append(PodRow(job=name, index=index, state=state, is_up=is_done))
-            continue
-        rows.append(_row(name, index, pod, events))
-    return rows
+            yield PodRow(job=name, index=index, state=state, is_up=is_done)
+
+
+def _preference(pod: Object) -> tuple[bool, bool, str]:
+    """Of two pods with one index the larger one counts: a Ready one, then a live one, then the newest."""
+    meta = pod["metadata"]
+    return is_ready(pod), not meta.get("deletionTimestamp"), str(meta.get("creationTimestamp", ""))
 
 
 def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
-    status = pod.get("status", {})
-    found = tuple(diagnose_pod(pod, events))
-    phase = str(status.get("phase", "?"))
-    containers = status.get("containerStatuses") or []
+    status, ready = pod.get("status", {}), is_ready(pod)
+    phase, containers = str(status.get("phase", "?")), status.get("containerStatuses") or []
     waiting = [one["state"]["waiting"].get("reason", "") for one in containers if one.get("state", {}).get("waiting")]
-    ready = is_ready(pod)
-    is_work = label(pod, COMPONENT_LABEL) == "train"
     if pod["metadata"].get("deletionTimestamp"):
         state = "Terminating"
     elif ready:
@@ -101,16 +97,13 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
         pod=pod["metadata"]["name"],
         node=pod.get("spec", {}).get("nodeName", ""),
         state=state,
-        is_up=ready or (is_work and phase == "Succeeded"),
+        is_up=ready or (label(pod, COMPONENT_LABEL) == "train" and phase == "Succeeded"),
         restarts=sum(one.get("restartCount", 0) for one in containers),
-        findings=found,
+        findings=tuple(diagnose_pod(pod, events)),
     )
 
 
 def _indexes(text: str) -> set[int]:
     """completedIndexes ("0,2-4") as numbers."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+    ranges = [part.partition("-") for part in text.split(",") if part]
+    return {index for first, _, last in ranges for index in range(int(first), int(last or first) + 1)}
