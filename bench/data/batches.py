@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from bench.data.inputs import Conversation, InputError
 from bench.data.packing import Row, apart, blocks, bucketed
 from bench.records import Trial
@@ -187,8 +189,6 @@ def _tokenized(trial: Trial, conversations: Iterator[Conversation], tokenizer: A
 
 
 def _rendered(trial: Trial, conversation: Conversation, tokenizer: Any) -> str:
-    from jinja2.exceptions import TemplateError
-
     try:
         return str(tokenizer.apply_chat_template(conversation.messages, tokenize=False))
     except TemplateError as error:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from bench.data.inputs import InputError
 from bench.train.rows import Conversation
 
@@ -140,8 +142,6 @@ class Examples:
         return len(before), through
 
     def _text(self, conversation: Conversation, turns: int, *, prompt: bool = False) -> str:
-        from jinja2.exceptions import TemplateError
-
         try:
             text = str(
                 self._tokenizer.apply_chat_template(
