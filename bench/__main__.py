@@ -8,10 +8,10 @@ from bench.commands.cli import main
 
 code = main()
 if "torch" in sys.modules:
-    # The result is on the disk. Taking torch's threads, or a half-finished import of it, apart again is the one thing
-    # that could still crash or hang a finished trial.
+    # The result is on the disk. Ending torch's threads, or a half-finished import of it, could still crash or hang a
+    # finished trial.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a reader that has gone changes nothing about how the trial ended
+        with contextlib.suppress(OSError):  # a closed pipe does not change the trial's end
             stream.flush()
     os._exit(code)
 sys.exit(code)

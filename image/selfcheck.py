@@ -1,11 +1,11 @@
-"""Is this image whole? Run in its build, by its health check, and by `inv image.verify`. Standard library alone.
+"""Checks that the image is complete: in its build, as its health check, by `inv image.verify`. Standard library alone.
 
     python selfcheck.py             every package of the lock in its version, the stack imported, models with sizes
     python selfcheck.py --verify    and every file of every model against the sha256 of its manifest
     python selfcheck.py --health    quickly: does the interpreter start and find its packages?
     python selfcheck.py --json      one JSON line for a program instead of lines for people
 
-Exit code 0 when whole, 1 when not, with one line for each thing that is wrong.
+Exit code 0 if complete; 1 if not, with one line for each fault.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def locked(folder: Path) -> dict[str, str]:
 
 
 def asked_for(folder: Path) -> list[str]:
-    """The packages that the profile names itself, as against those that they bring."""
+    """The packages that the profile names itself, without their dependencies."""
     lines = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.in")))
     return re.findall(r"^([A-Za-z0-9_.-]+)", lines, re.MULTILINE)
 
@@ -52,7 +52,7 @@ def check_packages(versions: dict[str, str]) -> list[str]:
 
 
 def check_imports(names: list[str]) -> list[str]:
-    """Import what the profile asks for, by the one of its modules that has its name, or else by the first."""
+    """Import each package of the profile: its module of the same name, or else its first."""
     wrong = []
     for name in names:
         try:
@@ -65,13 +65,13 @@ def check_imports(names: list[str]) -> list[str]:
         module = next((module for module in modules if _plain(module) == _plain(name)), modules[0])
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - whatever keeps the stack from importing is the finding
+        except Exception as error:  # noqa: BLE001 - any error at import is a finding
             wrong.append(f"{name}: import {module}: {type(error).__name__}: {error}")
     return wrong
 
 
 def _modules(package: metadata.Distribution) -> list[str]:
-    """The top-level modules a package installs, read off its files: Python 3.10 knows only those that name them."""
+    """The top-level modules of a package, from its files: Python 3.10 knows them only where the package lists them."""
     tops = {path.parts[0] for path in package.files or () if path.suffix in (".py", ".so") and path.parts[0] != ".."}
     names = {top.split(".")[0] for top in tops}
     return sorted(name for name in names if name.isidentifier() and not name.startswith("_") and name != "tests")
@@ -82,7 +82,7 @@ def _plain(name: str) -> str:
 
 
 def look_at_model(folder: Path, *, verify: bool) -> tuple[dict[str, Any], list[str]]:
-    """What a model's folder holds, and what is wrong with it: files absent, cut short, changed."""
+    """A model folder's facts, and its faults: files missing, truncated or changed."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     facts: dict[str, Any] = {"name": folder.name, "files": len(files), "bytes": size, "manifest_sha256": None}
@@ -132,7 +132,7 @@ def _sha256(path: Path) -> str:
 
 
 def device() -> dict[str, Any]:
-    """CUDA as torch sees it. Without a GPU, as on a build machine, that is said and nothing is wrong."""
+    """CUDA as torch sees it. A missing GPU, as on a build machine, is no fault."""
     if util.find_spec("torch") is None:
         return {"torch": None, "cuda": None, "visible": False}
     import torch

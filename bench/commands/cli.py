@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
         return 2
-    except OSError as error:  # `run` has its own; this is a folder that demo or selfcheck cannot write to
+    except OSError as error:  # a folder that demo or selfcheck cannot write to; `run` handles its own
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its own kind of refusal is a page of usage with the reason below it; everybody else's here is one line."""
+    """Refuses in one line, like all other errors here, instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run one trial and write its result",
         description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, no result; "
         "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end; 74 the result could not be written. "
-        "All but 2 and 74 leave a result that says why. The trial comes from a file (--trial), or from flags: "
+        "All but 2 and 74 leave a result with the reason. The trial comes from a file (--trial), or from flags: "
         "--suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
     run.add_argument("--trial", type=Path, metavar="FILE", help="the trial, as `show` prints one")
@@ -66,12 +66,12 @@ def _parser() -> argparse.ArgumentParser:
 
     profile = commands.add_parser(
         "profile",
-        help="where a training step's time goes on this machine, by kind of kernel",
+        help="a training step's time on this machine, by kind of kernel",
         description="Run a training trial's steps and record a few: milliseconds by kind of kernel, the longest ones. "
         "The trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
     )
     _flag_arguments(profile)
-    profile.add_argument("--json", type=Path, metavar="FILE", help="the same as JSON, into this file")
+    profile.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON to this file")
     profile.set_defaults(act=_profile, trial=None)
 
     lists = commands.add_parser("list", help="the trials of a suite: id, configuration, reason")
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check a model folder and a data file without loading them. Exit code 2 with one line if not.",
     )
     _input_arguments(inspect)
-    inspect.add_argument("--profile", choices=sorted(SCALES), help="and is there the GPU that this profile needs?")
+    inspect.add_argument("--profile", choices=sorted(SCALES), help="also check for the GPU that this profile needs")
     inspect.set_defaults(act=_inspect)
 
     data = commands.add_parser(
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
     survey = commands.add_parser(
         "survey",
-        help="this machine's GPU, how long the samples are, and what of a list of trials would fit: one JSON line",
+        help="this machine's GPU, the lengths of the samples, and which of a list of trials would fit: one JSON line",
         description="Predict peak memory and padding of trials without running them. Exit code 2 with one line if not.",
     )
     _input_arguments(survey)
@@ -117,17 +117,17 @@ def _parser() -> argparse.ArgumentParser:
     selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
     selfcheck.set_defaults(act=_selfcheck)
 
-    sample = commands.add_parser("sample", help="what GPUs and host are doing now: one JSON line")
+    sample = commands.add_parser("sample", help="the load of GPUs and host now: one JSON line")
     sample.set_defaults(act=_sample)
 
-    demo = commands.add_parser("demo", help="make a small model and data set, once; verify them afterwards")
+    demo = commands.add_parser("demo", help="make a small model and data set, or verify them")
     _input_arguments(demo)
     demo.set_defaults(act=_demo)
     return parser
 
 
 def _flag_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a trial of a suite and change it."""
+    """The flags that choose a trial of a suite and change it."""
     parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: one of a suite's trials, see `list`")
     parser.add_argument("--suite", choices=sorted(SUITES), help="with --trial-name; default: full")
     parser.add_argument(
@@ -162,7 +162,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     return run(
         Request(
-            trial_file=arguments.trial or arguments.out,  # names the trial for people where it came by flags
+            trial_file=arguments.trial or arguments.out,  # for messages, where the trial comes from flags
             trial=_trial_by_flags(arguments),
             out=arguments.out,
             strict=arguments.strict,
@@ -175,7 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:
-    """The trial that the flags describe, or None where a file does. Raises TrialError for both, neither or a part."""
+    """The trial that the flags describe; None for a file. Raises TrialError for both, neither or a part."""
     flags = ("trial_name", "suite", "profile", "model", "data", "settings")
     given = [f"--{name.replace('_', '-').replace('settings', 'set')}" for name in flags if getattr(arguments, name)]
     if arguments.trial is not None:

@@ -1,10 +1,10 @@
-"""Where the time of a training step goes, by kind of kernel: `python -m bench profile`, on this machine's own GPU.
+"""The time of a training step by kind of kernel on this machine: `python -m bench profile`.
 
-Steps run as a trial runs them, after the same warm-up; a few are then recorded by PyTorch's profiler. What the device
-does is sorted by its kernels' names, and what no rule knows is shown under its own name. The profiler slows the host
-and not the kernels, so times are the device's alone; idle is a step measured without it, less its kernels.
+Steps run as in a trial, after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are sorted into
+kinds by their names. The profiler slows the host and not the kernels, so times are the device's; idle is a step
+measured without the profiler, less its kernels.
 
-On a CPU there are no kernels: the operators of PyTorch take their place.
+On a CPU there are no kernels: PyTorch's operators take their place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.qlora import recipes
 from bench.qlora.step import TrainingStep, load_base, place
 from bench.records import Trial
 
-# The first rule that finds its words in a kernel's name decides.
+# The first pattern that matches a kernel's name decides.
 KINDS = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn"),
     ("NF4 dequantization", r"dequantize"),
@@ -47,7 +47,7 @@ RECORDED_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """One kind of kernel, a step: milliseconds on the device, how many launches, its part of the step in percent."""
+    """One kind of kernel in a step: milliseconds on the device, launches, and percent of the step."""
 
     kind: str
     milliseconds: float
@@ -57,7 +57,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A step's `milliseconds` in all, measured without the profiler; its parts and its kernels, the longest first."""
+    """A step's `milliseconds`, measured without the profiler; its parts and its kernels, the longest first."""
 
     device: str
     recipe: str
@@ -75,7 +75,7 @@ def kind_of(kernel: str) -> str:
 
 
 def sort_kernels(found: Iterable[tuple[str, float, float]], step_ms: float) -> tuple[Share, ...]:
-    """(name, milliseconds, launches) of a step's kernels by kind, the longest first, and what is left as idle."""
+    """(name, milliseconds, launches) of a step's kernels summed by kind, the longest first; the rest is idle."""
     totals: dict[str, list[float]] = {}
     for name, milliseconds, launches in found:
         total = totals.setdefault(kind_of(name), [0.0, 0.0])
@@ -120,7 +120,7 @@ def profile(trial: Trial) -> Profile:
 
 
 def table(found: Profile, trial: Trial) -> str:
-    """For people."""
+    """The profile as text."""
     lines = [
         f"{found.device}, recipe {found.recipe}, {trial.max_seq_len} x {trial.micro_batch_size}: "
         f"{found.milliseconds:.1f} ms a step",

@@ -1,8 +1,8 @@
 """One trial, from its file to its result: check, import, measure, write.
 
-A process runs one trial and exits. Whatever ends it short of SIGKILL leaves a verified result.json with the end's own
-name and everything measured until then; bad input is refused before the first step and leaves no result. What is
-measured is the business of the module named after the trial's kind: its `measure(record, inputs, stops)`.
+A process runs one trial and exits. Every end but SIGKILL leaves a result.json with that end and everything measured;
+bad input is refused before the first step and leaves no result. The module of the trial's kind measures, with
+`measure(record, inputs, stops)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.records.layout import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import End, TrialResult
 from bench.records.sealed import ResultError
 
-# Where the `measure` of each kind is: modules that import torch, so only the one that is asked for is imported.
+# The module of each kind. They import torch, so only the trial's own is imported.
 KINDS = {
     "training": "bench.kinds.training",
     "hardware": "bench.kinds.hardware",
@@ -34,13 +34,12 @@ KINDS = {
     "distributed": "bench.kinds.distributed.distributed",
 }
 TRACEBACK_LINES = 12
-# Enough for any result; found missing before the work rather than after it.
+# Enough for any result: a full disk is found before the work.
 PROBE_BYTES = 256 * 1024
 
 
 def run(request: Request) -> int:
-    """Run the trial; returns the process's exit code (see `bench.harness.ends`). Never raises for what a trial can
-    do."""
+    """Run the trial; returns the process's exit code (see `bench.harness.ends`). No error of a trial is raised."""
     stops, clock = Stops(), Clock()
     stops.install()
     record: Record | None = None
@@ -78,7 +77,7 @@ def run(request: Request) -> int:
 
 
 def refuse_finished(out: Path) -> None:
-    """Raises InputError if `out` holds a finished trial. A damaged result is none, and will be replaced."""
+    """Raises InputError if `out` holds a finished trial. A damaged result is replaced."""
     with contextlib.suppress(ResultError):
         finished = TrialResult.read(out / RESULT_FILE)
         raise InputError(
@@ -88,7 +87,7 @@ def refuse_finished(out: Path) -> None:
 
 
 def prepare_folder(out: Path) -> None:
-    """Make sure a result can be written before any work is done for it. Raises InputError."""
+    """Check that a result can be written, before the work. Raises InputError."""
     probe = out / f".{RESULT_FILE}.probe"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -101,13 +100,13 @@ def prepare_folder(out: Path) -> None:
 
 
 def _attempt(record: Record, inputs: Inputs, stops: Stops) -> tuple[End, str | None]:
-    """Do the work; the end it came to. InputError passes through: it is found before the first step, or never."""
+    """Do the work and return its end. InputError is raised: it comes before the first step."""
     try:
         _measure(record, inputs, stops)
         stops.close()
     except InputError:
         raise
-    except (Exception, Stopped) as error:  # noqa: BLE001 - whatever a stack of a million lines raises is this trial's end
+    except (Exception, Stopped) as error:  # noqa: BLE001 - any error of the stack is this trial's end
         stops.close()
         end, reason = ends.end_of(stops.stopped or error, record)
         if not isinstance(error, Stopped):

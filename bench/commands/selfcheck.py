@@ -1,4 +1,4 @@
-"""Does all that a trial needs work here? Imports the stack, names the device, runs two steps through the real path."""
+"""Does a trial run here? Imports the stack, names the device, and runs a trial of two steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIAL_SEC = 300.0
 
 
 def selfcheck() -> int:
-    """Print what was found; 0 if a trial runs here, 1 if not."""
+    """Print the versions, the device and the result; 0 if a trial runs here, 1 if not."""
     try:
         modules = stack.load()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A trial by flags: one of a suite's, with fields changed by hand as `key=value`. Standard library alone."""
+"""A trial of a suite, with fields changed on the command line as `key=value`. Standard library alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ TRUE_AND_FALSE = {"true": True, "yes": True, "1": True, "false": False, "no": Fa
 
 
 def changed(trial: Trial, settings: Sequence[str]) -> Trial:
-    """The trial with these `key=value` in it. Its reason says so: it is no longer the suite's own.
+    """The trial with these `key=value` changes, which its reason then names.
 
-    Raises TrialError of one line for text that is no setting, an unknown or repeated key, and a value of the wrong
-    type or out of range.
+    Raises TrialError for text that is no setting, an unknown or repeated key, and a value of the wrong type or range.
     """
     types = {field.name: str(field.type) for field in dataclasses.fields(trial)}
     values: dict[str, Any] = {}
@@ -56,5 +55,5 @@ def _value(key: str, wanted: str, text: str) -> Any:
 
 
 def _clip(text: str) -> str:
-    """Short enough to leave room for the message it is quoted in."""
+    """Cut to 40 characters, for a message."""
     return text if len(text) <= 40 else f"{text[:39]}\N{HORIZONTAL ELLIPSIS}"

@@ -1,10 +1,16 @@
-"""What a training step is made of besides matrix products: one room per idea.
+"""kernels: what a training or decoding step computes besides matrix products, each in plain PyTorch and in Triton.
 
-Each room says its formula, the shapes and the bytes moved, and holds the same function twice: in plain PyTorch
-(`..._reference`), which anyone can read and which runs on a CPU, and as a Triton kernel, which runs on the GPU. The
-public function takes the one that fits its tensors. Both round once, at their end: arithmetic inside is float32.
+nf4: NF4 weights, and their dequantization
+nf4_linear: products of few rows with NF4 weights, for decoding
+lora, lora_out: the A and the B side of LoRA adapters
+attention: causal attention within samples; short_attention: the same for short samples
+norm: RMSNorm; rope: rotary position embedding; swiglu: the activation
+loss: cross entropy over the frozen head
+launch: Triton where it is installed
 
-Shapes throughout: T tokens of a micro-batch (its rows end to end), H the model's width, D a head's, R the LoRA rank.
+Each module states its formula, the shapes and the bytes moved. The functions named `..._reference` are plain PyTorch
+and run on a CPU; the public function chooses by its tensors. Both round once, at their end: arithmetic inside is
+float32. Shapes: T tokens of a micro-batch (its rows end to end), H the model's width, D a head's, R the LoRA rank.
 
 No kernel adds numbers atomically, so equal inputs give equal bits: partial sums of several programs are written apart
 and added in a fixed order. Only `nf4_linear` uses an atomic operation at all, on the counter of finished programs that

@@ -1,12 +1,12 @@
-"""Causal attention over samples that lie end to end, each of which sees itself alone.
+"""Causal attention over samples laid end to end, each of which attends to itself alone.
 
     out = softmax(q k^T / sqrt(D) + mask) v,   mask: same sample, key not after query, not farther back than the window
 
-joined: (T, (Hq + 2 Hk) D), the product that q, k and v come out of, queries and keys turned (`bench.kernels.rope`), Hk
-a divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). Short samples have kernels of their own
-(`bench.kernels.short_attention`). The others are PyTorch's, through the operators under scaled_dot_product_attention:
-FlashAttention 2 (Dao 2023) takes samples of unequal length, and where all are equally long, cuDNN's is used on Hopper
-and later. Without a GPU it is the formula, and autograd.
+joined: (T, (Hq + 2 Hk) D), the joined product of q, k and v, queries and keys rotated (`bench.kernels.rope`), Hk a
+divisor of Hq; samples as cumulative lengths, int32 of shape (n + 1,). Short samples have kernels of their own
+(`bench.kernels.short_attention`). For the others the operators under scaled_dot_product_attention are called:
+FlashAttention 2 (Dao 2023) for samples of unequal length; cuDNN's kernel for equal lengths on Hopper and later. Without
+a GPU it is the formula, with autograd.
 
 Bytes moved: 2T (Hq + 2 Hk) D in and 2T Hq D out, the scores never leave the chip. FLOP: 4 Hq D for each pair of a
 query and a key that it sees.
@@ -26,16 +26,16 @@ from bench.kernels import short_attention
 from bench.kernels.rope import Heads, unrotate
 
 CUDNN_WIDEST_HEAD = 128
-HOPPER = 9  # from this compute capability on cuDNN's kernel is the faster one
-SHORT = 1024  # up to how many tokens a sample of a pack is short
+HOPPER = 9  # from this compute capability on cuDNN's kernel is faster
+SHORT = 1024  # the most tokens of a short sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Where the samples of a micro-batch begin and end: `edges` int32 of shape (n + 1,) on the device, from 0 to T.
 
-    `longest` bounds their lengths, in tokens; it need not be reached. `rows` is n where all have the same length, else
-    0. `window` is how many tokens a query sees, itself included; None for all before it.
+    `longest` is an upper bound of their lengths in tokens. `rows` is n where all have the same length, else 0. `window`
+    is how many tokens a query sees, itself included; None for all before it.
     """
 
     edges: Any
@@ -45,12 +45,12 @@ class Samples:
 
     @property
     def left(self) -> int | None:
-        """How far back a query sees, as the kernels count; None where that reaches every sample's beginning."""
+        """How far back a query sees, as the kernels count; None without a limit."""
         return None if self.window is None or self.window >= self.longest else self.window - 1
 
 
 def attend(joined: Any, heads: Heads, samples: Samples) -> tuple[Any, tuple[Any, ...]]:
-    """(out of shape (T, Hq, D), what backward needs besides)."""
+    """(out of shape (T, Hq, D), what backward needs beside it)."""
     if _is_short(joined, heads, samples):
         out, log_sums = short_attention.forward(joined, heads, samples.edges)
         return out, (log_sums,)
@@ -73,7 +73,7 @@ def attend(joined: Any, heads: Heads, samples: Samples) -> tuple[Any, tuple[Any,
 def attend_backward(
     d_out: Any, joined: Any, heads: Heads, out: Any, kept: tuple[Any, ...], samples: Samples, cos: Any, sin: Any
 ) -> Any:
-    """The gradient of `joined` as it was before its queries and keys were turned by these angles, (T, D/2) float32."""
+    """The gradient of `joined` before its queries and keys were rotated by these angles, (T, D/2) float32."""
     if _is_short(joined, heads, samples):
         return short_attention.backward(d_out, joined, out, kept[0], heads, samples.edges, cos, sin)
     q, k, v = heads.split(joined)
@@ -125,7 +125,7 @@ def _window(samples: Samples) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """The kernels' own order of additions is otherwise left to chance. Fresh memory is not to be filled for that."""
+    """Makes the kernels add in a fixed order, without filling new memory."""
     before, fills = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch._C._set_deterministic_algorithms(True, warn_only=False)

@@ -1,4 +1,4 @@
-"""Triton where it is installed and tensors lie on a GPU; nothing of it is needed to import a room on a CPU."""
+"""Triton where it is installed. Without it the kernels' modules can still be imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if HAS_TRITON:
 else:
 
     def jit(function: Any = None, **_options: Any) -> Any:
-        """Leaves a kernel as the function it is: without Triton nobody launches it."""
+        """Leaves a kernel a plain function: without Triton it is never launched."""
         return function if function is not None else jit
 
     class _Absent:
@@ -27,18 +27,18 @@ else:
             return value
 
         def __getattr__(self, name: str) -> Any:
-            raise ImportError(f"triton is not installed, and {name} was asked of it")
+            raise ImportError(f"triton is not installed; its {name} was needed")
 
     triton = tl = _Absent()
 
 
 def compiled(tensor: Any) -> bool:
-    """Whether the Triton kernel is to be used for this tensor: on a GPU, or in Triton's interpreter, for tests."""
+    """Whether to use the Triton kernel for this tensor: on a GPU, or in Triton's interpreter, for tests."""
     return bool(tensor.is_cuda) or (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below `number`; Triton's tiles have such sides."""
+    """The smallest power of two that is at least `number`: a side of a Triton tile."""
     return 1 << max(0, number - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""The small side of LoRA (Hu et al. 2021), for all adapters of one input at once, dropout included.
+"""The A side of LoRA (Hu et al. 2021), for all adapters of one input at once, dropout included.
 
 With n adapters on the same input x, each with its own A_j (R, K) and its own dropout mask:
 
@@ -6,16 +6,15 @@ With n adapters on the same input x, each with its own A_j (R, K) and its own dr
     backward   d_x += sum over j of s drop_j(d_u_j A_j)    in place
                d_A_j = s d_u_j^T drop_j(x)                 (R, K) float32
 
-s is the adapters' scaling. drop_j keeps each number with probability 1 - p and divides what it keeps by 1 - p. Which
-are kept is a hash of the number's place and a seed, the same in forward and backward, so no mask is stored: three
-masks of q, k and v would be 100 MB a layer at 4096 tokens in bytes. The library keeps the dropped inputs themselves.
+s is the adapters' scaling. drop_j keeps each number with probability 1 - p and divides it by 1 - p. A hash of the
+number's place and a seed decides, the same in forward and backward, so no mask is stored: three byte masks of q, k and
+v would take 100 MB a layer at 4096 tokens. The library keeps the dropped inputs themselves.
 
 x: (T, K); a: (n R, K), the adapters one below the other; u: (T, n R). Bytes moved, as R is far below K: 2TK a function,
-twice that where the gradient of x is added to; the adapters of one block of tokens run beside each other and share the
-cache. One launch serves all adapters of an input: at these sizes starting a kernel costs a fourth of what it takes. Up
-to MOST_RANKS ranks, `backward_` makes both gradients at once: x and d_x are read together, each hash serves both, and a
-normed x is made on the way instead of being written again.
-The other side of the adapters is `bench.kernels.lora_out`.
+twice that where the gradient of x is added to; the adapters of one block of tokens run together and share the cache.
+One launch serves all adapters of an input: at these sizes a launch costs a fourth of the kernel's time. Up to
+MOST_RANKS ranks, `backward_` computes both gradients at once: it reads x and d_x together, uses each hash twice, and
+recomputes a normed x instead of reading it. The B side is `bench.kernels.lora_out`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from bench.kernels.launch import compiled, jit, parts, power_of_two, tl
 
 WORD = 1 << 32
 GOLDEN, MIX_1 = 0x9E3779B9, 0x7FEB352D  # Knuth's, and the first of Wellons' "lowbias32"
-# The last product of the hash, whose low bits nobody needs, is each adapter's own: a product more instead of a hash.
+# Each adapter has its own last product of the hash, whose low bits are not needed: one more product instead of a hash.
 OF_TARGET = (0x31848BAB, 0x2C1B3C6D, 0x297A2D39)
 # A tile's sides: the best of 16 to 128 tokens and 64 to 256 columns, measured at 4096 x 4096 and rank 16.
 TOKENS, COLUMNS, RANKS = 32, 128, 64
-SPLIT_TOKENS = 512  # tokens that one program of a weight's gradient sums up
+SPLIT_TOKENS = 512  # tokens that one program of a weight's gradient adds up
 MOST_RANKS = 64  # of all adapters of one input, for one program to serve them all
 
 
@@ -48,25 +47,25 @@ class Side:
 
     @property
     def limit(self) -> int:
-        """A number is lost where its 32-bit hash lies below this."""
+        """A number is dropped where its 32-bit hash is below this."""
         return round(self.p * WORD)
 
     @property
     def scale(self) -> float:
-        """What a sum over kept numbers is multiplied with."""
+        """The factor of a sum over kept numbers."""
         return self.scaling / (1.0 - self.p)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normed:
-    """An input that is not kept: what `bench.kernels.norm` makes of `total` (T, K) with these rstd and weight."""
+    """An input that is not kept: the norm (`bench.kernels.norm`) of `total` (T, K) with these rstd and weight."""
 
     total: Any
     rstd: Any
     weight: Any
 
     def made(self) -> Any:
-        """The input itself, rounded as the norm rounds it."""
+        """The input itself, rounded as by the norm."""
         wide = self.total * self.rstd[:, None]  # float32, as rstd is
         return wide.mul_(self.weight.float()).to(self.total.dtype)
 
@@ -86,7 +85,7 @@ def down(x: Any, a: Any, side: Side) -> Any:
 
 
 def backward_(d_x: Any, d_u: Any, a: Any, x: Any, side: Side, d_a: Any) -> None:
-    """Add the adapters' part to `d_x`, and leave d_A in `d_a`, as `sums` gives it. `x` may be a `Normed`."""
+    """Add the adapters' part to `d_x`, and write d_A to `d_a`, a view from `sums`. `x` may be a `Normed`."""
     if not compiled(d_x) or not _fits_together(a, side):
         add_input_gradient_(d_x, d_u, a, side)
         weight_gradient(d_u, x, side, d_a)
@@ -117,7 +116,7 @@ def add_input_gradient_(d_x: Any, d_u: Any, a: Any, side: Side) -> None:
 
 
 def weight_gradient(d_u: Any, x: Any, side: Side, d_a: Any) -> None:
-    """Leave d_A of all adapters, (n R, K), in `d_a`, as `sums` gives it. `x` may be a `Normed`."""
+    """Write d_A of all adapters, (n R, K), to `d_a`, a view from `sums`. `x` may be a `Normed`."""
     x = x.made() if isinstance(x, Normed) else x
     if not compiled(x):
         d_a.copy_(weight_gradient_reference(d_u, x, side).view(1, -1))
@@ -132,10 +131,10 @@ def weight_gradient(d_u: Any, x: Any, side: Side, d_a: Any) -> None:
 
 
 def sums(like: Any, *sizes: int) -> tuple[Any, tuple[Any, ...]]:
-    """Room for gradients of parameters of these sizes, float32 of shape (splits, sizes), and a view for each.
+    """Memory for gradients of parameters of these sizes, float32 of shape (splits, sizes), and a view for each.
 
-    A row is the sum over SPLIT_TOKENS of the tokens of `like` (T, ...), or over all of them where no kernel runs; the
-    gradients are the sum of all rows.
+    A row is the sum over SPLIT_TOKENS tokens of `like` (T, ...), or over all of them without a kernel; the gradients
+    are the sum of all rows.
     """
     splits = parts(len(like), SPLIT_TOKENS) if compiled(like) else 1
     room = torch.empty((splits, sum(sizes)), dtype=torch.float32, device=like.device)
@@ -192,7 +191,7 @@ def weight_gradient_reference(d_u: Any, x: Any, side: Side) -> Any:
 
 @jit
 def _hashes(row, column, width, seed):
-    """All of `kept_reference`'s hash but its last product; 32-bit arithmetic wraps as the remainders there do."""
+    """The hash of `kept_reference` without its last product; 32-bit arithmetic wraps as the remainders there."""
     word = (row[:, None] * width + column[None, :]).to(tl.uint32) * 0x9E3779B9 + seed.to(tl.uint32)
     word = (word ^ (word >> 16)) * 0x7FEB352D
     return word ^ (word >> 15)

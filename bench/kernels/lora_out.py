@@ -1,11 +1,11 @@
-"""The other small side of LoRA, for all adapters of one product at once: each has columns of the product of its own.
+"""The B side of LoRA, for all adapters of one product at once: each has its own columns of the product.
 
     forward    y[:, columns_j] = u_j B_j^T                 (T, N), 0 where no adapter is
     backward   d_u_j = d_y[:, columns_j] B_j               (T, R)
                d_B_j = d_y[:, columns_j]^T u_j             (N_j, R) float32
 
-u: (T, n R); b: (N, R), its rows those of y's columns. Bytes moved, as R is far below N: 2TN a function. The library
-takes two or three kernels for each of these and each adapter: it splits the long sum and clears a workspace first.
+u: (T, n R); b: (N, R), a row for each column of y. Bytes moved, as R is far below N: 2TN a function. The library uses
+two or three kernels for each function and adapter: it splits the long sum and clears a workspace first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def out_gradient(d_y: Any, b: Any, columns: tuple[slice, ...], side: Side) -> An
 
 
 def out_weight_gradient(d_y: Any, u: Any, columns: tuple[slice, ...], side: Side, d_b: Any) -> None:
-    """Leave d_B, (N, R), in `d_b`, as `lora.sums` gives it; rows that are no adapter's are not written."""
+    """Write d_B, (N, R), to `d_b`, a view from `lora.sums`; rows without an adapter are not written."""
     if not compiled(d_y):
         d_b.copy_(out_weight_gradient_reference(d_y, u, columns, side).view(1, -1))
         return
@@ -60,7 +60,7 @@ def out_weight_gradient(d_y: Any, u: Any, columns: tuple[slice, ...], side: Side
 
 
 def _edges(columns: tuple[slice, ...]) -> tuple[int, ...]:
-    """First and last column of up to three adapters; those that are missing cover none."""
+    """First and last column of three adapters; a missing one covers no column."""
     edges = [edge for each in columns for edge in (each.start, each.stop)]
     return (*edges, *[0] * (2 * MOST_TARGETS - len(edges)))
 

@@ -1,12 +1,12 @@
-"""Cross entropy over a frozen output layer, in chunks of tokens, its gradient computed on the way.
+"""Cross entropy over a frozen output layer, in chunks of tokens, together with its gradient.
 
     logits = x W^T;  loss = -log softmax(logits)[target], the mean over the targets that count
     d_logits = (softmax(logits) - onehot(target)) / count;  d_x = d_logits W
 
 x: (T, H), W: (V, H), targets: (T,), -100 where nothing is predicted. The full logits never exist: for 4096 tokens and
-32,768 words they would be 0.27 GB in bf16 and 0.54 GB more as float32, and as much again for their gradient. A chunk's
-logits are rounded to the model's dtype, as the model itself rounds them, and become their own gradient in place. W is
-frozen, so backward is d_x times the gradient that arrives.
+32,768 words they would take 0.27 GB in bf16 and 0.54 GB more in float32, and their gradient as much again. A chunk's
+logits are rounded to the model's dtype, as in the model itself, and are overwritten by their gradient. W is frozen, so
+backward is d_x times the incoming gradient.
 
 Bytes moved beside the two products: 3 x 2TV.
 """
@@ -25,7 +25,7 @@ COLUMNS = 4096
 
 
 def head_loss(x: Any, weight: Any, targets: Any) -> tuple[Any, Any]:
-    """(loss, a float32 scalar on the device; d_x). No target at all counts as a loss of 0, not as 0 / 0."""
+    """(loss, a float32 scalar on the device; d_x). Without any target the loss is 0."""
     counted = targets != IGNORED
     share = 1.0 / counted.sum().clamp(min=1).float()
     losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
@@ -39,7 +39,7 @@ def head_loss(x: Any, weight: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy_(logits: Any, targets: Any, share: Any, losses: Any) -> None:
-    """`logits` (T, V) become the gradient of the mean; `losses` (T,) get each token's loss, 0 where nothing counts."""
+    """Overwrite `logits` (T, V) by the mean's gradient, and `losses` (T,) by each token's loss, 0 without target."""
     if not compiled(logits):
         gradient, found = cross_entropy_reference(logits, targets, share)
         logits.copy_(gradient)

@@ -1,4 +1,4 @@
-"""NF4 back to numbers, both levels of quantization in one pass.
+"""NF4 weights, and their dequantization: both levels of quantization in one pass.
 
 A weight of N numbers is stored as (Dettmers et al. 2023, "QLoRA", section 3):
 
@@ -10,8 +10,8 @@ A weight of N numbers is stored as (Dettmers et al. 2023, "QLoRA", section 3):
 
     number[i] = levels[index[i]] * (scale_levels[scales[i / 64]] * scale_scales[i / 64 / 256] + offset)
 
-The library does this in three kernels, writing the scales as float32 in between and rounding at the same places, so the
-results can be compared bit by bit; the products and the sum must not be contracted into a fused multiply-add.
+The library does this in three kernels, with the scales in memory as float32, and rounds at the same places, so results
+are equal bit by bit; the products and the sum must not become a fused multiply-add.
 
 Bytes moved: N/2 + N/64 in, 2N out in bf16; for 7e9 numbers 3.6 GB and 14 GB, once in a forward and once in a backward.
 """
@@ -35,9 +35,9 @@ WORDS = 512  # to a program; 256 to 1024 with 2 or 4 warps are within 2 % of eac
 
 @dataclass(frozen=True, kw_only=True)
 class Nf4:
-    """One quantized weight of `shape` (out_features, in_features); the tensors are those of the module's docstring.
+    """One quantized weight of `shape` (out_features, in_features); for the tensors see the module's docstring.
 
-    `dtype` is what the library rounds its numbers to, that of the weight it quantized.
+    `dtype` is that of the original weight, to which the library rounds.
     """
 
     shape: tuple[int, int]
@@ -97,7 +97,7 @@ def dequantize_joined(weights: tuple[Nf4, ...], out: Any) -> None:
 
 
 def _tables(weight: Nf4) -> tuple[Any, ...]:
-    """As the kernel takes them."""
+    """The tensors in the order of the kernel's arguments."""
     packed = weight.packed.view(torch.int32)
     return packed, weight.levels, weight.scales, weight.scale_levels, weight.scale_scales, weight.offset
 

@@ -4,20 +4,20 @@ A decoding step multiplies every weight by one row per sequence. bitsandbytes ha
 writes the whole matrix in 16 bits and reads it back. Bytes a step must move for N x K weights: K N / 2 of codes and
 K N / 64 of scales, instead of those and 4 K N more. The arithmetic (2 M N K) stays far below what the chip can do.
 
-A program multiplies BLOCK_N rows of W, over its share of the columns, by all of x. What bounds it on a large chip is
-not memory but turning four bits into sixteen. All of Mistral-7B's 7 G weights by 8 rows took 6.9 ms on an H200 with a
-look-up in memory for each byte, and 4.9 ms like this (the library's way 11 ms; reading the codes alone 0.9 ms). The
-table lies in the instructions: `prmt` picks four bytes out of eight by four selectors at once, and each byte of a bf16
-is picked from the eight lower and the eight upper values, and one of the two by the code's upper bit. A word of 32 bits
-holds eight weights, which leave as four pairs.
+A program multiplies BLOCK_N rows of W, over its share of the columns, by all of x. On a large chip it is bound not by
+memory but by turning four bits into sixteen. All of Mistral-7B's 7 G weights by 8 rows took 6.9 ms on an H200 with a
+look-up in memory for each byte, and 4.9 ms like this (the library 11 ms; reading the codes alone 0.9 ms). The table is
+in the instructions: `prmt` picks four bytes out of eight by four selectors at once. Each byte of a bf16 is picked from
+the eight lower and from the eight upper values, and one of the two by the code's upper bit. A word of 32 bits holds
+eight weights, which become four pairs.
 
 Where too few programs would leave the chip idle, the columns are split; the program that finishes last adds the parts
-in order. A counter in memory, raised atomically, tells it that it is the last; no sum is added atomically.
+in order. It knows by a counter that is raised atomically; no sum is added atomically.
 
 Against W dequantized and multiplied by torch, the products differ by rounding alone: here value, scale and their
 product are rounded to bf16, there the product is.
 
-Not covered: more than 32 rows, and weights that `nf4.from_bitsandbytes` refuses; those keep the library's own way.
+Not covered: more than 32 rows, and weights that `nf4.from_bitsandbytes` refuses; the library multiplies those.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _multiply(
         at = step * words + tl.arange(0, words)
         is_code = (rows[:, None] < n_rows) & (at[None, :] < row_words)
         word = tl.load(codes + rows[:, None] * row_words + at[None, :], mask=is_code, other=0)
-        # Looked up once for each block and spread over its words: once for each word took five times as long.
+        # Loaded once for each block and spread over its words: loading for each word took five times as long.
         at_block = step * blocks + tl.arange(0, blocks)
         is_block = (rows[:, None] < n_rows) & (at_block[None, :] < columns // block)
         place = rows[:, None] * (columns // block) + at_block[None, :]
@@ -163,7 +163,7 @@ def _multiply(
         tl.store(partials + share * size + to, total, mask=is_place)
         tl.debug_barrier()
         if tl.atomic_add(tickets + tile, 1) == split - 1:
-            # All other shares of this tile are written: the ticket came after them.
+            # All other shares of this tile are written: each raised the counter afterwards.
             whole = tl.zeros((block_n, block_m), tl.float32)
             for part in range(split):
                 whole += tl.load(partials + part * size + to, mask=is_place, other=0.0, cache_modifier=".cg")
@@ -173,7 +173,7 @@ def _multiply(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a launch is cut: rows of W in a tile, shares of the columns, warps, loads under way at once."""
+    """How a launch is divided: rows of W in a tile, shares of the columns, warps, concurrent loads."""
 
     block_n: int = 64
     split: int = 1
@@ -182,17 +182,16 @@ class Shape:
 
 
 def shape_for(weight: Nf4, processors: int) -> Shape:
-    """Enough programs for `processors` multiprocessors to have bytes under way all the time."""
+    """A shape with enough programs to keep `processors` multiprocessors busy."""
     tiles = parts(weight.shape[0], Shape().block_n)
     wanted = max(1, min(MOST_PARTS, PROGRAMS_PER_PROCESSOR * processors // tiles))
     return Shape(split=min(wanted, parts(weight.shape[1], WORDS * PER_WORD)))
 
 
 class Workspace:
-    """Memory for the parts of split sums. Launches on one stream follow each other, so all of a model's weights share
-    one.
+    """Memory for the parts of split sums, shared by all weights whose launches follow each other on one stream.
 
-    Made once: a captured graph reads and writes these addresses, so whoever replays the graph keeps the workspace.
+    A captured graph uses its addresses: keep the workspace as long as the graph.
     """
 
     def __init__(self, cut: Sequence[tuple[Nf4, Shape]], most_rows: int) -> None:
@@ -255,7 +254,7 @@ def launches(weights: Sequence[Nf4], *, most_rows: int) -> list[Callable[[Any], 
 def products(stack: Any, linears: Sequence[Any], *, rows: int) -> dict[Any, Callable[[Any], Any]]:
     """This product for each of the linear layers that it covers, for up to `rows` rows; the others are left out.
 
-    None on a CPU, and for more than MOST_ROWS rows. Whoever captures a graph of them keeps them as long as the graph.
+    None on a CPU, and for more than MOST_ROWS rows. Keep them as long as a graph captured of them.
     """
     covered = {
         linear: weight
@@ -274,7 +273,7 @@ def products(stack: Any, linears: Sequence[Any], *, rows: int) -> dict[Any, Call
 
 
 def covered_weight(weight: Any) -> Nf4 | None:
-    """What a `Params4bit` holds; None where it is kept in a way that is not covered."""
+    """The weight of a `Params4bit`; None where this kernel does not cover it."""
     try:
         found = from_bitsandbytes(weight)
     except NotDoubleNf4:

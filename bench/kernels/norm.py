@@ -1,12 +1,12 @@
-"""RMSNorm (Zhang & Sennrich 2019), the residual sum before it included.
+"""RMSNorm (Zhang & Sennrich 2019), with the residual sum before it.
 
     forward    total = x + y;  rstd = 1 / sqrt(mean(total^2) + eps);  normed = total * rstd * weight
     backward   x_hat = total * rstd;  g = weight * d_normed
                d_total = rstd * (g - x_hat * mean(g * x_hat)) + d_passing
 
 x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing is the gradient of the residual stream
-that goes around the norm. One row to a program, so each tensor is read and written once: with y 4 x 2TH bytes forward,
-without 2 x 2TH, and 4 x 2TH backward.
+past the norm. A program takes one row, so each tensor is read and written once: with y 4 x 2TH bytes forward, without
+2 x 2TH, and 4 x 2TH backward.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rms_norm_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passi
 
 
 def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
-    """As `rms_norm`. The sum is rounded before it is normed: what is normed is what the residual stream holds."""
+    """As `rms_norm`. The sum is rounded before the norm, as in the residual stream."""
     total = x if y is None else (x.float() + y.float()).to(x.dtype)
     wide = total.float()
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)

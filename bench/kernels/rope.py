@@ -1,9 +1,9 @@
-"""Rotary position embedding (Su et al. 2021) on the product that q, k and v come out of as one.
+"""Rotary position embedding (Su et al. 2021) on the joined product of q, k and v.
 
 A head's numbers are taken as pairs (i, i + D/2), each turned by an angle that depends on the token's position and on i:
 
     forward    a' = a cos - b sin;  b' = b cos + a sin       on the query and key heads, in place; values stay
-    backward   the same with -sin, which is the transpose; it also puts dq, dk and dv back side by side
+    backward   the same with -sin, the transpose; it also joins dq, dk and dv
 
 joined: (T, (Hq + 2 Hk) D), a row of query heads, key heads, value heads; cos, sin: (T, D/2) float32. Bytes moved:
 forward 2 x 2T (Hq + Hk) D, backward 2 x 2T (Hq + 2 Hk) D.
@@ -21,7 +21,7 @@ from bench.kernels.launch import compiled, jit, power_of_two, tl
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """How many heads of queries, and of keys and values each, and the width of one."""
+    """The number of query heads, of key heads (and value heads), and the width of one."""
 
     query: int
     key: int

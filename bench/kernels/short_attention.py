@@ -1,16 +1,16 @@
-"""Causal attention for samples of a few hundred tokens, its backward with the rotation's included.
+"""Causal attention for samples of a few hundred tokens; its backward includes that of the rotation.
 
     forward    s = scale q k^T;  out = softmax(s) v;  log_sum = log2(sum of exp(s)), kept
     backward   delta = sum over D of d_out * out;  p = exp2(log2(e) s - log_sum);  ds = p * (d_out v^T - delta)
                dq = scale ds k;  dk = scale ds^T q;  dv = p^T d_out;  dq and dk turned back by their angles
 
 A sample's tokens see their own sample alone. joined: (T, (Hq + 2 Hk) D), a row of query heads, key heads, value heads,
-queries and keys turned already; out, d_out: (T, Hq, D); cos, sin: (T, D/2) float32; edges: int32 (n + 1,).
+queries and keys rotated; out, d_out: (T, Hq, D); cos, sin: (T, D/2) float32; edges: int32 (n + 1,).
 
-What makes it for short samples: query heads that share a key head are rows of one tile, so 32 tokens of 4 heads fill a
-tile of 128 and little of it is wasted where a sample ends or on the diagonal; and a program finds its place by the
-edges, so no length is asked of the device and no program runs for tokens that are not there. dq and dk, dv are made by
-two kernels, each number summed by one program in a fixed order: no atomic addition, and a seed decides every bit.
+It suits short samples: query heads that share a key head are rows of one tile, so 32 tokens of 4 heads fill a tile of
+128 and little of it is wasted at the end of a sample or on the diagonal. A program finds its tokens by the edges, so no
+length is read back from the device and no program runs without tokens. One kernel computes dq, another dk and dv; one
+program sums each number in a fixed order, without atomic additions.
 
 Bytes moved: forward 2T (Hq + 2 Hk) D in, 2T Hq D out; backward both twice in, and 2T (Hq + 2 Hk) D out. FLOP: 2 Hq D
 for each pair of a query and a key that it sees and each of 2 products forward, 7 backward.
@@ -28,9 +28,9 @@ from bench.kernels.rope import Heads
 
 WIDTHS = (16, 32, 64, 128)
 MOST_HEADS = 8  # query heads to a tile
-# What stays in a program: QUERY_ROWS rows of queries, while keys go by QUERY_KEYS at a time; or KEYS_KEPT keys, while
-# queries go by KEY_ROWS rows at a time. The best of 16 to 128 each with 4 or 8 warps and 1 to 3 stages, measured
-# between large products, at 32 and 8 heads 128 wide and a mean of 228 tokens.
+# A program keeps QUERY_ROWS rows of queries and loops over QUERY_KEYS keys at a time, or keeps KEYS_KEPT keys and loops
+# over KEY_ROWS rows of queries. The best of 16 to 128 each with 4 or 8 warps and 1 to 3 stages, measured between large
+# products, at 32 and 8 heads 128 wide and a mean of 228 tokens.
 QUERY_ROWS, QUERY_KEYS = 64, 32
 KEYS_KEPT, KEY_ROWS = 64, 32
 LOG2_E = math.log2(math.e)
@@ -38,8 +38,7 @@ HOPPER = (9, 0)
 
 
 def fits(joined: Any, heads: Heads) -> bool:
-    """Whether these kernels are for such heads: in 16 bit, of a width that the tiles have, on a GPU whose
-    multiprocessors have room for the tiles (and where they were measured to be the faster ones)."""
+    """Whether these kernels fit: 16 bit, a supported head width, and a GPU on which the tiles fit and are faster."""
     if not compiled(joined) or heads.width not in WIDTHS:
         return False
     if not joined.is_cuda:
@@ -61,7 +60,7 @@ def forward(joined: Any, heads: Heads, edges: Any) -> tuple[Any, Any]:
 
 
 def backward(d_out: Any, joined: Any, out: Any, log_sums: Any, heads: Heads, edges: Any, cos: Any, sin: Any) -> Any:
-    """The gradient of `joined` as it was before queries and keys were turned."""
+    """The gradient of `joined` before queries and keys were rotated."""
     tokens = len(joined)
     d_joined = torch.empty((tokens, heads.joined), dtype=joined.dtype, device=joined.device)
     deltas = torch.empty_like(log_sums)
@@ -85,7 +84,7 @@ def _pack(heads: Heads) -> int:
 
 
 def _programs(tokens: int, tile: int, edges: Any) -> int:
-    """No fewer than the tiles of `tile` tokens that all samples have, each of which may end in one that is not full."""
+    """At least the tiles of `tile` tokens of all samples, each of which may end in a tile that is not full."""
     return tokens // tile + len(edges) - 1
 
 
@@ -94,7 +93,7 @@ def _sizes(heads: Heads, edges: Any) -> dict[str, int]:
         "QUERIES": heads.query,
         "KEYS": heads.key,
         "WIDTH": heads.width,
-        "COUNT": max(64, power_of_two(len(edges) - 1)),  # few values, each of which compiles a kernel
+        "COUNT": max(64, power_of_two(len(edges) - 1)),  # few values: each compiles a kernel
     }
 
 

@@ -1,10 +1,10 @@
-"""SwiGLU (Shazeer 2020) on the product that gate and up come out of as one.
+"""SwiGLU (Shazeer 2020) on the joined product of gate and up.
 
     forward    act = silu(gate) * up,  silu(z) = z sigmoid(z)
     backward   d_up = d_act * silu(gate);  d_gate = d_act * up * sigmoid(gate) (1 + gate (1 - sigmoid(gate)))
 
-joined: (T, 2I), gate then up; act: (T, I). Bytes moved: forward 3 x 2TI; backward 5 x 2TI, in place: the gradients of
-gate and up over gate and up; 6 where the down projection has an adapter, which needs act once more: over its gradient.
+joined: (T, 2I), gate then up; act: (T, I). Bytes moved: forward 3 x 2TI; backward 5 x 2TI, where the gradients
+overwrite gate and up; 6 where the down projection has an adapter, which needs act: it overwrites its gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def swiglu(joined: Any) -> Any:
 
 
 def swiglu_backward_(joined: Any, d_act: Any, *, keep_act: bool) -> None:
-    """`joined` becomes its own gradient, and `d_act`, with `keep_act`, becomes act."""
+    """Overwrite `joined` by its gradient and, with `keep_act`, `d_act` by act."""
     tokens, inner = d_act.shape
     if not compiled(joined):
         act, gradient = swiglu_reference(joined), swiglu_backward_reference(joined, d_act)

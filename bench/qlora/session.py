@@ -1,4 +1,4 @@
-"""The stack, imported once for a trial that computes in this process, and the device it computes on."""
+"""The imported stack and the device of a trial that computes in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.qlora.step import Placement, place
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a trial computes with."""
+    """The stack and where it computes."""
 
     modules: stack.Stack
     placement: Placement

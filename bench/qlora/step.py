@@ -1,7 +1,6 @@
-"""QLoRA itself: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
+"""QLoRA: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
 
-A trial's `recipe` names how these are put together; `bench.qlora.recipes` does it. The same step trains for real.
-Weights are read from safetensors alone and no code is taken from a model folder.
+`bench.qlora.recipes` puts them together. Weights are read from safetensors alone; no code in a model folder is run.
 
 Not covered: more than one device, evaluation, checkpoints.
 """
@@ -18,14 +17,14 @@ from bench.machine.fingerprint import cpu_flags
 from bench.records import Trial
 from bench.stack import Stack
 
-# What a model of transformers takes. Where positions restart and no mask is given, it keeps samples apart by itself.
+# The inputs of a transformers model. With restarting positions and no mask it separates samples by itself.
 MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
-MAX_GRADIENT_NORM = 1.0  # the default of the Trainer that the published numbers were measured with
+MAX_GRADIENT_NORM = 1.0  # the default of transformers' Trainer, as in the published measurements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where steps run and in which arithmetic: a torch.device, and the torch.dtype that matrices are multiplied in.
+    """The torch.device of the steps, and the torch.dtype of matrix products.
 
     `compute_dtype` bfloat16 means autocast, as in the published loop; float32 means none.
     """
@@ -39,13 +38,13 @@ class Placement:
 
 
 def place(stack: Stack) -> Placement:
-    """The first GPU with bf16, or the CPU, with bf16 where its instructions have it and float32 elsewhere.
+    """The first GPU in bf16; without one the CPU, in bf16 if it has the instructions, else in float32.
 
     Measured with the small model at 8 x 64, one core, seconds a step in bf16 and in float32: a CPU with avx512_bf16
     0.15 and 0.17; held to plain AVX-512 0.36 and 0.19; held to AVX2 1.82 and 0.18.
     """
     torch = stack.torch
-    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, as in the published runs
+    torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32, as in the published measurements
     if torch.cuda.is_available():
         return Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
     has_bf16 = not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
@@ -72,12 +71,12 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
         local_files_only=True,
         **stack.dtype_argument(placement.compute_dtype if quantization else torch.bfloat16),
     )
-    model.config.use_cache = False  # keys and values are kept for generation; a training step only pays for them
+    model.config.use_cache = False  # training does not need cached keys and values
     return model
 
 
 def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
-    """The optimizer over the adapters, and what it truly is: paging needs CUDA's unified memory."""
+    """The optimizer of the adapters, and its description: paging needs CUDA's unified memory."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if trial.optimizer == "adamw_torch":
         optimizer = stack.torch.optim.AdamW(
@@ -87,7 +86,7 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
     if placement.is_cuda:
         optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
         return optimizer, "bitsandbytes AdamW, 8 bit, paged"
-    # On the CPU bitsandbytes's paged optimizer keeps its state in plain memory; asking for that says so.
+    # On the CPU bitsandbytes' paged optimizer keeps its state in plain memory anyway.
     optimizer = stack.bitsandbytes.optim.AdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
     return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
 
@@ -95,9 +94,8 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
 class TrainingStep:
     """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
 
-    `model` and `optimizer` are what it trains with; `optimizer_name` says what the optimizer truly is, `recipe` what
-    was built, `notes` what else was used. `inputs` are the fields of a batch that the model takes, where a batch has
-    them.
+    `optimizer_name` describes the optimizer, `recipe` what was built, `notes` what else was used. `inputs` are the
+    fields of a batch that the model takes, where a batch has them.
     """
 
     recipe = ""
@@ -145,6 +143,6 @@ class TrainingStep:
         return total
 
     def wait(self) -> None:
-        """Until the device has done everything asked of it; on the CPU it has."""
+        """Wait until the device has done everything queued."""
         if self._placement.is_cuda:
             self._torch.cuda.synchronize()

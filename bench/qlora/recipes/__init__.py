@@ -1,7 +1,9 @@
-"""Recipes: the ways from a loaded base to a step that trains. All train the same adapters of the same model.
+"""recipes: `build(stack, trial, placement, base) -> TrainingStep`, all for the same adapters of the same model.
 
-`reference` is the published loop, `stock` the best of the usual libraries, `fast` ours. A recipe is a function
-`build(stack, trial, placement, base) -> TrainingStep`.
+reference: the published loop
+stock: the best of the usual libraries
+fast: ours; layer: a decoder layer; products: its products with adapters; offload: layer inputs in the host's memory
+adapters: fresh LoRA adapters by peft
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from bench.stack import Stack
 def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
     """The training step of this recipe over `base`, a model as `bench.qlora.step.load_base` returns it.
 
-    Where `fast` is not for this model or device, `stock` is built, and the step's `recipe` says so and why.
+    Where `fast` does not support this model or device, `stock` is built; the step's `recipe` says so and why.
     """
     fallen = ""
     if recipe == "fast":
@@ -30,7 +32,7 @@ def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: A
 
 
 def _left_out(trial: Trial) -> str:
-    """What the trial asks for that stock has no choice of, to end a sentence with."""
+    """What the trial asks for and stock does not have, to end a sentence with."""
     asked = {
         "checkpoint_every": trial.checkpoint_every > 1,
         "offload_checkpoints": trial.offload_checkpoints,

@@ -1,4 +1,4 @@
-"""LoRA adapters on the trial's layers through peft, for recipes that leave the base as it was loaded."""
+"""LoRA adapters on the trial's layers, by peft."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.stack import Stack
 
 
 def add(stack: Stack, trial: Trial, model: Any) -> Any:
-    """`model` with everything frozen but fresh adapters, whose first values the trial's seed decides."""
+    """`model`, frozen, with fresh adapters initialized by the trial's seed."""
     stack.transformers.set_seed(trial.seed)
     config = stack.peft.LoraConfig(
         r=trial.lora_rank,

@@ -1,18 +1,17 @@
-"""`fast`: the reference's arithmetic with nothing done twice, widened or written out that need not be.
+"""`fast`: the reference's arithmetic in fewer kernels and less memory.
 
-What it leaves out of the published loop, and what it does instead:
+Instead of the published loop:
 
-- No float32 residual stream: norms, embeddings and head stay in bf16 as they are in the model's files; sums inside a
-  kernel are float32.
-- NF4 to bf16 in one pass (`bench.kernels.nf4`), q, k, v and gate, up as one product each with the adapters' product
-  inside (`bench.qlora.recipes.products`).
-- Forward and backward written out (`bench.qlora.recipes.layer`): what is kept and what is made again is chosen, not
-  found.
-- Cross entropy in chunks over the frozen head, its gradient made on the way (`bench.kernels.loss`).
-- Samples packed end to end attend to themselves alone (`bench.kernels.attention`).
+- The residual stream is in bf16: norms, embeddings and head stay as they are in the model's files; sums inside a kernel
+  are float32.
+- NF4 becomes bf16 in one pass (`bench.kernels.nf4`); q, k, v and gate, up are one product each, with the adapters'
+  product inside (`bench.qlora.recipes.products`).
+- Forward and backward are written out (`bench.qlora.recipes.layer`), which decides what is kept and what is recomputed.
+- Cross entropy runs in chunks over the frozen head and computes its gradient on the way (`bench.kernels.loss`).
+- Packed samples attend to themselves alone (`bench.kernels.attention`).
 
-The model stays a peft model with peft's parameters: what trains is what `save_pretrained` writes, and plain peft loads
-it. What this recipe cannot do it says before it starts: `why_not` names the first reason, and `stock` takes over.
+The model stays a peft model with peft's parameters: `save_pretrained` writes them and plain peft loads them. Where this
+recipe does not fit, `why_not` names the first reason and `stock` is used.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ ARCHITECTURES = ("llama", "mistral")
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
 LEAST_TORCH = (2, 10)
 WIDEST_HEAD = 256  # of FlashAttention 2
-DEPENDS_ON_LENGTH = ("dynamic", "longrope")  # kinds of rotation whose angles are others in a longer text
+DEPENDS_ON_LENGTH = ("dynamic", "longrope")  # kinds of rotation whose angles change with the length
 JOINED = {
     "joined": ("self_attn", ("q_proj", "k_proj", "v_proj")),
     "out": ("self_attn", ("o_proj",)),
@@ -52,7 +51,7 @@ JOINED = {
 
 
 def why_not(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
-    """The first reason why this model on this device is not for this recipe; None where it is."""
+    """The first reason why this recipe does not fit this model or device; None where it fits."""
     return _not_this_model(base) or _not_this_device(stack, placement) or _not_this_base(trial, base)
 
 
@@ -93,7 +92,7 @@ def _not_this_base(trial: Trial, base: Any) -> str | None:
     try:
         for name, linear in _linears(base.model.layers[0]):
             width = nf4.from_bitsandbytes(linear.weight).shape[1]
-            if width % nf4.BLOCK:  # at some of which bitsandbytes 0.50.2 is wrong itself, on CPUs
+            if width % nf4.BLOCK:  # for some of which bitsandbytes 0.50.2 is wrong on CPUs
                 return f"{name} takes {width} numbers, not a multiple of {nf4.BLOCK}"
     except nf4.NotDoubleNf4 as error:
         return str(error)
@@ -101,7 +100,7 @@ def _not_this_base(trial: Trial, base: Any) -> str | None:
 
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    """The step over `base`, for which `why_not` found no reason."""
+    """The step over `base`; call `why_not` first."""
     peft_model = adapters.add(stack, trial, base)
     model = FastModel(peft_model, base, trial)
     optimizer, name = make_optimizer(stack, trial, model, placement)
@@ -109,9 +108,9 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
 
 
 class FastModel(torch.nn.Module):
-    """A peft model whose training step is computed here. `peft_model` is what to save.
+    """A peft model whose training step is computed here; save `peft_model`.
 
-    Calling it gives an object with the `loss`: the mean over the micro-batch's targets, as the model's own.
+    A call returns an object with the `loss`: the mean over the micro-batch's targets, as in transformers.
     """
 
     INPUTS = ("input_ids", "labels", "position_ids", "edges")
@@ -119,7 +118,7 @@ class FastModel(torch.nn.Module):
     def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
         super().__init__()
         self.peft_model = peft_model
-        self._base = (base,)  # in a tuple, so that its parameters are not counted a second time
+        self._base = (base,)  # in a tuple, so that its parameters are not registered twice
         self._longest = trial.max_seq_len
         self._window = getattr(base.config, "sliding_window", None)
         self._layers = tuple(_layers(base, trial))
@@ -127,8 +126,8 @@ class FastModel(torch.nn.Module):
         self._angles = Angles(base.model.rotary_emb)
 
     def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
-        """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), B is 1 and holds n samples end to end, whose
-        positions are `position_ids`; without, each row is one sample from position 0, and what pads it comes last."""
+        """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), the one row holds n samples end to end, with
+        `position_ids`; without, each row is one sample from position 0, padded at its end."""
         (base,) = self._base
         decoder, (batch, length) = base.model, input_ids.shape
         if edges is None:
@@ -146,7 +145,7 @@ class FastModel(torch.nn.Module):
         with torch.no_grad():
             x = decoder.embed_tokens(input_ids.view(-1))
         for layer, (copies, trained) in zip(self._layers, self._adapters, strict=True):
-            # What an optimizer's step changed, layer by layer: as a step begins the device waits for the host.
+            # Copied layer by layer: at the beginning of a step the device waits for the host.
             with torch.no_grad():
                 torch._foreach_copy_(copies, trained)
             x = run_layer(x, layer, tokens, *trained)
@@ -156,7 +155,7 @@ class FastModel(torch.nn.Module):
         return SimpleNamespace(loss=loss)
 
     def _next_seed(self) -> int:
-        """Of one micro-batch's dropout; a fresh one each, drawn on the host so that nobody waits for the device."""
+        """A new seed for one micro-batch's dropout, drawn on the host so that nothing waits for the device."""
         return int(torch.randint(0, 2**31 - 1 - len(self._layers) * PRODUCTS, ()))
 
 
@@ -170,7 +169,7 @@ class Angles:
         self._rows: tuple[Any, Any, Any] = (None, None, None)
 
     def of_rows(self, batch: int, length: int, device: Any) -> tuple[Any, Any, Any]:
-        """(cos, sin, edges) of `batch` rows from position 0 on; the last ones are kept, as most steps look the same."""
+        """(cos, sin, edges) of `batch` rows from position 0 on, cached: most steps have the same shape."""
         if self._shape != (batch, length, device):
             edges = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
             cos, sin = self.of_positions(torch.arange(length, device=device).repeat(batch), length)
@@ -196,7 +195,7 @@ class Angles:
 
 
 class _Loss(torch.autograd.Function):
-    """The last norm, the head and the loss; its backward has been computed by the time forward returns."""
+    """The last norm, the head and the loss; forward also computes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:

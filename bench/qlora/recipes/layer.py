@@ -3,14 +3,13 @@
     normed = rms_norm(x);  q, k, v = rotate(product(normed));  h = x + product(attend(q, k, v))
     normed = rms_norm(h);  gate, up = product(normed);         y = h + product(silu(gate) * up)
 
-Written out, because then it is decided here and not by a framework what is kept for backward and what is made again.
-Kept: x, h, the joined q k v, the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token,
-94 KB in bf16 at 7B. Made again in backward: the normed inputs (for the adapters' gradients alone) and silu(gate) * up,
-all by reading what is kept anyway. With `recompute` only x is kept, and the layer runs forward once more, its last
-product left out: no gradient asks for its value.
+Written out, so that it decides itself what is kept for backward and what is recomputed. Kept: x, h, the joined q k v,
+the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token, 94 KB in bf16 at 7B. Recomputed
+in backward from these: the normed inputs (for the adapters' gradients) and silu(gate) * up. With `recompute` only x is
+kept, and the layer runs forward again without its last product, whose value no gradient needs.
 
-The base is frozen, so backward computes no weight gradient but the adapters'; for the first layer, below which nothing
-is trained, not even the one of x.
+The base is frozen, so backward computes only the adapters' weight gradients; for the first layer, below which nothing
+is trained, not the gradient of x either.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ PRODUCTS = 4  # of a layer; each has a seed of its own
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """What a micro-batch's layers share: the angles of each token's position, its samples, and the dropout's seed.
+    """What a micro-batch's layers share: the angles of each token's position, the samples, and the dropout's seed.
 
-    cos, sin: (T, D/2) float32. Without a seed nothing is dropped: this is no training.
+    cos, sin: (T, D/2) float32. Without a seed there is no dropout.
     """
 
     cos: Any
@@ -47,7 +46,7 @@ class Tokens:
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a forward leaves for its backward."""
+    """What a forward keeps for its backward."""
 
     x: Any
     rstd_in: Any
@@ -122,7 +121,7 @@ class Layer:
         """(d_x or None, the gradients of `parameters`). `kept` is used up: its gate_up is overwritten."""
         seeds = self.seeds(tokens)
         d_act, d_u = self.down.input_gradient(d_y, seeds[3])
-        # From here on gate_up is its own gradient, and d_act the activation itself where an adapter asks for it.
+        # From here on gate_up holds its own gradient, and d_act the activation where an adapter needs it.
         swiglu_backward_(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
         d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
         del d_act
@@ -147,7 +146,7 @@ class Layer:
 
 
 class _Function(torch.autograd.Function):
-    """A layer as autograd sees it: of x and of its adapters' parameters, so that DDP hears of each gradient at once."""
+    """A layer for autograd, a function of x and its adapters' parameters: DDP gets each gradient at once."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Layer inputs that wait for their backward in the host's memory instead of the GPU's.
+"""Keeps layer inputs in the host's memory between forward and backward.
 
-With every layer recomputed, what is left on the GPU between forward and backward is one input a layer: 1.07 GB at 32
-layers of 4096 x 4096 in bf16. Copying one takes less time than its layer computes (34 MB: 0.6 ms over PCIe 5, a
-layer's forward 3 ms on an H200; an A10 is slower at both), so the copies go beside the computation, on a stream of
-their own. On a CPU there is nowhere else to go, and inputs stay where they are.
+With every layer recomputed, one input a layer stays on the GPU between forward and backward: 1.07 GB at 32 layers of
+4096 x 4096 in bf16. Copying one takes less time than its layer computes (34 MB: 0.6 ms over PCIe 5, a layer's forward 3
+ms on an H200; an A10 is slower at both), so copies overlap the computation, on a stream of their own. On a CPU inputs
+stay where they are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Offload:
     """Inputs by layer index. Taken from the highest index down; each is fetched while the one above is used."""
 
     def __init__(self) -> None:
-        self._host: dict[int, Any] = {}  # pinned buffers, made once and used again in every step
-        self._held: dict[int, Any] = {}  # what lies on the device, or is on its way there
+        self._host: dict[int, Any] = {}  # pinned buffers, made once and reused in every step
+        self._held: dict[int, Any] = {}  # on the device, or on the way there
         self._waiting: set[int] = set()
         self._stream: Any = None
 
@@ -35,11 +35,11 @@ class Offload:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             buffer.copy_(x, non_blocking=True)
-        x.record_stream(self._stream)  # its memory is not to be used again before the copy has read it
+        x.record_stream(self._stream)  # its memory must not be reused before the copy has read it
         self._waiting.add(index)
 
     def take(self, index: int) -> Any:
-        """What was put there, on the device."""
+        """The input of layer `index`, on the device."""
         if index in self._waiting:
             self._fetch(index)
         x = self._held.pop(index)

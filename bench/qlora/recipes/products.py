@@ -1,8 +1,7 @@
 """One product of a frozen NF4 weight, or of several that share their input, with the LoRA adapters on it.
 
-q, k and v are one product, and so are gate and up: one wide matrix product keeps the GPU busier than three or two, and
-the input is read once. Nothing is stored joined: the bf16 matrix that the weights are dequantized to lives as long as
-the product takes.
+q, k and v are one product, and so are gate and up: one wide matrix product uses the GPU better than three or two, and
+the input is read once. The weights stay apart; the joined bf16 matrix exists only during the product.
 
     u   = s drop(x) A^T
     y   = x W^T + u B^T            the adapters' product first, to which the base product is added inside the library's
@@ -30,7 +29,7 @@ from bench.kernels.lora import Side
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One LoRA adapter: its trained parameters, float32, and which columns of the product it is on."""
+    """One LoRA adapter: its trained parameters, float32, and its columns of the product."""
 
     a: Any
     b: Any
@@ -41,8 +40,8 @@ class Adapter:
 class Product:
     """Linear layers with one input. `scaling` is s, `dropout` its probability; `adapters` may be empty.
 
-    `work_a` is every A as it is computed with, one below the other, `work_b` every B, (N, R), 0 where no adapter is;
-    `held` is W itself, where it is not made each time.
+    `work_a` is every A in compute precision, one below the other, `work_b` every B, (N, R), 0 where no adapter is;
+    `held` is W in 16 bit, where it is not dequantized each time.
     """
 
     weights: tuple[nf4.Nf4, ...]
@@ -64,7 +63,7 @@ class Product:
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """What is trained, in the order in which `backward` gives its gradients: every A and its B."""
+        """Every A and its B, in the order of `backward`'s gradients."""
         return tuple(parameter for adapter in self.adapters for parameter in (adapter.a, adapter.b))
 
     @property
@@ -103,7 +102,7 @@ class Product:
         return d_x, self._gradients(room)
 
     def input_gradient(self, d_y: Any, seed: int | None) -> tuple[Any, Any]:
-        """(d_x, d_u), where x comes later than they are needed."""
+        """(d_x, d_u), without x."""
         d_x = d_y @ self.weight(d_y)
         d_u = self.small_gradient(d_y)
         if d_u is not None:
@@ -111,7 +110,7 @@ class Product:
         return d_x, d_u
 
     def small_gradient(self, d_y: Any) -> Any:
-        """d_u (T, n R), None without adapters; by itself where no one asks for d_x."""
+        """d_u (T, n R), None without adapters."""
         return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(None)) if self.adapters else None
 
     def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, ...]:
@@ -143,7 +142,7 @@ class Product:
 
 
 def dequantized(weights: Iterable[nf4.Nf4], dtype: Any, device: Any) -> Any:
-    """These weights one below the other, dequantized by one launch and rounded as the library rounds them."""
+    """These weights one below the other, dequantized by one launch and rounded as in the library."""
     weights = tuple(weights)
     rows = sum(weight.shape[0] for weight in weights)
     whole = torch.empty((rows, weights[0].shape[1]), dtype=weights[0].dtype, device=device)

@@ -1,13 +1,13 @@
-"""`reference`: the published loop, exactly, as what every other recipe is compared with.
+"""`reference`: exactly the published loop, with which every other recipe is compared.
 
 1. the base in NF4 with double quantization, bf16 compute (`bench.qlora.step.load_base`);
 2. `prepare_model_for_kbit_training`: norms, embeddings and the output layer raised to float32, gradient checkpointing;
 3. LoRA of rank 16, alpha 32, on the attention projections; only the adapters are trained;
-4. every sample padded to max_seq_len, whatever the batch's longest is (`bench.data.batches`, layout `pad`);
+4. every sample padded to max_seq_len (`bench.data.batches`, layout `pad`);
 5. forward under bf16 autocast with the model's own loss, backward, gradients clipped at norm 1;
 6. bitsandbytes' `paged_adamw_8bit` at a constant 2e-4, no weight decay.
 
-A 16-bit base leaves step 2's casts out: they would raise the whole base to float32, which is not what is compared.
+With a 16-bit base step 2 is left out: it would cast the whole base to float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.stack import Stack
 
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    # Non-reentrant is what PyTorch recommends, and the default differs between versions.
+    # PyTorch recommends non-reentrant; the default differs between versions.
     checkpointing = {"use_reentrant": False}
     if trial.base_precision == "nf4":
         base = stack.peft.prepare_model_for_kbit_training(

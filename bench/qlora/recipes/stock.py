@@ -1,10 +1,8 @@
-"""`stock`: well-kept libraries put together with care: transformers, peft, bitsandbytes, Liger, torch.compile.
+"""`stock`: the usual libraries at their best: transformers, peft, bitsandbytes, Liger, torch.compile.
 
-Against the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the residual
-stream in bf16; Liger's fused kernels where they are installed; decoder layers compiled on a GPU. Everything else is
-the same, and so are the parameters that are trained.
-
-On a CPU neither applies: Liger's kernels are Triton's, and compiling a small model takes longer than training it.
+Unlike in the reference, norms, embeddings and head stay in the dtype of the model's files, which keeps the residual
+stream in bf16; on a GPU, Liger's fused kernels are used where they are installed, and decoder layers are compiled. All
+else is the same, also the trained parameters. On a CPU compiling a small model takes longer than training it.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     layers = base.model.layers
     model = adapters.add(stack, trial, base)
     if placement.is_cuda:
-        # A second shape would otherwise be compiled for every shape, which is slower and takes as long again.
+        # Otherwise a second shape is compiled for all shapes, which is slower and takes as long again.
         stack.torch._dynamo.config.automatic_dynamic_shapes = False
         for layer in layers:
             layer.compile(dynamic=False)

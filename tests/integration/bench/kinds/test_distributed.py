@@ -17,7 +17,7 @@ from bench.data.inputs import InputError
 from bench.harness import ends
 from bench.harness.record import Clock, Record, Request
 from bench.kinds.distributed import distributed, efficiency, torchrun
-from bench.kinds.distributed.distributed import Told, choose_backend, make_limits, rendezvous, visible_gpus
+from bench.kinds.distributed.distributed import Reported, choose_backend, make_limits, rendezvous, visible_gpus
 from bench.kinds.distributed.rank import Signs
 from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, Torchrun
 from bench.records.interval import summarize
@@ -126,18 +126,18 @@ def test_a_ring_carries_most_of_the_data_twice():
 
 def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, tmp_path):
     record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(), Clock())
-    told = Told(record)
+    reported = Reported(record)
     marked: list[str] = []
     record.on_phase = marked.append
-    told.take({"phase": "measure"})
+    reported.take({"phase": "measure"})
     table = [[0.5, 2.0, 8, 512, 400, float("nan")], [0.7, 4.0, 8, 512, 300, float("nan")]]
-    told.take({"step": {"kind": "on", "block": 0, "table": table}})
-    told.take({"step": {"kind": "off", "block": 0, "table": table}})
+    reported.take({"step": {"kind": "on", "block": 0, "table": table}})
+    reported.take({"step": {"kind": "off", "block": 0, "table": table}})
     steps = record.steps
     assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
     assert (steps.tokens, steps.useful_tokens) == ([512], [350])
-    assert told.slowest("off") == [[0.7]]
-    told.take({"phase": "measure", "phase_sec": 2.5})
+    assert reported.slowest("off") == [[0.7]]
+    reported.take({"phase": "measure", "phase_sec": 2.5})
     assert (record.phases, marked) == ({"measure": 2.5}, ["measure", ""])
 
 
