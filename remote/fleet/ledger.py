@@ -64,7 +64,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: dict[str, Entry] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._torn_at: int | None = None
         self._load()
 
@@ -91,7 +91,7 @@ class Ledger:
         with self._lock:
             if self._entry(trial_id).end is not None:
                 return False
-            self._append_locked("ended", trial_id, attempt=attempt, end=end.value, reason=reason)
+            self._append("ended", trial_id, attempt=attempt, end=end.value, reason=reason)
             return True
 
     def reopened(self, trial_id: str) -> None:
@@ -122,7 +122,9 @@ class Ledger:
         whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                self._apply(json.loads(line))
+                event = json.loads(line)
+                self._check(event)
+                self._take(event)
             except (ValueError, KeyError, TypeError, LedgerError) as error:
                 raise LedgerError(f"{self.path}: line {number}: {error}; the ledger is damaged") from None
         # The tail of a write that a crash cut short was never acted on. The next append removes it, not this: reading
@@ -130,15 +132,14 @@ class Ledger:
         self._torn_at = whole if whole < len(content) else None
 
     def _append(self, event: str, trial_id: str, **more: Any) -> None:
-        with self._lock:
-            self._append_locked(event, trial_id, **more)
-
-    def _append_locked(self, event: str, trial_id: str, **more: Any) -> None:
         document = {"event": event, "trial_id": trial_id, **more}
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        line = (json.dumps({"time": now, **document}, ensure_ascii=False) + "\n").encode()
-        # Checked before it is written: what does not fit is never written.
-        self._apply(document, rehearse=True)
+        with self._lock:
+            self._check(document)
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+            self._write((json.dumps({"time": now, **document}, ensure_ascii=False) + "\n").encode())
+            self._take(document)
+
+    def _write(self, line: bytes) -> None:
         try:
             # A ledger that was moved or deleted during a run is not started again with its next line.
             create = 0 if self.entries else os.O_CREAT
@@ -161,24 +162,36 @@ class Ledger:
                 os.close(handle)
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be written: {error.strerror}") from None
-        self._apply(document)
 
     def _entry(self, trial_id: str) -> Entry:
         if trial_id not in self.entries:
             raise LedgerError(f"trial {trial_id!r} was never planned")
         return self.entries[trial_id]
 
-    def _apply(self, event: dict[str, Any], *, rehearse: bool = False) -> None:
-        """Check that `event` fits what is known and, unless rehearsing, take it in."""
+    def _check(self, event: dict[str, Any]) -> None:
+        """Raise LedgerError where `event` does not fit the ones before it."""
         kind, trial_id, number = event["event"], event["trial_id"], event.get("attempt")
         if kind == "planned":
             if trial_id in self.entries:
                 raise LedgerError(f"trial {trial_id!r} is planned twice")
-        else:
-            _check(kind, trial_id, self._entry(trial_id), number)
-        if rehearse:
             return
-        entry = self.entries.setdefault(trial_id, Entry())
+        entry = self._entry(trial_id)
+        if kind not in ("started", "retried", "ended", "reopened"):
+            raise LedgerError(f"unknown event {kind!r}")
+        if kind == "reopened":
+            if entry.end is None or not entry.end.is_resumable:
+                raise LedgerError(f"trial {trial_id!r} cannot be reopened: its end is {entry.end}")
+        elif entry.end is not None:
+            raise LedgerError(f"trial {trial_id!r} has ended as {entry.end.value}; {kind} comes too late")
+        known = number is not None and entry.attempt(number) is not None
+        if kind == "started" and known:
+            raise LedgerError(f"trial {trial_id!r}: attempt {number} is started twice")
+        if kind in ("retried", "ended") and number is not None and not known:
+            raise LedgerError(f"trial {trial_id!r}: attempt {number} was never started")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Take in an event that fits."""
+        kind, number, entry = event["event"], event.get("attempt"), self.entries.setdefault(event["trial_id"], Entry())
         if kind == "started":
             entry.attempts.append(Attempt(number=event["attempt"], worker=event["worker"], folder=event["folder"]))
         elif kind == "retried":
@@ -190,18 +203,3 @@ class Ledger:
         elif kind == "reopened":
             entry.end = entry.reason = entry.winner = None
             entry.spent = len(entry.attempts)
-
-
-def _check(kind: str, trial_id: str, entry: Entry, number: int | None) -> None:
-    if kind not in ("started", "retried", "ended", "reopened"):
-        raise LedgerError(f"unknown event {kind!r}")
-    if kind == "reopened":
-        if entry.end is None or not entry.end.is_resumable:
-            raise LedgerError(f"trial {trial_id!r} cannot be reopened: its end is {entry.end}")
-    elif entry.end is not None:
-        raise LedgerError(f"trial {trial_id!r} has ended as {entry.end.value}; {kind} comes too late")
-    known = number is not None and entry.attempt(number) is not None
-    if kind == "started" and known:
-        raise LedgerError(f"trial {trial_id!r}: attempt {number} is started twice")
-    if kind in ("retried", "ended") and number is not None and not known:
-        raise LedgerError(f"trial {trial_id!r}: attempt {number} was never started")

@@ -22,21 +22,16 @@ UID = "0000-1111"
 
 
 def pod(scenario: dict[str, Any], *, secrets: tuple[str, ...] = ("ocir-secret",)) -> dict[str, Any]:
-    said = scenario["pod_status"] or {}
-    texts = json.dumps(scenario)
-    image = re.search(r'(?:pull image|pulling image|tag|Container image) \\\\*"([^"\\]+)\\*"', texts)
-    state = said.get("containerState")
-    conditions = []
+    recorded = scenario["pod_status"] or {}
+    image = re.search(r'(?:pull image|pulling image|tag|Container image) \\\\*"([^"\\]+)\\*"', json.dumps(scenario))
+    status: dict[str, Any] = {key: recorded[key] for key in ("phase", "reason", "message") if key in recorded}
     unscheduled = [event["message"] for event in scenario["events"] if event["reason"] == "FailedScheduling"]
-    if unscheduled and said.get("phase") == "Pending":
-        conditions = [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": unscheduled[-1]}
-        ]
-    status: dict[str, Any] = {key: said[key] for key in ("phase", "reason", "message") if key in said}
-    status["conditions"] = conditions
-    if state:
-        container = {"name": "main", "state": state, "lastState": said.get("containerLastState") or {}}
-        status["containerStatuses"] = [{**container, "restartCount": 2 if said.get("containerLastState") else 0}]
+    if unscheduled and recorded.get("phase") == "Pending":
+        status["conditions"] = [{"type": "PodScheduled", "status": "False", "message": unscheduled[-1]}]
+    if state := recorded.get("containerState"):
+        last = recorded.get("containerLastState") or {}
+        container = {"name": "main", "state": state, "lastState": last, "restartCount": 2 if last else 0}
+        status["containerStatuses"] = [container]
     spec: dict[str, Any] = {
         "nodeName": "node-2",
         "containers": [{"name": "main", "image": image[1] if image else "registry.example.com/team/qlora-bench:1.0"}],
@@ -58,12 +53,25 @@ def events(scenario: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def job(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", "uid": UID},
+        "spec": {"parallelism": 4, **spec},
+        "status": status or {"active": 1},
+    }
+
+
 def found(topic: str, name: str, **changes: Any) -> list[Finding]:
     scenario = RECORDED[topic][name]
+    if topic in ("quota", "pod-security"):
+        return diagnose_job(job(), events(scenario))
+    if topic == "volume-claims":
+        claim = {"metadata": {"name": "p", "uid": UID}, "status": {"phase": "Pending"}}
+        return diagnose_claim(claim, events(scenario))
     return diagnose_pod(pod(scenario, **changes), events(scenario))
 
 
-# Every recorded scenario in which a pod does not come up, and its cause.
+# Every recorded scenario in which a pod, a Job or a claim does not come up, and its cause.
 CAUSES = {
     "image-pull": {
         "pull-basic-401-no-secret": "unauthorized",
@@ -124,6 +132,15 @@ CAUSES = {
         "evicted-emptydir": "evicted",
         "evicted-ephemeral": "evicted",
     },
+    "quota": {"job-quota": "quota"},
+    "pod-security": {"job-restricted": "pod-security", "warned": "pod-security"},
+    "volume-claims": {
+        "pending-class-missing": "class-missing",
+        "pending-external-provisioner": "provisioner-silent",
+        "pending-first-consumer": "first-consumer",
+        "pending-no-class": "no-volume",
+        "pending-no-default": "no-volume",
+    },
 }
 PULLS, SCHEDULING = CAUSES["image-pull"], CAUSES["scheduling"]
 
@@ -135,7 +152,11 @@ def test_every_recorded_scenario_has_its_cause(topic: str, name: str, cause: str
     (finding,) = found(topic, name)
     assert finding.cause == cause
     assert finding.remedy
-    assert finding.subject == "pod p"
+    assert finding.subject == {"volume-claims": "claim p", "quota": "job p", "pod-security": "job p"}.get(
+        topic, "pod p"
+    )
+    if finding.subject == "job p":
+        assert "is forbidden" in finding.reason
     if topic == "image-pull":
         assert "\n" not in str(finding)
         assert any(part in finding.reason for part in ("example", "ocir", "10.99")), "names the image"
@@ -262,28 +283,6 @@ def test_a_pod_on_a_silent_node_is_told_from_one_whose_probe_fails() -> None:
     assert finding.cause == "node-not-ready"
 
 
-def job(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    return {
-        "metadata": {"name": "p", "uid": UID},
-        "spec": {"parallelism": 4, **spec},
-        "status": status or {"active": 1},
-    }
-
-
-@pytest.mark.parametrize(
-    ("topic", "name", "cause"),
-    [
-        ("quota", "job-quota", "quota"),
-        ("pod-security", "job-restricted", "pod-security"),
-        ("pod-security", "warned", "pod-security"),
-    ],
-)
-def test_a_job_whose_pods_are_refused_says_by_what(topic: str, name: str, cause: str) -> None:
-    (finding,) = diagnose_job(job(), events(RECORDED[topic][name]))
-    assert finding.cause == cause
-    assert "is forbidden" in finding.reason
-
-
 def test_a_quota_that_has_room_again_is_no_finding() -> None:
     assert diagnose_job(job({"active": 4}), events(RECORDED["quota"]["job-quota"])) == []
 
@@ -306,22 +305,6 @@ def test_a_job_that_failed_says_why(reason: str, cause: str) -> None:
 def test_a_suspended_job_waits_for_its_queue() -> None:
     (finding,) = diagnose_job(job({}, suspend=True), [])
     assert (finding.cause, finding.patience_sec) == ("suspended", None)
-
-
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [
-        ("pending-class-missing", "class-missing"),
-        ("pending-external-provisioner", "provisioner-silent"),
-        ("pending-first-consumer", "first-consumer"),
-        ("pending-no-class", "no-volume"),
-        ("pending-no-default", "no-volume"),
-    ],
-)
-def test_a_claim_that_is_not_bound_says_why(name: str, cause: str) -> None:
-    claim = {"metadata": {"name": "p", "uid": UID}, "status": {"phase": "Pending"}}
-    (finding,) = diagnose_claim(claim, events(RECORDED["volume-claims"][name]))
-    assert finding.cause == cause
 
 
 def test_events_of_an_earlier_pod_of_the_same_name_do_not_count() -> None:
