@@ -59,9 +59,9 @@ BAD_NAMES = {
     "upper case": ({"REGISTRY_IMAGE": "fra.ocir.io/ns/Repo:1"}, "'Repo': lower case letters"),
     "user of no tenancy": (
         {"REGISTRY_USER": "build@example.com"},
-        "registry.user: 'build@example.com': fra.ocir.io knows",
+        "registry.user: 'build@example.com' does not begin with the tenancy's namespace",
     ),
-    "user of another": ({"REGISTRY_USER": "other/build@example.com"}, f"the namespace is {NAMESPACE}"),
+    "user of another": ({"REGISTRY_USER": "other/build@example.com"}, f"the tenancy's namespace, {NAMESPACE}/"),
     "password for all": ({"REGISTRY_PASSWORD_FILE": "/etc/passwd"}, "others may read it; type: chmod 600"),
 }
 
