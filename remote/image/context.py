@@ -1,7 +1,7 @@
-"""What goes into an image's build context, decided here and assembled on the build VM.
+"""What goes into an image's build context. It is decided here and assembled on the build VM.
 
-Our own files travel from the laptop into a folder named by their digest; weights are on the VM already and are packed
-into numbered slots: one shard a slot, one slot a layer (see image/Dockerfile). Pure but for reading the project's
+Our own files go from the laptop into a folder that their digest names. Weights are on the VM already and are packed
+into numbered slots: one shard a slot, one slot a layer (see image/Dockerfile). Pure, except that it reads the project's
 folder.
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 from remote.jobs.onhost.files import digest_of
 
 SLOTS = 16  # as many as the Dockerfile's stage `models` copies
-SHARD_BYTES = 64 << 20  # weights, and any file from here on, have a slot of their own; a model's other files share one
-LARGEST_LAYER_BYTES = 8_000_000_000  # what registries were seen to take
+SHARD_BYTES = 64 << 20  # weights and files of this size have a slot of their own; a model's other files share one
+LARGEST_LAYER_BYTES = 8_000_000_000  # the most that registries were seen to take
 DOCKERFILE = "image/Dockerfile"
 _IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py")
 
 
 class ContextError(ValueError):
-    """The project's folder or the models do not make a build context; the message says what to do."""
+    """The project's folder or the models make no build context; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,16 @@ class Packed:
 
 
 def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[CodeFile, ...]:
-    """The project's files that a build of `profile` reads, and the wheels if it shall reach no index."""
+    """The project's files that a build of `profile` reads, and the wheels for a build without an index."""
     places = {place: root / place for place in _IMAGE_FILES}
     places |= {f"image/locks/{profile}{end}": root / f"image/locks/{profile}{end}" for end in (".in", ".txt")}
     places |= {str(path.relative_to(root)): path for path in bench_files(root)}
     if wheels is not None:
         found = sorted(wheels.glob("*.whl"))
         if not found:
-            raise ContextError(f"image.wheels: {wheels}: no wheel in it; `pip download --dest {wheels} ...` fills it")
+            raise ContextError(
+                f"image.wheels: {wheels}: no wheels in it; fill it with `pip download --dest {wheels} ...`"
+            )
         places |= {f"wheels/{path.name}": path for path in found}
     for place, path in places.items():
         if not path.is_file():
@@ -102,9 +104,9 @@ def digest_of_code(files: Iterable[CodeFile]) -> str:
 
 
 def slots(models: Sequence[ModelFolder]) -> tuple[Packed, ...]:
-    """Every file of every model in its slot, in the order of the models, so that another model at the end moves none.
+    """Every file of every model in its slot, in the order of the models: one more model at the end moves none.
 
-    Raises ContextError for a file no layer may hold, and for more shards than there are slots.
+    Raises ContextError for a file too large for a layer, and for more shards than slots.
     """
     packed: list[Packed] = []
     slot = 0

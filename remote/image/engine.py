@@ -1,8 +1,7 @@
-"""The container engine on the build VM, as it is: reachable, with BuildKit, where its bytes go and what room they have.
+"""The container engine on the build VM: whether it answers, has BuildKit, where its data is and how much room there is.
 
-The client's TMPDIR decides nothing about a build: BuildKit keeps context, layers and cache below the engine's
-data-root, and DOCKER_TMPDIR in the engine's own environment holds what save, load and pull unpack. So both are looked
-up, with the file systems they are on, and the plan says what it found.
+The client's TMPDIR has no effect on a build: BuildKit keeps context, layers and cache below the engine's data-root, and
+save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both are looked up with their file systems.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _BUILDKIT_SINCE = (18, 9)
 
 
 class EngineError(HostError):
-    """The engine cannot build as it is; the message ends with what to do about it."""
+    """The engine cannot build; the message ends with what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """How the engine's client is called on the VM: the program, and the engine's address if not the default."""
+    """The engine's client on the VM: its program, and the engine's address if not the default."""
 
     program: str = "docker"
     address: str | None = None
@@ -36,14 +35,14 @@ class Client:
 
     @property
     def environment(self) -> dict[str, str]:
-        # 18.09 to 22.06 build the old way unless told so; newer ones would add an attestation to every build.
+        # 18.09 to 22.06 build without BuildKit by default; newer ones add an attestation to every build.
         both = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         return {**both, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A folder on the VM and the file system below it; where it does not exist, its nearest parent speaks for it."""
+    """A folder on the VM and its file system: that of the nearest parent if the folder does not exist."""
 
     path: str
     exists: bool
@@ -57,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What the engine says of itself."""
+    """What the engine reports about itself."""
 
     api_version: str
     data_root: str
@@ -66,12 +65,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at the VM's disks and models. `docker_tmpdir`: where it is set and may be seen."""
+    """The VM's disks and models. `docker_tmpdir` is None if it is not set or may not be read."""
 
     places: tuple[Place, ...]
     models: tuple[Mapping[str, Any], ...]
     docker_tmpdir: str | None
-    cores: int
 
     def place(self, path: str) -> Place:
         return next(place for place in self.places if place.path == path)
@@ -84,7 +82,7 @@ def observe(host: Host, client: Client) -> EngineFacts:
     if _numbers(server["Version"]) < _BUILDKIT_SINCE:
         raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
     if _numbers(found["Version"]) >= (23,):
-        # From 23.0 on the client builds through a plugin that distributions package apart from it.
+        # From 23.0 on the client builds through a plugin that distributions package separately.
         plugin = client.command("buildx", "version")
         if host.run(plugin, timeout_sec=_LOOK_SEC).exit_code != 0:
             raise EngineError(
@@ -100,7 +98,7 @@ def observe(host: Host, client: Client) -> EngineFacts:
 
 
 def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | None:
-    """What the engine knows of an image, or None where it has no such image."""
+    """The engine's record of an image; None if it has no such image."""
     command = client.command("image", "inspect", reference)
     completed = host.run(command, timeout_sec=_LOOK_SEC)
     if completed.exit_code != 0 and b"No such image" in completed.stderr:
@@ -116,32 +114,27 @@ def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = 
     asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
     command = once(host, "remote.image.onvm.scripts.look", asked)
     completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
-    said = _parsed(host, command, completed.stdout)
-    return Look(
-        places=tuple(Place(**place) for place in said["places"]),
-        models=tuple(said["models"]),
-        docker_tmpdir=said["docker_tmpdir"],
-        cores=said["cores"],
-    )
+    answer = _parsed(host, command, completed.stdout)
+    seen = tuple(Place(**place) for place in answer["places"])
+    return Look(places=seen, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
 
 
 def explained(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
-    """Why the client failed, with the remedy where the reason is a known one."""
-    said = completed.stderr.decode(errors="replace").strip()
-    low = said.lower()
+    """Why the client failed, with the remedy for a known reason."""
+    stderr = completed.stderr.decode(errors="replace").strip()
+    low = stderr.lower()
     if completed.exit_code == 127:
         return EngineError(
             f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), or name "
             "its client in image.client"
         )
     if "permission denied while trying to connect" in low or ("permission denied" in low and "docker.sock" in low):
-        return EngineError(
-            f"{host.name}: this user may not use the engine; type there: sudo usermod -aG docker $USER, and log in anew"
-        )
+        remedy = "type there: sudo usermod -aG docker $USER, and log in again"
+        return EngineError(f"{host.name}: this user may not use the engine; {remedy}")
     if "cannot connect to the docker daemon" in low or "is the docker daemon running" in low:
         where = client.address or "its socket"
         return EngineError(f"{host.name}: the engine does not answer at {where}; start it: sudo systemctl start docker")
-    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(said, lines=2)}")
+    return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(stderr, lines=2)}")
 
 
 def _ask(host: Host, client: Client, *words: str) -> Any:
@@ -151,15 +144,15 @@ def _ask(host: Host, client: Client, *words: str) -> Any:
     if completed.exit_code != 0:
         raise explained(host, client, command, completed)
     document = _parsed(host, command, completed.stdout)
-    if document.get("ServerErrors"):  # `docker info` says so, and exits 0
+    if document.get("ServerErrors"):  # `docker info` exits 0 with them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
         raise explained(host, client, command, failed)
     return document
 
 
-def _parsed(host: Host, command: Command, said: bytes) -> Any:
+def _parsed(host: Host, command: Command, stdout: bytes) -> Any:
     try:
-        return json.loads(said)
+        return json.loads(stdout)
     except ValueError:
         raise HostUnreachable(f"{host.name}: the answer to {command.argv[0]} was cut short") from None
 

@@ -1,7 +1,6 @@
-"""Brings models to the build VM and has them verified there, as a job that goes on when the laptop does not.
+"""Brings models to the build VM, as a job (`remote.image.onvm.fetch`) that does not need the laptop.
 
-What the job does, `remote.image.onvm.fetch` says; here it is started or found again, fed its token, and, where the
-model lies in a cache of the laptop, given the files.
+Starts or finds the job, feeds it its token, and sends it the files of a model that is in a cache on the laptop.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _FEED_SEC = 90.0
 
 
 class FetchError(HostError):
-    """What was asked for cannot be fetched so; the message says which part of it is wrong."""
+    """A model, revision or cache that cannot be fetched; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """One model to be brought into `folder` on the VM. `revision` None: the one that is there, or else main's commit.
+    """One model for `folder` on the VM. `revision` None is the one that is there, or else main's commit.
 
-    `cache` is a Hugging Face cache on the VM, `cache_here` one on this machine; with neither the VM asks the hub.
+    `cache` is a Hugging Face cache on the VM, `cache_here` one on this machine; without either the VM asks the hub.
     """
 
     model: str
@@ -64,13 +63,13 @@ class Fetch:
         )
 
     def to_job(self, source: dict[str, Any], *, token: bool) -> dict[str, Any]:
-        """The document that the job reads. There is no secret in it: `token` says that one will be fed."""
+        """The document that the job reads. It holds no secret: `token` says that one will be fed."""
         plain = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
         return {**plain, "revision": self.revision, "source": source, "token": token}
 
 
 def find(agent: Agent, fetch: Fetch) -> Job | None:
-    """The job that is fetching this model now. Raises HostError when the VM is busy with something else."""
+    """The job that fetches this model now. Raises HostError if the VM is busy with another job."""
     job = vmjob.running(agent)
     if job is None:
         return None
@@ -87,7 +86,7 @@ def start(
     deadline_sec: float,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Job:
-    """Start the job; with `cache_here`, after bringing what the cache has. Raises FetchError and as `push_folder`."""
+    """Start the job; with `cache_here`, send its files first. Raises FetchError and as `push_folder`."""
     source: dict[str, Any] = {"kind": "hub"}
     if fetch.cache is not None:
         source = {"kind": "cache", "path": fetch.cache}
@@ -97,8 +96,7 @@ def start(
     vmjob.start(job, fetch.to_job(source, token=token is not None), deadline_sec=deadline_sec)
     if token is not None:
         command = once(agent.host, "remote.image.onvm.scripts.feed", f"{job.folder}/{TOKEN_PIPE}", secrets=(token,))
-        fed = agent.host.run(command, stdin=token.reveal().encode(), timeout_sec=_FEED_SEC)
-        check(agent.host, command, fed)
+        check(agent.host, command, agent.host.run(command, stdin=token.reveal().encode(), timeout_sec=_FEED_SEC))
     return job
 
 
@@ -107,7 +105,7 @@ def _slug(fetch: Fetch) -> str:
 
 
 def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], timeout_sec: float) -> dict[str, Any]:
-    """Put the laptop's copy beside the model's place on the VM, as the job wants it."""
+    """Send the laptop's copy to the VM, beside the model's place; the source for the job's document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:
         snapshot = snapshot_in(fetch.cache_here.expanduser(), fetch.model, fetch.revision)
@@ -123,7 +121,7 @@ def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], 
 
 @contextlib.contextmanager
 def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
-    """The snapshot's links as files: hard links where the disk is the same, beside the blobs, and gone afterwards."""
+    """The snapshot's links as files: hard links in a temporary folder on the same disk."""
     home = snapshot.parent.parent
     with contextlib.ExitStack() as stack:
         try:
@@ -132,6 +130,6 @@ def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
                 Path(folder, name).hardlink_to((snapshot / name).resolve())
         except OSError as error:
             raise FetchError(
-                f"{home}: cannot be linked to: {error.strerror}; copy the cache, and name the copy"
+                f"{home}: cannot be linked to: {error.strerror}; copy the cache and name the copy"
             ) from None
         yield Path(folder)

@@ -21,7 +21,7 @@ _REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
 
 
 class NameWrong(ValueError):
-    """A name that cannot be one; the message says which part and what it should look like."""
+    """A name that is not valid; the message says which part, and its form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def reference(text: str, default_tag: str) -> Reference:
     if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
         raise NameWrong(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
     if "@" in rest:
-        raise NameWrong(f"{text!r}: a digest is what a push answers with, not what it is given; leave it out")
+        raise NameWrong(f"{text!r}: a push returns the digest; leave it out of the name")
     parts = path.split("/")
     for part in parts:
         if not _PART.match(part):
@@ -63,9 +63,9 @@ def _check_ocir(text: str, host: str, parts: list[str]) -> None:
     if found is None:
         return
     if found["key"] is not None and not _REGION_KEY.match(found["key"]):
-        raise NameWrong(f"{text!r}: {found['key']!r} is no region key; three letters like fra, iad, phx")
+        raise NameWrong(f"{text!r}: {found['key']!r} is no region key; expected three letters like fra, iad, phx")
     if found["region"] is not None and not _REGION_ID.match(found["region"]):
-        raise NameWrong(f"{text!r}: {found['region']!r} is no region; like eu-frankfurt-1")
+        raise NameWrong(f"{text!r}: {found['region']!r} is no region; expected one like eu-frankfurt-1")
     if len(parts) < 2:
         raise NameWrong(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
 
@@ -73,7 +73,7 @@ def _check_ocir(text: str, host: str, parts: list[str]) -> None:
 def check_user(user: str, repository: str) -> None:
     """Raises NameWrong for a user name with which the registry of `repository` (HOST/PATH) would answer 401."""
     if not user or not user.isprintable() or " " in user:
-        raise NameWrong(f"{user!r} is no user name")
+        raise NameWrong(f"{user!r} is not a user name")
     host, _, path = repository.partition("/")
     if not is_ocir(host):
         return

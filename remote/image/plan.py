@@ -1,8 +1,8 @@
-"""What `inv build` is going to do, decided from what was seen. Pure: the plan `--dry-run` prints is the one that runs.
+"""Decides what `inv build` does from what was observed. Pure: the plan that `--dry-run` prints is the one that runs.
 
-`--tmpdir` decides where models, our files, the build context and archives are. The engine's own bulk (BuildKit's copy
-of the context, its cache, the layers) is below its data-root whatever anyone sets, so the plan counts what each place
-will be asked for and refuses what cannot fit.
+`--tmpdir` decides where models, our files, the build context and archives are. The engine's own data (BuildKit's copy
+of the context, its cache, the layers) is always below its data-root. So the plan adds up what each place needs and
+refuses what does not fit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
 LABEL = "qlora-fleet"
 FOLDER = "qlora-fleet"  # ours below --tmpdir
 NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
-# Files here vanish with the machine or eat its memory, or know neither hard packed nor modes.
+# Files on these vanish with the machine, use up its memory, or have no hard links or modes.
 UNFIT_KINDS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
 BASE_BYTES = 600_000_000
-HEADROOM_BYTES = 500_000_000  # logs, the cache's bookkeeping, and not to be the one who fills a disk to its last block
+HEADROOM_BYTES = 500_000_000  # for logs and the cache's bookkeeping, and so that the disk is never quite full
 # The stack is in its stage, in the image, and as pip's cache of wheels (about 0.6 of what they unpack to).
 STACK_COPIES = 2.6
 # Weights are in BuildKit's copy of the context and in their layers.
@@ -31,7 +31,7 @@ WEIGHT_COPIES = 2.0
 
 
 class CannotFit(EngineError):
-    """A place is too small, or of a kind that cannot do it; the message says which, by how much, and what to do."""
+    """A place is too small or of the wrong kind; the message says which, by how much, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the operator asks for: settings, our files, and where on the VM it may work."""
+    """What the operator asks for: settings, our files, and the folder on the VM to work in."""
 
     profile: Profile
     image: str
@@ -78,7 +78,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What one place will be asked for."""
+    """What one place needs."""
 
     place: Place
     what: str
@@ -103,7 +103,7 @@ class BuildPlan:
     notes: tuple[str, ...]
 
     def to_job(self) -> dict[str, Any]:
-        """What `remote.image.onvm.job` needs of it, as JSON values."""
+        """The document for `remote.image.onvm.build`."""
         return {
             "image": self.image,
             "label": f"{LABEL}.build",
@@ -121,7 +121,7 @@ class BuildPlan:
 
 
 def model_folders(look: Look) -> tuple[ModelFolder, ...]:
-    """The models as the VM has them. Raises EngineError for one that is absent, unverified or incomplete."""
+    """The models on the VM. Raises EngineError for one that is absent, unverified or incomplete."""
     folders = []
     for seen in look.models:
         name, folder = seen["name"], seen["folder"]
@@ -144,7 +144,7 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
 def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, str]) -> BuildPlan:
     """The build that makes `wanted`. `existing` are the labels of the image that has its name now.
 
-    Raises CannotFit, EngineError for models that are not whole, ContextError for what no context can hold.
+    Raises CannotFit, EngineError for incomplete models, and ContextError.
     """
     models = model_folders(look)
     packed = slots(models)
@@ -171,7 +171,7 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
 
 
 def is_built(wanted: Wanted, look: Look, existing: Mapping[str, str]) -> bool:
-    """Does the image that has the name now hold exactly what is wanted?"""
+    """Whether the image that has the name now holds exactly what is wanted."""
     return existing.get(f"{LABEL}.build") == _labels(wanted, model_folders(look))[f"{LABEL}.build"]
 
 
@@ -247,7 +247,7 @@ def _needs(
     weights = sum(model.size for model in models)
     ours = sum(file.size for file in wanted.code)
     labels = _labels(wanted, models)
-    # What the image of that name has already is in the engine's cache too, unless someone pruned it.
+    # What the image of that name holds is in the engine's cache, too, unless somebody pruned it.
     same = {key: existing.get(key) == labels[key] for key in (f"{LABEL}.lock", f"{LABEL}.models")}
     stack = 0 if same[f"{LABEL}.lock"] else round(wanted.profile.stack_bytes * STACK_COPIES) + BASE_BYTES
     packing = 0 if same[f"{LABEL}.models"] else weights
@@ -275,10 +275,10 @@ def _check_room(needs: Sequence[Need]) -> None:
 
 def _notes(facts: EngineFacts, tmp: Place, root: Place, look: Look) -> tuple[str, ...]:
     shared = " (the same file system)" if tmp.device == root.device else ""
-    unpack = look.docker_tmpdir or "a folder tmp there (DOCKER_TMPDIR is not set, or not shown to us)"
+    unpack = look.docker_tmpdir or "a folder tmp there (DOCKER_TMPDIR is not set, or may not be read)"
     return (
         f"--tmpdir {tmp.path} ({tmp.kind}{shared}) takes models, our files, context and archives; "
-        "the client's TMPDIR decides nothing",
+        "the client's TMPDIR has no effect",
         f"the engine keeps layers and cache in {root.path} ({root.kind}, {facts.storage_driver}); "
         f"for save, load and pull it unpacks in {unpack}",
     )

@@ -1,4 +1,4 @@
-"""How the build VM logs in to a registry, and what is written down of a push."""
+"""Logs the build VM in to a registry; the record of a push."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOGIN_SEC = 120.0
 
 
 def log_in(host: Host, client: Client, where: Reference, user: str, password: Secret, *, tidy: bool) -> str:
-    """Log the engine's client in, in a configuration folder of its own; returns that folder on the host.
+    """Log the engine's client in, with a configuration folder of its own; returns that folder on the host.
 
-    Whoever gets the folder removes it. `tidy` removes what killed ones left. The password goes over standard input
-    alone. Raises LoginRefused, HostUnreachable for a registry that did not answer, and as `Host.run`.
+    The caller removes the folder. `tidy` removes those that killed logins left. The password goes over standard input.
+    Raises LoginRefused, HostUnreachable for a registry that did not answer, and as `Host.run`.
     """
     make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER, "tidy" if tidy else "keep")
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
@@ -32,11 +32,11 @@ def log_in(host: Host, client: Client, where: Reference, user: str, password: Se
         completed = host.run(login, stdin=password.reveal().encode(), timeout_sec=_LOGIN_SEC)
         if completed.exit_code == 0:
             return folder
-        said = login.tail(completed.stderr.decode(errors="replace"), lines=1)
-        if re.search(r"unauthorized|incorrect username|denied|\b401\b", said, re.IGNORECASE):
+        complaint = login.tail(completed.stderr.decode(errors="replace"), lines=1)
+        if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
             forms = f"; its users are {USER_FORMS}, and the password is an auth token" if is_ocir(where.host) else ""
-            raise LoginRefused(f"{where.host} refuses user {user}: {said}{forms}")
-        raise HostUnreachable(f"{host.name}: logging in to {where.host}: {said}")
+            raise LoginRefused(f"{where.host} refuses user {user}: {complaint}{forms}")
+        raise HostUnreachable(f"{host.name}: logging in to {where.host}: {complaint}")
     except BaseException:
         forget(host, folder)
         raise
@@ -45,7 +45,7 @@ def log_in(host: Host, client: Client, where: Reference, user: str, password: Se
 def forget(host: Host, folder: str) -> None:
     """Remove a login's folder. Raises as `Host.run`."""
     if LOGIN_FOLDER not in folder:
-        raise HostError(f"{folder} is no login's folder")
+        raise HostError(f"{folder} is not a folder of a login")
     command = Command(argv=("rm", "-rf", "--", folder))
     check(host, command, host.run(command, timeout_sec=_LOGIN_SEC))
 

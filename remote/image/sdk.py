@@ -1,7 +1,7 @@
-"""Reading images and running the check containers on the build VM's engine, through the docker SDK.
+"""Reads images and runs check containers on the build VM's engine, through the docker SDK.
 
-Over SSH the SDK speaks through `docker system dial-stdio` on the connection that is open anyway; on this machine it
-speaks to the engine's socket.
+Over SSH the SDK talks through `docker system dial-stdio` on the open connection; on this machine it talks to the
+engine's socket.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One step of an image's history: what made it, its kind, and its size unpacked, in bytes."""
+class ImageLayer:
+    """One step of an image's history: its command, its kind, and its size unpacked, in bytes."""
 
     step: str
     kind: str
@@ -51,7 +51,7 @@ class Layer:
 
 @contextlib.contextmanager
 def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker.DockerClient]:
-    """The SDK, speaking to the engine of `host`. What the SDK raises leaves as EngineError or HostUnreachable."""
+    """The SDK on the engine of `host`. Errors of the SDK are raised as EngineError or HostUnreachable."""
     if isinstance(host, SshHost):
         sdk = docker.DockerClient(base_url=_NOWHERE, version=facts.api_version, timeout=int(CALL_SEC))
         words = ("-H", client.address) if client.address is not None else ()
@@ -65,7 +65,7 @@ def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker
     except docker.errors.ImageNotFound as error:
         raise EngineError(f"{host.name}: {error.explanation}; `inv build` makes it") from None
     except docker.errors.APIError as error:
-        raise EngineError(f"{host.name}: the engine says: {error.explanation or error}") from None
+        raise EngineError(f"{host.name}: the engine refuses: {error.explanation or error}") from None
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise HostUnreachable(f"{host.name}: the engine's answer was lost: {error}") from None
     finally:
@@ -73,7 +73,7 @@ def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker
 
 
 def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Ended:
-    """Run `argv` in a container as a pod would: no network, nothing writable but /tmp and /workspace, no capability."""
+    """Run `argv` in a container as a pod would: no network, no capability, only /tmp and /workspace writable."""
     container = sdk.containers.create(
         image,
         list(argv),
@@ -97,23 +97,23 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         container.remove(force=True)
 
 
-def layers(image: Image) -> list[Layer]:
+def layers(image: Image) -> list[ImageLayer]:
     """The steps that hold bytes, oldest first."""
     history: list[Mapping[str, Any]] = image.history()
-    found = [
-        Layer(step=_step(entry["CreatedBy"]), kind=_kind(entry["CreatedBy"]), size=entry["Size"])
+    steps = [
+        ImageLayer(step=_step(entry["CreatedBy"]), kind=_kind(entry["CreatedBy"]), size=entry["Size"])
         for entry in reversed(history)
     ]
-    return [layer for layer in found if layer.size > 0]
+    return [step for step in steps if step.size > 0]
 
 
 def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
-    """Model to the sha256 of its manifest, as the build wrote it down."""
+    """Model to the sha256 of its manifest, from the label that the build wrote."""
     try:
-        found: dict[str, str] = json.loads(labels.get("qlora-fleet.models") or "{}")
+        digests: dict[str, str] = json.loads(labels.get("qlora-fleet.models") or "{}")
     except ValueError:
         return {}
-    return found
+    return digests
 
 
 def _step(created_by: str) -> str:
@@ -121,7 +121,7 @@ def _step(created_by: str) -> str:
 
 
 def _kind(created_by: str) -> str:
-    """weights, stack, code or system, told from the Dockerfile's own lines."""
+    """weights, stack, code or system, by the Dockerfile's own lines."""
     if created_by.startswith("ADD model[s]/"):
         return "weights"
     if created_by.startswith("COPY /layers/"):
@@ -151,7 +151,7 @@ class _Pool(urllib3.connectionpool.HTTPConnectionPool):
 
 
 class _Adapter(BaseHTTPAdapter):
-    """Gives requests a connection that is dialled instead of connected."""
+    """Gives requests a connection that is dialled, not connected."""
 
     def __init__(self, dial: Callable[[], Any]) -> None:
         self._pool = _Pool(dial)

@@ -1,4 +1,4 @@
-"""The build VM as it is, in one round trip: system, processor, Python, user. Disks are `remote.image.engine.look`'s."""
+"""What the build VM is, in one round trip: system, processor, Python, user. `engine.look` reads its disks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASK_SEC = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class VmFacts:
-    """What the VM says of itself. `machine` is the processor's name as `uname -m` has it."""
+    """What the VM is. `machine` is the processor as `uname -m` names it."""
 
     system: str
     kernel: str
@@ -28,25 +28,24 @@ class VmFacts:
     memory_bytes: int
 
     def problems(self) -> tuple[str, ...]:
-        """What keeps this VM from building and fetching, each with its remedy."""
-        found = []
+        """Why this VM cannot build or fetch, each reason with its remedy."""
+        problems = []
         if self.python[:2] < PYTHON_AT_LEAST:
             version = ".".join(map(str, self.python))
-            found.append(f"its python3 is {version}, 3.9 or newer is needed: install one, and let python3 mean it")
+            problems.append(f"its python3 is {version}, 3.9 or newer is needed: install one and make it python3")
         if self.machine != MACHINE:
-            found.append(f"it is {self.machine}, the GPU nodes are {MACHINE}: an image built here does not start there")
-        return tuple(found)
+            problems.append(f"it is {self.machine}, the GPU nodes are {MACHINE}: they cannot start an image built here")
+        return tuple(problems)
 
 
 def observe(host: Host) -> VmFacts:
-    """Ask the VM. Raises AddressWrong where it has no Python at all, HostUnreachable, CommandFailed."""
+    """Ask the VM. Raises AddressWrong if it has no Python, HostUnreachable, CommandFailed."""
     command = once(host, "remote.image.onvm.scripts.facts")
     completed = host.run(command, timeout_sec=_ASK_SEC)
     if completed.exit_code in (126, 127):
         raise AddressWrong(f"{host.name}: has no {host.python[0]}; install Python 3.9 or newer there")
     try:
-        said = json.loads(check(host, command, completed).stdout)
+        facts = json.loads(check(host, command, completed).stdout)
     except ValueError:
         raise HostUnreachable(f"{host.name}: its description of itself was cut short") from None
-    python = tuple(said.pop("python"))
-    return VmFacts(**{**said, "groups": tuple(said["groups"])}, python=python)
+    return VmFacts(**{**facts, "groups": tuple(facts["groups"]), "python": tuple(facts["python"])})

@@ -1,7 +1,7 @@
-"""Long work on the build VM: start it as a detached job or find the one that runs, follow it, and say what came of it.
+"""Long work on the build VM as one detached job: start it or find the one that runs, follow it, return its outcome.
 
-The laptop may close and the link may be cut: the job goes on, and whoever asks next finds it by its slot and follows it
-to the same end. One slot for all verbs, because two of them would compete for the same disk and the same engine.
+The job goes on without the laptop and without the link; the next command finds it by its slot and follows it. All verbs
+share one slot, because two jobs would compete for the same disk and engine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 _ONVM = "remote.image.onvm"
 _SHOWN_EVERY_SEC = 1.0
 _SILENT_FOR_SEC = 60.0
-_QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened anew, which costs the job nothing
+_QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened again
 
 
 class JobFailed(HostError):
-    """The job ended and did not do its work. `kind` is as in `remote.image.onvm.job.Failed`, or lost."""
+    """The job failed. `kind` is as in `remote.image.onvm.job.Failed`, or lost."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class JobFailed(HostError):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of the job's log, the stage it belongs to, and seconds since the job began."""
+    """A line of the job's log, its stage, and seconds since the job began."""
 
     text: str
     stage: str
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the job left: its own facts, where it ran, and how long it took."""
+    """The job's own facts, its folder, and how long it took."""
 
     facts: Mapping[str, Any]
     folder: str
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def agent_on(host: Host) -> Agent:
-    """The agent of the build VM: its program holds what the jobs below run."""
+    """The agent of the build VM; its program holds the modules that jobs run there."""
     return Agent(host, program(ONHOST, _ONVM))
 
 
@@ -71,7 +71,7 @@ def verb_of(job: Job) -> str:
 
 
 def new(agent: Agent, verb: str, name: str) -> Job:
-    """A job that does not exist yet. `name` tells people which of its kind it is."""
+    """A new job, not started. `name` tells it from others of its verb."""
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return Job(
         agent, f"{agent.host.workdir}/jobs/{verb}-{name}-{moment}-{time.time_ns() % 10**6:06d}", slot=slot(agent)
@@ -79,18 +79,18 @@ def new(agent: Agent, verb: str, name: str) -> Job:
 
 
 def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
-    """Start `job`. Raises HostBusy when another one was quicker, and as `Agent`."""
+    """Start `job`. Raises HostBusy if another one runs, and as `Agent`."""
     verb, agent = verb_of(job), job.agent
-    agent.path(f"{_ONVM}.{verb}")  # raises for a verb that is not delivered
+    agent.path(f"{_ONVM}.{verb}")  # KeyError for a verb that no module has
     command = Command(argv=(*agent.host.python, agent.path(f"{_ONVM}.__main__"), "job.json"))
     files = {"job.json": json.dumps({"verb": verb, **document})}
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
 def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostError], None]) -> Outcome:
-    """Follow the job to its end, through connections that break; `on_cut` hears of each.
+    """Follow the job to its end over connections that may break; `on_cut` gets the error of each.
 
-    Raises JobFailed, and the last HostUnreachable once the host was silent for a minute: the job is none the worse.
+    Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job goes on.
     """
     shown, heard = 0, time.monotonic()
 
@@ -101,7 +101,7 @@ def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostErro
         lines, count = progress.get("lines", []), progress.get("count", 0)
         missed = count - shown - len(lines)
         if missed > 0:
-            note = f"... {missed} lines, faster than they could be shown; the log has them"
+            note = f"... {missed} lines not shown; the log has them"
             on_line(Line(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
         for elapsed_sec, text in lines[max(0, len(lines) - (count - shown)) :]:
             on_line(Line(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
@@ -125,16 +125,16 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
     where = f"{job.agent.host.name}:{job.folder}/log.txt"
     if status.state is not JobState.ENDED:
         raise JobFailed(
-            "lost", f"the job is {status.state.value}: the VM, or its supervisor there, was killed; log: {where}"
+            "lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed; log: {where}"
         )
-    said = job.agent.line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
-    if not said:
+    text = job.agent.line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
+    if not text:
         ended = {"deadline": "stopped at its deadline", "cancelled": "stopped by request"}.get(
             status.why or "", f"ended with exit code {status.exit_code}"
         )
         last = " ".join(job.log_tail()[-2:])
         raise JobFailed("stopped", f"the job {ended} and left no outcome: {last}; log: {where}")
-    outcome = json.loads(said)
+    outcome = json.loads(text)
     if not outcome["ok"]:
         raise JobFailed(outcome["kind"], f"{outcome['message']}; log: {where}")
     return Outcome(facts=outcome, folder=job.folder, wall_time_sec=status.wall_time_sec or 0.0)

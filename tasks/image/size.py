@@ -12,7 +12,7 @@ from invoke.context import Context
 from remote.image import engine
 from remote.image import sdk as images
 from remote.image.context import bench_files
-from remote.image.sdk import Layer
+from remote.image.sdk import ImageLayer
 from tasks.cli.flags import number
 from tasks.connect.buildvm import build_vm
 from tasks.image import profiles
@@ -54,7 +54,7 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     print(f"a node needs {needed:.1f} GB for it; of {room:g} GB allocatable that {fits}")
 
 
-def _compressed(settings: Settings, found: list[Layer]) -> tuple[float, str]:
+def _compressed(settings: Settings, found: list[ImageLayer]) -> tuple[float, str]:
     """Bytes of the image in a registry: as it said itself after a push of this very size, or an estimate."""
     try:
         pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(build_vm: BuildVm) -> Non
 
     before = all_there_is()
     done = build_vm.inv("build", "--dry-run", check=True)
-    assert "takes models, our files, context and archives; the client's TMPDIR decides nothing" in done.stdout
+    assert "takes models, our files, context and archives; the client's TMPDIR has no effect" in done.stdout
     assert "overlay2" in done.stdout
     assert " build --progress=plain " in done.stdout
     assert all_there_is() == before

@@ -88,7 +88,6 @@ def main() -> None:
         "places": [place(path, mounted) for path in asked["places"]],
         "models": [model(*named) for named in asked["models"]],
         "docker_tmpdir": docker_tmpdir(),
-        "cores": os.cpu_count(),
     }
     sys.stdout.write(json.dumps(answer) + "\n")
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from remote.hosts.delivery import program
 from remote.image.onvm import archive, build
 from remote.image.onvm import job as jobs
 from remote.image.onvm.job import Failed, Watcher
+from remote.jobs.agent import ONHOST
 
 
 @pytest.fixture
@@ -50,3 +53,16 @@ def test_the_program_runs_on_the_oldest_python_a_vm_may_have() -> None:
     script = "import sys; [compile(open(name).read(), name, 'exec') for name in sys.argv[1:]]"
     done = subprocess.run((python, "-c", script, *names), capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
+    delivered = program(ONHOST, "remote.image.onvm")
+    for path, text in delivered.texts.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "job.json").write_text('{"verb": "archive", "action": "load", "path": "/none.tar.gz", '
+                                       '"docker": ["false"], "environment": {}}')  # fmt: skip
+    argv = [sys.executable, "-I", "-S", "remote/image/onvm/__main__.py", "job.json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert '"kind": "refused"' in (tmp_path / "outcome.json").read_text()

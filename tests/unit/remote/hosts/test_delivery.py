@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import subprocess
 import sys
 from importlib import resources
 from importlib.util import find_spec
@@ -90,16 +89,3 @@ def test_the_description_of_the_vm_needs_no_newer_python_than_3_5() -> None:
     ast.parse(text, feature_version=(3, 5))
     assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(ast.parse(text)))
     assert "__future__" not in imports_of("remote.image.onvm.scripts.facts")
-
-
-def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
-    delivered = program(ONHOST, "remote.image.onvm")
-    for path, text in delivered.texts.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    (tmp_path / "job.json").write_text('{"verb": "archive", "action": "load", "path": "/none.tar.gz", '
-                                       '"docker": ["false"], "environment": {}}')  # fmt: skip
-    argv = [sys.executable, "-I", "-S", "remote/image/onvm/__main__.py", "job.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert '"kind": "refused"' in (tmp_path / "outcome.json").read_text()

@@ -90,5 +90,5 @@ def test_the_digest_of_our_files_tells_every_change_of_content_or_place() -> Non
 def test_a_profile_without_a_lock_and_a_folder_without_wheels_are_named(tmp_path: Path) -> None:
     with pytest.raises(ContextError, match=r"image/locks/none\.in: not found"):
         code_files(ROOT, "none")
-    with pytest.raises(ContextError, match=r"image\.wheels: .*no wheel in it"):
+    with pytest.raises(ContextError, match=r"image\.wheels: .*no wheels in it"):
         code_files(ROOT, "current", tmp_path)

@@ -26,7 +26,7 @@ BAD = {
     "fra.ocir.io/ns//repo": "lower case",
     "fra.ocir.io/ns/repo:-x": "tag",
     "fra.ocir.io/ns/repo:" + "x" * 129: "tag",
-    "fra.ocir.io/ns/repo@sha256:" + "0" * 64: "a digest is what a push answers with",
+    "fra.ocir.io/ns/repo@sha256:" + "0" * 64: "a push returns the digest",
     "-x.ocir.io/ns/repo": "expected HOST/REPOSITORY:TAG",
     "fra.ocir.io/ns/re po": "lower case",
 }
@@ -59,7 +59,7 @@ def test_the_three_forms_of_a_user_name_are_taken(repository: str, user: str) ->
 @pytest.mark.parametrize(
     ("user", "words"),
     [
-        *((user, "is no user name") for user in ("", "axabc/m e")),
+        *((user, "is not a user name") for user in ("", "axabc/m e")),
         *((user, FOREIGN) for user in ("me@example.com", "other/me")),
         *((user, FORM) for user in ("axabc", "axabc/", "axabc/a/b/c", "axabc//me")),
     ],

@@ -65,7 +65,6 @@ def look(tmp: Place | None = None, root: Place | None = None, models: tuple[dict
         places=(tmp or place("/mnt/fss", 500, 1, kind="nfs4"), root or place("/var/lib/docker", 100, 2)),
         models=(model(),) if models is None else models,
         docker_tmpdir=None,
-        cores=2,
     )
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import requests
 
-from remote.hosts.host import AddressWrong, HostError
+from remote.hosts.host import AddressWrong
 from remote.image import sdk as images
 from remote.image.engine import EngineError
 from remote.image.modelfetch import FetchError, _as_files
-from remote.ssh import bulk
 from remote.ssh import connection as sshconnect
 from remote.ssh.config import Hop
 
@@ -25,16 +24,6 @@ def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: p
     monkeypatch.setattr(sshconnect, "known_keys", shut)
     with pytest.raises(AddressWrong, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
         sshconnect._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
-
-
-def test_a_tar_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "_ASK_SEC", 0.2)
-    host: Any = SimpleNamespace(name="vm")
-    move = bulk._Move(host=host, source=Path("/"), target="/x", timeout_sec=30.0, on_progress=None)
-    # It has closed its output, as an ssh does whose peer is done, and stays.
-    packer = ("sh", "-c", "exec 1>&-; sleep 60")
-    with pytest.raises(HostError, match="the connection broke while files were moving"):
-        move._pipe(packer, ("true",), ["a"])
 
 
 @pytest.mark.parametrize("kind", [requests.ReadTimeout, requests.ConnectionError])
