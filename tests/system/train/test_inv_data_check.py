@@ -1,0 +1,53 @@
+"""`inv data.check` typed in a project: what a training would train on, and each refusal in one line.
+
+Not covered: a worker in a pod; it is asked through the same host as every other question of `tasks.connect.workers`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tests.system.conftest import Project
+
+
+def lines(count: int) -> str:
+    return "".join(json.dumps({"instruction": f"Say {n}", "input": "", "output": f"{n}!"}) + "\n" for n in range(count))
+
+
+def test_the_data_is_read_shown_and_kept(project: Project) -> None:
+    (project.folder / "a.jsonl").write_text(lines(200))
+    more = project.folder / "train.json"
+    train = {"data": [str(project.folder / "a.jsonl")], "max_seq_len": 64, "validation": 0.1}
+    more.write_text(json.dumps({"train": train}))
+    project.options = ("-f", str(more))
+    page = project.folder / "page.html"
+    done = project.inv("data.check", "--page", str(page))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Alpaca" in done.stdout
+    assert "0!" in done.stdout
+    assert "tokenized in" in done.stdout
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+    again = project.inv("data.check", "--json")
+    report = json.loads(again.stdout)
+    assert report["was_cached"] is True
+    assert report["examples"] + report["validation_examples"] == 200
+    assert report["left_out"] == 0
+
+
+def test_data_that_cannot_be_used_is_one_line_and_nothing_hangs(project: Project) -> None:
+    bad = project.folder / "bad.jsonl"
+    os.mkfifo(project.folder / "fifo")
+    for path, content, message in (
+        (bad, lines(3) + '{"text": "x"}\n', "line 4: expected an object with messages;"),
+        (bad, '{"messages": [{"role": "tool", "content": "x"}]}\n', "role tool: tool turns are not trained on"),
+        (bad, '{"prompt": "x", "completion": ""}\n', "no example is left to train on"),
+        (project.folder / "fifo", None, "not a regular file"),
+        (project.folder / "none", None, "cannot be read: No such file or directory"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        done = project.inv("data.check", INVOKE_DATA_PATH=str(path))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert message in done.stderr
