@@ -80,7 +80,7 @@ _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 def refusal(doing: str, stderr: str, otherwise: type[ClusterError] = ClusterError) -> ClusterError:
     """What kubectl's standard error means, as one line with what to do; `otherwise` where no rule says which kind."""
     lines = [line.strip() for line in stderr.splitlines() if not any(noise in line for noise in _NOISE)]
-    text = " ".join(filter(None, lines)) or "it said nothing"
+    text = " ".join(filter(None, lines)) or "no message"
     for sign, kind, remedy in _RULES:
         if sign in text:
             return (kind or otherwise)(f"{doing}: {text[:_SHOWN]}; {remedy}")

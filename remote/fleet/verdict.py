@@ -51,16 +51,16 @@ def judge(
     if damage is not None:
         return Verdict(end=End.LOST, reason=damage)
     if status.state is not JobState.ENDED:
-        return Verdict(end=End.LOST, reason=f"its job died with its worker{_where(status)}; nothing of it is left")
+        return Verdict(end=End.LOST, reason=f"its job died with its worker{_where(status)}; it left no result")
     if status.why == "deadline":
         return Verdict(end=End.TIMED_OUT, reason=f"stopped from outside at its deadline{_where(status)}")
     if status.why == "terminated":
-        return Verdict(end=End.PREEMPTED, reason=f"its worker was told to stop{_where(status)}")
+        return Verdict(end=End.PREEMPTED, reason=f"its worker was stopped{_where(status)}")
     if status.signal is not None:
         return Verdict(end=End.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}")
     if status.exit_code == 0:
-        return Verdict(end=End.LOST, reason="it said it was done but left no result")
-    last = next((line.strip() for line in reversed(log_tail) if line.strip()), "it said nothing")
+        return Verdict(end=End.LOST, reason="exit 0, but it left no result")
+    last = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
     # The worker's doing, not the trial's: nothing to start it with, or no disk space for the result.
     end = End.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else End.FAILED
     return Verdict(end=end, reason=f"exit {status.exit_code}: {last}")

@@ -215,7 +215,7 @@ class Worker:
             status = self._job(attempt).cancel(grace_sec=self._patience.limits.grace_sec)
             verdict, result = self._bring(trial, attempt, status)
         except HostError as error:
-            reason = f"cancelled, but {self.name} could not be told: {one_line(error)}"
+            reason = f"cancelled, but {self.name} did not answer: {one_line(error)}"
             verdict = Verdict(end=End.CANCELLED, reason=reason)
         if verdict.end is End.LOST:
             verdict = Verdict(end=End.CANCELLED, reason="cancelled before it started")

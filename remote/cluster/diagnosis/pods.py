@@ -117,7 +117,7 @@ def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Obje
     elif any("failed liveness probe" in event.get("message", "") for event in about):
         found = ("liveness", f"{who} was killed: its liveness probe failed{again}", see)
     elif code == 143:
-        found = ("terminated", f"{who} was told to stop (143)", "wait for its replacement")
+        found = ("terminated", f"{who} got SIGTERM (143)", "wait for its replacement")
     elif code == 137:
         found = ("killed", f"{who} was killed (137){again}", f"{see}; memory, or a deletion")
     else:

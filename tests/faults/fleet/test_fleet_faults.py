@@ -79,7 +79,7 @@ def test_progress_is_told_from_what_the_trial_writes(local: LocalFleet) -> None:
         ("killed-once", "SUCCEEDED", 2, None),
         ("preempted-once", "SUCCEEDED", 2, None),
         ("torn-result", "LOST", 2, "result.json: not complete JSON; the file is truncated or damaged"),
-        ("says-done-leaves-nothing", "LOST", 2, "it said it was done but left no result"),
+        ("says-done-leaves-nothing", "LOST", 2, "exit 0, but it left no result"),
     ],
 )
 def test_only_what_is_transient_is_tried_again(

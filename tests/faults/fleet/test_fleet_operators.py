@@ -74,7 +74,7 @@ def test_a_worker_that_cannot_be_told_to_stop_is_found_again_on_resume(local: Lo
         wire.plugged = False
         fleet.stop()
     assert local.ends() == {"slow": "CANCELLED"}
-    assert "could not be told" in (local.reasons()["slow"] or "")
+    assert "did not answer" in (local.reasons()["slow"] or "")
 
     wire.plugged = True
     with local.running(local.fleet([wire])):

@@ -315,7 +315,7 @@ def test_what_the_sink_raises_ends_the_command_and_comes_through(stand_in: Stand
         ('Error from server (Forbidden): pods "p" is forbidden', Forbidden, "for that right"),
         ("error: You must be logged in to the server (Unauthorized)", Misconfigured, "renew the kubeconfig"),
         (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", Misconfigured, "fleet.pods.python"),
-        ("", Unreachable, "it said nothing"),
+        ("", Unreachable, "no message"),
     ],
 )
 def test_what_kubectl_complains_of_is_said_with_what_to_do(

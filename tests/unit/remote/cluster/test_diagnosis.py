@@ -184,30 +184,21 @@ def test_an_older_kubelet_that_says_only_back_off_is_explained_by_its_events() -
     assert finding.cause == "unknown-authority"
 
 
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        (
-            "failed to copy: httpReadSeeker: failed open: unexpected status code 429 Too Many Requests",
-            "too-many-requests",
-        ),
-        ("failed to extract layer sha256:1: write /var/lib: no space left on device", "disk-full"),
-        ("failed to pull and unpack image: no match for platform in manifest: not found", "wrong-architecture"),
-        ("failed to pull: failed to copy: read tcp: connection reset by peer", "broken-off"),
-        (
-            'failed to pull and unpack image "fra.ocir.io/a": failed to do request: Head "https://fra.ocir.io/v2": '
-            "dial tcp: lookup fra.ocir.io on 10.0.0.2:53: read udp 10.77.0.11:40439->10.0.0.2:53: i/o timeout",
-            "name-not-resolved",
-        ),
-        ("failed to pull: something nobody has seen", "pull"),
-    ],
-)
-def test_a_pull_that_was_not_recorded_is_told_too(text: str, cause: str) -> None:
-    scenario = {
-        "pod_status": {"phase": "Pending", "containerState": {"waiting": {"reason": "ErrImagePull", "message": text}}},
-        "events": [],
-    }
-    (finding,) = diagnose_pod(pod(scenario), [])
+NOT_RECORDED = {
+    "too-many-requests": "failed to copy: httpReadSeeker: failed open: unexpected status code 429 Too Many Requests",
+    "disk-full": "failed to extract layer sha256:1: write /var/lib: no space left on device",
+    "wrong-architecture": "failed to pull and unpack image: no match for platform in manifest: not found",
+    "broken-off": "failed to pull: failed to copy: read tcp: connection reset by peer",
+    "name-not-resolved": 'failed to pull and unpack image "fra.ocir.io/a": failed to do request: '
+    'Head "https://fra.ocir.io/v2": dial tcp: lookup fra.ocir.io on 10.0.0.2:53: read udp 10.77.0.11: i/o timeout',
+    "pull": "failed to pull: something nobody has seen",
+}
+
+
+@pytest.mark.parametrize(("cause", "text"), NOT_RECORDED.items())
+def test_a_pull_that_was_not_recorded_is_told_too(cause: str, text: str) -> None:
+    state = {"waiting": {"reason": "ErrImagePull", "message": text}}
+    (finding,) = diagnose_pod(pod({"pod_status": {"phase": "Pending", "containerState": state}, "events": []}), [])
     assert finding.cause == cause
     if cause == "pull":
         assert text in finding.reason
@@ -239,22 +230,13 @@ def test_other_words_of_the_scheduler_are_understood_or_passed_on(message: str, 
     assert [one.cause for one in explain_scheduling(message)] == causes
 
 
-@pytest.mark.parametrize(
-    ("said", "part"),
-    [
-        (
-            'failed to setup network for sandbox "ab": plugin type="bridge" failed (add): no IP addresses available',
-            "network plugin",
-        ),
-        (
-            "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
-            "failed: unable to start container process: can't get final child's PID from pipe: EOF: unknown",
-            "container runtime",
-        ),
-    ],
-)
-def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(said: str, part: str) -> None:
-    message = f"Failed to create pod sandbox: rpc error: code = Unknown desc = {said}"
+NO_ADDRESS = 'failed to setup network for sandbox "ab": plugin type="bridge" failed (add): no IP addresses available'
+NO_SHIM = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed"
+
+
+@pytest.mark.parametrize(("words", "part"), [(NO_ADDRESS, "network plugin"), (NO_SHIM, "container runtime")])
+def test_a_sandbox_that_is_not_made_says_which_part_of_the_node_fails(words: str, part: str) -> None:
+    message = f"Failed to create pod sandbox: rpc error: code = Unknown desc = {words}"
     event = {"kind": "Pod", "reason": "FailedCreatePodSandBox", "message": message, "at": "2026-01-01T00:00:00Z"}
     scenario = {"pod_status": {"phase": "Pending"}, "events": [event]}
     (finding,) = diagnose_pod(pod(scenario), events(scenario))
@@ -287,18 +269,11 @@ def test_a_quota_that_has_room_again_is_no_finding() -> None:
     assert diagnose_job(job({"active": 4}), events(RECORDED["quota"]["job-quota"])) == []
 
 
-@pytest.mark.parametrize(
-    ("reason", "cause"),
-    [
-        ("BackoffLimitExceeded", "job-failed"),
-        ("FailedIndexes", "job-failed"),
-        ("DeadlineExceeded", "deadline"),
-        ("PodFailurePolicy", "job-failed"),
-    ],
-)
-def test_a_job_that_failed_says_why(reason: str, cause: str) -> None:
+@pytest.mark.parametrize("reason", ["BackoffLimitExceeded", "FailedIndexes", "DeadlineExceeded", "PodFailurePolicy"])
+def test_a_job_that_failed_says_why(reason: str) -> None:
     condition = {"type": "Failed", "status": "True", "reason": reason, "message": "recorded words"}
     (finding,) = diagnose_job(job({"conditions": [condition]}), [])
+    cause = "deadline" if reason == "DeadlineExceeded" else "job-failed"
     assert (finding.cause, finding.reason) == (cause, "recorded words")
 
 

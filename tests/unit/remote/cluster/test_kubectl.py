@@ -70,4 +70,4 @@ def test_what_kubectl_complains_of_becomes_one_line_of_the_right_kind(case: str)
 
 def test_what_no_rule_knows_is_of_the_kind_that_the_caller_names() -> None:
     error = refusal("kubectl exec", "I1120 websocket.go:296] Unknown stream id 1, discarding message\n", Unreachable)
-    assert (type(error), str(error)) == (Unreachable, "kubectl exec: it said nothing")
+    assert (type(error), str(error)) == (Unreachable, "kubectl exec: no message")

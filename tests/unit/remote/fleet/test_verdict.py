@@ -73,13 +73,13 @@ CASES = [
     case(
         "supervisor killed",
         End.LOST,
-        "its job died with its worker in phase measure, step 7 of 18; nothing of it is left",
+        "its job died with its worker in phase measure, step 7 of 18; it left no result",
         JobStatus(state=JobState.LOST, progress=IN_STEP_7),
     ),
     case(
         "host without memory of it",
         End.LOST,
-        "its job died with its worker; nothing of it is left",
+        "its job died with its worker; it left no result",
         JobStatus(state=JobState.ABSENT),
     ),
     case(
@@ -92,17 +92,17 @@ CASES = [
     case(
         "terminated by the host",
         End.PREEMPTED,
-        "its worker was told to stop in phase load",
+        "its worker was stopped in phase load",
         exited(143, signal=15, why="terminated", progress={"phase": "load"}),
     ),
     case("killed", End.LOST, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
     case("segmentation fault", End.LOST, "killed by SIGSEGV", exited(139, signal=11)),
     case("an unknown signal", End.LOST, "killed by signal 99", exited(128 + 99, signal=99)),
-    case("nothing there", End.LOST, "it said it was done but left no result", exited(0), log=["all done!"]),
+    case("nothing there", End.LOST, "exit 0, but it left no result", exited(0), log=["all done!"]),
     case("bad input", End.FAILED, "exit 2: x: no such folder", exited(2), log=["noise", "x: no such folder", "  "]),
     case("nothing to start it with", End.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
     case("disk full", End.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
-    case("silent failure", End.FAILED, "exit 1: it said nothing", exited(1)),
+    case("silent failure", End.FAILED, "exit 1: no output", exited(1)),
 ]
 
 
