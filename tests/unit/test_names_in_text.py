@@ -5,13 +5,13 @@ No linter sees these names, and a move of files breaks them silently.
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import house
 from tests.support.paths import ROOT
 
 PACKAGES = "bench|remote|reports|tasks"
@@ -32,13 +32,8 @@ MODULE = re.compile(rf"""(?:["'`]|-m )((?:{PACKAGES})(?:\.[A-Za-z_]\w*)+)(?=["'`
 FILE = re.compile(rf"(?<![\w/.])((?:{PACKAGES}|image|docs|tests)/[\w/.-]*\w\.(?:py|yaml|json|md|svg|png|j2|js))\b")
 
 
+TRACKED = [str(path) for path in house.tracked("*")]  # asked when tests are collected: a unit test starts no process
 SETTINGS = {"tasks.executor_class"}  # of Invoke
-
-
-@cache
-def tracked() -> tuple[str, ...]:
-    done = subprocess.run(("git", "ls-files"), cwd=ROOT, capture_output=True, text=True, check=True)
-    return tuple(done.stdout.split("\n"))
 
 
 @cache
@@ -46,7 +41,7 @@ def modules() -> dict[str, str]:
     """Dotted name to path, packages included."""
     return {
         path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
-        for path in tracked()
+        for path in TRACKED
         if path.endswith(".py")
     }
 
@@ -76,7 +71,7 @@ def exists(dotted: str) -> bool:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    for path in tracked():
+    for path in TRACKED:
         if path.startswith(SOURCES) and Path(path).suffix in (".py", ".md", ".yaml", ".toml", ".txt", ""):
             yield path, (ROOT / path).read_text(encoding="utf-8")
 
