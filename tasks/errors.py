@@ -1,9 +1,9 @@
-"""How a task ends when not all is well: one line on standard error and an exit code a script can act on.
+"""How a task ends when something failed: one line on standard error, and an exit code for scripts.
 
     1 some trials failed, the report still stands · 2 bad configuration or usage · 3 transient, can be resumed
     4 refused for safety · 130 interrupted
 
-Invoke prints an `Exit`'s message and leaves with its code; these classes give the codes their names.
+Invoke prints an `Exit`'s message and exits with its code; these classes name the codes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from invoke.exceptions import Exit
 
 
 def one_line(text: str) -> str:
-    """`text` with line breaks, control characters and lone surrogates written as escapes: safe on any terminal."""
+    """`text` with line breaks, control characters and lone surrogates as escapes: safe on any terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 class TaskFailed(Exit):
-    """A task could not do its work, for a reason none of the codes below names. Exit code 1; stops a chain of tasks."""
+    """A task failed, for a reason that none of the codes below names. Exit code 1; stops a chain of tasks."""
 
     exit_code: ClassVar[int] = 1
 
@@ -50,13 +50,13 @@ def cannot_write(folder: Path, error: OSError) -> UsageError:
 
 
 class Resumable(TaskFailed):
-    """Stopped by something that may pass; the message ends with the command that goes on from here. Exit code 3."""
+    """Stopped by something that may pass; the message ends with the command that resumes. Exit code 3."""
 
     exit_code = 3
 
 
 class Refused(TaskFailed):
-    """Not done because it would not be safe: a checksum, a host key, another run's lock. Exit code 4."""
+    """Refused because it would not be safe: a checksum, a host key, another run's lock. Exit code 4."""
 
     exit_code = 4
 

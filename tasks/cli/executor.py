@@ -1,8 +1,8 @@
 """How Invoke runs a chain of tasks here: settings first, then one task after the other.
 
 Named in invoke.yaml as `tasks.executor_class`. It differs from Invoke's own executor in three ways: a bad setting is
-refused before the first task has done anything, trials that failed do not keep `collect report` from telling about
-them, and Ctrl-C exits with 130.
+refused before the first task starts, `collect report` still runs after a bench with failed trials, and Ctrl-C exits
+with 130.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ChainExecutor(Executor):
         try:
             self.config.load_shell_env()
         except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:
-            # What we accept Invoke may not: it casts to the type of the file's value, so 60.5 over 60 is an error.
+            # Invoke casts to the type of the file's value, so that 60.5 over 60 is an error to it and not to us.
             names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
             raise UsageError(
                 f"environment: Invoke cannot use one of {names or 'no variables'}: {error}; set it in a file instead"

@@ -1,7 +1,4 @@
-"""Numbers that flags are given: flags come as text, so that what is wrong with one can be said in one line.
-
-A flag whose default is a number Invoke would cast itself, and end in a traceback where that fails.
-"""
+"""Numbers that are given as flags. The flags are declared as text: Invoke's own cast would end in a traceback."""
 
 from __future__ import annotations
 
@@ -16,6 +13,6 @@ def number(flag: str, text: str, expected: str, fits: Callable[[float], bool]) -
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not fits(value):  # nothing fits that is no number: every comparison with it is false
+    if not fits(value):  # NaN, the value of what is no number, fits nothing
         raise UsageError(f"{flag}: expected {expected}, found {text!r}")
     return value

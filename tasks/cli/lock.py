@@ -1,4 +1,4 @@
-"""One `inv bench` at a time in one project: a lock that names its holder and is gone with it, however it ends."""
+"""One `inv bench` at a time in one project: a lock that names its holder and is released when its process ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def only_one(results_folder: Path, doing: str) -> Iterator[None]:
         raise cannot_write(results_folder, error) from None
     try:
         try:
-            # A flock, not the file's presence: the system drops it even when its holder is killed.
+            # A flock, not the file's presence: the system releases it even when its holder is killed.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"

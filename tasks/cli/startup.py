@@ -15,28 +15,28 @@ from tasks.errors import UsageError
 
 
 class _WrongUsage(ParseError, Exit):
-    """An unknown task or flag, as Invoke's parser words and prints it, with the exit code that wrong usage has here."""
+    """An unknown task or flag, in the words of Invoke's parser, with the exit code for wrong usage."""
 
     code = UsageError.exit_code
 
     def __init__(self, msg: str, context: ParserContext | None = None) -> None:
         Exception.__init__(self, msg)
-        self.context, self.message = context, None  # the message of an Exit would be printed once more
+        self.context, self.message = context, None  # Invoke would print the message of an Exit a second time
 
 
 def exit_with_2_for_wrong_usage() -> None:
-    """From now on an unknown task or flag exits with 2; Invoke alone would exit with 1, as for a failed task.
+    """Make an unknown task or flag exit with 2; Invoke alone exits with 1, as for a failed task.
 
-    The parser raises what its module calls ParseError; this is that name. `inv --help UNKNOWN` is not the parser's.
+    The parser raises the ParseError of its module, which is replaced here. Not covered: `inv --help UNKNOWN`.
     """
     parser.ParseError = _WrongUsage  # type: ignore[attr-defined]
 
 
 def explain_settings_failures() -> None:
-    """From now on, say in one line what Invoke itself would show as a traceback while it reads the settings' files.
+    """Make a settings file that Invoke cannot parse one line on standard error, instead of a traceback.
 
-    Invoke parses invoke.yaml and the -f file before any task of ours runs and lets the parser's exceptions out. Only
-    ~/.invoke.yaml and /etc/invoke.yaml are out of reach: they are parsed before this package is imported.
+    Invoke parses invoke.yaml and the -f file before any task runs, and lets the parser's exceptions out. Not covered:
+    ~/.invoke.yaml and /etc/invoke.yaml, which are parsed before this package is imported.
     """
     before = sys.excepthook
 
@@ -58,7 +58,7 @@ def explain_settings_failures() -> None:
 def _config_being_read(trace: TracebackType | None) -> Config | None:
     while trace is not None:
         holder = trace.tb_frame.f_locals.get("self")
-        # By file name, because the parsers below Config raise many classes, and more ValueErrors of their own.
+        # By module and not by class: the parsers below Config raise many classes.
         if isinstance(holder, Config) and trace.tb_frame.f_globals.get("__name__") == "invoke.config":
             return holder
         trace = trace.tb_next

@@ -1,1 +1,11 @@
-"""`inv nodes`, `deploy`, `teardown`, `status`, `shell` and `logs`."""
+"""`inv nodes`, `deploy`, `teardown`, `status`, `shell` and `logs`.
+
+verbs     signatures and help
+desired   what the settings ask for: the image, the values of the manifests
+nodes     which nodes can take a pod, and why not the others
+checks    nodes, controllers, rights, and results that would be lost, before a plan changes the cluster
+deploy    observe, plan, act, wait
+wait      waits for pods, and says why one does not come up
+teardown  deletes what deploy made
+status    the pods, their logs, a shell in one
+"""

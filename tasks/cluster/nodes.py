@@ -26,7 +26,7 @@ def check_nodes(context: Context) -> None:
         image: Image | None = image_of(settings)
     except UsageError as error:
         image = None
-        print(f"the image's size is not known, so the disk is checked without it: {error}")
+        print(f"the image's size is unknown, so the disk is checked without it: {error}")
     with cluster_of(settings) as cluster:
         reports = report(cluster, need_of(settings, image))
     show(reports)
@@ -38,20 +38,20 @@ def check_nodes(context: Context) -> None:
 
 
 def too_few(able: int, wanted: int, reports: list[NodeReport]) -> str:
-    """What to say when fewer nodes qualify than the fleet needs."""
+    """The message where fewer nodes qualify than the fleet needs."""
     candidates = [one for one in reports if one.is_candidate and not one.qualifies]
     first = str(candidates[0].findings[0]) if candidates else "no other node has that instance type"
     return f"{able} of {wanted} nodes qualify; {first}; or set fleet.size to {able or 'what there is'}"
 
 
 def need_of(settings: Settings, image: Image | None) -> Need:
-    """What one pod of this deployment asks of a node."""
+    """What one pod of this deployment needs of a node."""
     section = settings.cluster
     preemptible = section.preemptible or section.overlay == "preemptible"
     tolerations: list[dict[str, Any]] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible:
         tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
-    # Without a shared volume the results have a folder of their own beside the caches.
+    # Without a shared volume the pod has a second local folder, for results.
     scratch = amount(section.scratch) * (1 if section.fss.volume_handle else 2)
     return Need(
         instance_type=section.instance_type,
@@ -68,13 +68,13 @@ def need_of(settings: Settings, image: Image | None) -> Need:
 
 def report(cluster: Cluster, need: Need) -> list[NodeReport]:
     """A report for each node. Raises ClusterError; without the right to list all pods, free GPUs are not known."""
-    found = cluster.nodes()
+    nodes = cluster.nodes()
     try:
         pods = cluster.pods_everywhere()
     except Forbidden as error:
         print(f"free GPUs are not known: {error}")
-        return examine(found, None, need)
-    return examine(found, pods, need)
+        return examine(nodes, None, need)
+    return examine(nodes, pods, need)
 
 
 def show(reports: list[NodeReport]) -> None:

@@ -1,4 +1,4 @@
-"""`inv status`, `inv shell`, `inv logs`: looking at the pods, and into them."""
+"""`inv status`, `inv shell`, `inv logs`: the pods, a shell in one, their logs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def open_shell(context: Context, pod: str | None) -> None:
         container = f"--container={settings.fleet.pods.container}"
         code = _hand_over(cluster.kubectl.argv("exec", *terminal, container, name, "--", *command))
         if code != 0:
-            raise Exit(code=code)  # the last command's own; whoever typed it has seen why
+            raise Exit(code=code)  # of the last command in that shell, whose message was seen
 
 
 def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: str) -> None:
@@ -76,10 +76,10 @@ def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool
             code = _hand_over(cluster.kubectl.argv("logs", *flags))
         except KeyboardInterrupt:
             if follow:
-                return  # how one leaves
+                return  # the usual way to leave
             raise
         if code != 0:
-            raise TaskFailed(f"kubectl logs ended with exit {code}; `inv status` says how the pods are")
+            raise TaskFailed(f"kubectl logs ended with exit {code}; see `inv status`")
 
 
 def pod_name(cluster: Cluster, asked: str | None) -> str:
@@ -100,7 +100,7 @@ def pod_name(cluster: Cluster, asked: str | None) -> str:
 
 
 def _hand_over(argv: tuple[str, ...]) -> int:
-    """Run kubectl on this very terminal; its exit code."""
+    """Run kubectl on this terminal; its exit code."""
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Waiting for pods with a live view of each; when one does not come up, reason and remedy instead of a time-out."""
+"""Waits for pods, with a live view of each. A pod that cannot come up ends the wait with reason and remedy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tasks.cli.terminal import console
 from tasks.errors import Resumable, TaskFailed
 from tasks.settings.load import Settings
 
-# One look is four requests for all pods together. Between looks a watch brings the news of any pod; without any, the
-# next look is for what is no pod's news: events, refused pods, claims. Changes that follow each other are looked at
-# together, more of them the longer they tell nothing new: a pull that fails changes its pod again and again.
+# One look is four requests, for all pods together. Between looks a watch reports changes of pods; without any, the next
+# look is for everything else: events, refused pods, claims. Changes in quick succession share one look, with longer
+# pauses while they bring nothing new: a pull that fails changes its pod again and again.
 _QUIET_SEC = 15.0
 _TOGETHER_SEC, _MOST_TOGETHER_SEC = 0.5, 10.0
 _AGAIN_SEC = 1.0
@@ -50,7 +50,7 @@ def wait(
 ) -> None:
     """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless.
 
-    `new_login`: these pods were refused with another pull secret, and what they say may be of that one still.
+    `new_login`: the pull secret is new, and the pods may still report that the old one was refused.
     """
     screen = console()
     began = heard = time.monotonic()
@@ -70,15 +70,15 @@ def wait(
                     raise Resumable(f"{error} (silent for {now - heard:.0f} s); `inv deploy` goes on") from None
                 time.sleep(_AGAIN_SEC)
                 continue
-            told = _told(state)
+            news = _news_of(state)
             if is_live:
                 wrong = (Text(f"  {line}") for line in together(state.all_findings))
                 live.update(Group(table(state), *wrong), refresh=True)
             else:
-                for line in _lines([told[key] for key in told if key not in before]):
+                for line in _lines([news[key] for key in news if key not in before]):
                     screen.print(line, markup=False, highlight=False)
-            together_sec = _TOGETHER_SEC if told.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
-            before = told
+            together_sec = _TOGETHER_SEC if news.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
+            before = news
             if state.is_up:
                 break
             hopeless = patience.exhausted(state.all_findings, now)
@@ -96,17 +96,17 @@ def wait(
 
 
 def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
-    """Sleep until a pod changes, and then for `together_sec`, in which more may."""
+    """Sleep until a pod changes, and then for `together_sec`, for further changes."""
     began = time.monotonic()
     try:
         cluster.await_change(max(1.0, within_sec))
     except ClusterError:
-        time.sleep(_AGAIN_SEC)  # whatever it is, the look that follows meets it and says it
+        time.sleep(_AGAIN_SEC)  # the next look meets the same error and reports it
     time.sleep(max(0.0, min(together_sec, began + within_sec - time.monotonic())))
 
 
 class Patience:
-    """How long each finding has lasted; one that outlasts its patience ends the wait.
+    """How long each finding has lasted. A finding that lasts longer than its patience ends the wait.
 
     `login_sec`: how long a refused login may last at least.
     """
@@ -133,7 +133,7 @@ class Patience:
 
 
 def table(state: Fleet) -> Table:
-    """Every pod: where it is and how."""
+    """Every pod: its node, state and restarts."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("job", "index", "pod", "node", "state", "restarts"):
         shown.add_column(head, no_wrap=True)
@@ -144,10 +144,10 @@ def table(state: Fleet) -> Table:
     return shown
 
 
-def _told(state: Fleet) -> dict[object, str | Finding]:
-    """Each pod's line and each finding, by what makes it another one: the words of a refusal differ from try to try."""
+def _news_of(state: Fleet) -> dict[object, str | Finding]:
+    """Each pod's line and each finding, by a key that stays the same while a refusal's words change."""
     rows: dict[object, str | Finding] = {
-        # What a pod in trouble waits with goes to and fro; what the trouble is does not.
+        # The state of a pod with findings goes to and fro, so that it is left out of the key.
         (row.job, row.index, row.pod, row.state if not row.findings else ""): (
             f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
         )

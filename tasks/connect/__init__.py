@@ -1,1 +1,7 @@
-"""From settings to a cluster, a build VM or workers that one can talk to; their failures as exit codes."""
+"""From settings to a machine that can be talked to; its failures as exit codes.
+
+workers  the fleet's hosts and their commands: local processes or pods
+cluster  the Kubernetes cluster
+buildvm  the build VM, over SSH
+secrets  passwords and tokens
+"""

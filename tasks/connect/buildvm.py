@@ -1,4 +1,4 @@
-"""The build VM as the tasks see it: settings in, a connected host out, and every way it can fail as an exit code."""
+"""The build VM: a connected host from the settings, and its failures as exit codes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from remote.ssh.host import SshHost
 from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
 from tasks.settings.load import Settings
 
-LOCAL_FOLDER = ".buildvm"  # what this machine keeps of its jobs when it plays the VM
+LOCAL_FOLDER = ".buildvm"  # the jobs' folder where this machine is the VM
 
 
 @contextlib.contextmanager
 def build_vm(settings: Settings, again: str) -> Iterator[Host]:
-    """The host that `build.host` names, for one task: one connection. `again` is the command that goes on from here.
+    """The host that `build.host` names, over one connection. `again` is the command that resumes the task.
 
-    What is raised of it inside the block leaves as the exception of its exit code.
+    Its errors inside the block become the task's, with their exit codes.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -62,7 +62,7 @@ def _host(settings: Settings) -> Iterator[Host]:
 
 
 def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
-    """The folder on the VM that bulk goes to: `--tmpdir`, or build.tmpdir, or the host's own. Raises UsageError."""
+    """The folder on the VM for large files: `--tmpdir`, else build.tmpdir, else the host's own. Raises UsageError."""
     tmp = given or settings.build.tmpdir or host.workdir
     if not tmp.startswith("/"):
         raise UsageError(f"--tmpdir: expected an absolute path on the VM, found {tmp!r}")
@@ -70,19 +70,19 @@ def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
 
 
 def explained(error: HostError, again: str) -> TaskFailed:
-    """The exit code of what went wrong with the VM, with the command to type next where the message has none."""
+    """An error of the VM as the task's, with the command to type next where the message has none."""
     if isinstance(error, HostKeyRefused):
         return Refused(str(error))
     if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError)):
         return UsageError(str(error))
     if isinstance(error, JobFailed):
         return _job_failed(error, again)
-    return Resumable(f"{error}; when that has passed, `{again}` goes on")
+    return Resumable(f"{error}; `{again}` tries again")
 
 
 def _job_failed(error: JobFailed, again: str) -> TaskFailed:
     advice = {
-        "full": f"; free some room there, then `{again}` goes on from what is cached",
+        "full": f"; free some space there, then `{again}` goes on from what is cached",
         "transient": f"; that tends to pass: `{again}`",
         "changed": f"; `{again}`",
         "stopped": f"; `{again}` starts it anew",
@@ -96,7 +96,7 @@ def _job_failed(error: JobFailed, again: str) -> TaskFailed:
 
 
 def show_line(line: Line) -> None:
-    """A line of a job's log as it comes: seconds since the job began, its stage, its words."""
+    """Print a line of a job's log: seconds since the job began, the stage, the text."""
     print(f"[{line.elapsed_sec:7.1f}s] {line.stage:<20.20} {line.text}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The only place that knows which kind of host a fleet is made of: settings in, hosts and their commands out."""
+"""The fleet's hosts and their commands, from the settings. No other module knows which kind of host a fleet has."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _names(settings: Settings) -> list[str]:
 def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
     """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
     pods = settings.fleet.pods
-    # The context by name, also where it is only the current one: what is current may change while a run goes on.
+    # By name, even where it is the current context: the current one may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
     shared_list = Pods(kubectl, pods.selector)
     return [
@@ -69,7 +69,7 @@ def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """Who runs some of a run's trials: the fleet's hosts with their agents, and these trials' ids."""
+    """Hosts with their agents, and the ids of the trials that they run."""
 
     hosts: list[Host]
     agents: Callable[[Host], Agent]
@@ -77,16 +77,16 @@ class Crew:
 
 
 def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
-    """Who works on a run, one after the other: every worker by itself, then all of them together.
+    """The crews of a run, which work one after the other: every worker by itself, then all workers together.
 
-    Over pods a distributed trial has one rank in each, and the first pod leads.
+    Over pods a distributed trial has one rank in each pod, and the first pod leads.
     """
     together = frozenset(planned.trial_id for planned in run.planned if is_gang(settings, planned))
     alone = frozenset(planned.trial_id for planned in run.planned) - together
-    found = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
+    made = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
     if together and isinstance(leader := hosts[0], PodHost):
-        found.append(Crew(hosts=hosts[:1], agents=lambda _: GangAgent(hosts, leader.address), trial_ids=together))
-    return found
+        made.append(Crew(hosts=hosts[:1], agents=lambda _: GangAgent(hosts, leader.address), trial_ids=together))
+    return made
 
 
 def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
@@ -95,13 +95,13 @@ def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
 
 
 def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
-    """Workers have the same names in every fleet: a run must not go on in another one. Raises UsageError."""
-    told: dict[str, tuple[Any, Any]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
+    """Raises UsageError where the run was started over another fleet; workers have the same names in all fleets."""
+    pairs: dict[str, tuple[str | None, str]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
     if run.fleet_kind == settings.fleet.kind == "pods":
         before, now = run.provenance.get("cluster", {}), where(settings)
-        told |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
-        told["the cluster at"] = (before.get("server"), now["server"])
-    for name, (was, is_now) in told.items():
+        pairs |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
+        pairs["the cluster at"] = (before.get("server"), now["server"])
+    for name, (was, is_now) in pairs.items():
         if was != is_now:
             raise UsageError(f"run {run.run_id} was started with {name}: {was}, found {is_now}; set it as it was")
 
@@ -141,36 +141,36 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """While workers are asked something before a run: one that cannot be asked ends the task with its exit code."""
+    """Within, a worker that cannot be asked ends the task with its exit code."""
     try:
         yield
     except OperatorRefused as error:
         raise UsageError(str(error)) from None
     except HostError as error:
-        raise Resumable(f"{error}; see that the workers are up, then type the same again") from None
+        raise Resumable(f"{error}; check that the workers are up, then type the same again") from None
 
 
 def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
-    """Ask all hosts at once for the model and the data they would use: what `python -m bench inspect` said there.
+    """The model and data that all hosts would use, as `python -m bench inspect` reports them.
 
-    Raises UsageError with the first complaint, Refused where not all have the same, and as `answering` does.
+    Raises UsageError with the first complaint, Refused where hosts have different files, and as `answering` does.
     """
     is_local = settings.fleet.kind == "local"
     if is_local and not settings.workspace.is_dir():
         raise UsageError(
             f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
         )
-    # A pod has its node's GPU, and a bench that may not know the question yet.
+    # Not asked of pods: they have their node's GPU, and the bench in an older image may not know the flag.
     profile = ("--profile", settings.bench.profile) if is_local else ()
 
     def ask(host: Host) -> Mapping[str, Any]:
-        return _told(host, _bench(settings, host, "inspect", *_inputs(settings), *profile))
+        return _answer(host, _bench(settings, host, "inspect", *_inputs(settings), *profile))
 
     with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         first, *others = pool.map(ask, hosts)
-    for host, said in zip(hosts[1:], others, strict=True):
+    for host, inputs in zip(hosts[1:], others, strict=True):
         for what in ("model", "data"):
-            if said[what]["sha256"] != first[what]["sha256"]:
+            if inputs[what]["sha256"] != first[what]["sha256"]:
                 raise Refused(
                     f"{host.name} and {hosts[0].name} have different files at {what}.path: {first[what]['path']}; "
                     "their results could not be compared; make them the same, then type the same again"
@@ -179,10 +179,10 @@ def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
 
 
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
-    """What `python -m bench survey` says on this host of its GPU, the data, and these trials. Raises as `inspect`."""
+    """What `python -m bench survey` reports of the host's GPU, the data and these trials. Raises as `inspect` does."""
     listed = json.dumps([trial.to_json() for trial in trials]).encode()
     with answering():
-        return _told(host, _bench(settings, host, "survey", *_inputs(settings), "--trials", "-"), listed)
+        return _answer(host, _bench(settings, host, "survey", *_inputs(settings), "--trials", "-"), listed)
 
 
 def examined(settings: Settings, host: Host, spec: TrainingData, *, row_tokens: int) -> Mapping[str, Any]:
@@ -194,7 +194,7 @@ def examined(settings: Settings, host: Host, spec: TrainingData, *, row_tokens: 
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
-    """What the host's GPUs are doing now, as `python -m bench sample` says it. Raises HostError."""
+    """What the host's GPUs are doing now, as `python -m bench sample` reports it. Raises HostError."""
     command = _bench(settings, host, "sample")
     completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
     try:
@@ -209,7 +209,7 @@ def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
     threads = str(fleet.pods.threads if fleet.kind == "pods" else fleet.local.threads)
     return Command(
         argv=(*host.python, "-m", "bench", *arguments),
-        # Without these every worker starts as many threads as there are cores, and all of them crawl.
+        # Without these every worker starts as many threads as there are cores, and all of them are slow.
         environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
         folder=str(settings.workspace),
     )
@@ -219,13 +219,13 @@ def _inputs(settings: Settings) -> tuple[str, ...]:
     return ("--model", settings.model.path, "--data", settings.data.path)
 
 
-def _told(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
+def _answer(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
     """The JSON document that the command prints. Raises UsageError with its one line of complaint, and HostError."""
     completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_SEC)
     if completed.exit_code == 0:
         document: Mapping[str, Any] = json.loads(completed.stdout)
         return document
-    if completed.exit_code > 128:  # a signal's: an eviction or the OOM killer, and no setting is to blame
+    if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer); no setting is wrong
         raise CommandFailed(host.name, command, completed)
-    said = completed.stderr.decode(errors="replace").strip().splitlines()
-    raise UsageError(f"{host.name}: {said[-1] if said else f'exit {completed.exit_code}: {command.render()}'}")
+    lines = completed.stderr.decode(errors="replace").strip().splitlines()
+    raise UsageError(f"{host.name}: {lines[-1] if lines else f'exit {completed.exit_code}: {command.render()}'}")

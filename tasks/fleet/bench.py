@@ -1,7 +1,7 @@
-"""`inv bench` and `inv cancel`: a suite of trials over the fleet, to its last end, whatever happens on the way.
+"""`inv bench` and `inv cancel`: a suite of trials over the fleet, until every trial has its end.
 
 Observe (settings, workers, their model and data), plan (a RunRecord, which `--dry-run` prints), act (the fleet),
-observe again (the ledger). What it knows of the workers it knows through `tasks.connect.workers` alone.
+observe again (the ledger). Everything about the workers comes from `tasks.connect.workers`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bench.records.layout import LEDGER_FILE
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import Host
+from reports import text
 from tasks.cli.lock import only_one
 from tasks.connect.workers import inspect, workers
 from tasks.errors import UsageError
@@ -53,7 +54,7 @@ def run_bench(context: Context, given: Choices) -> None:
         bare = given.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
         _resume(settings, None if bare else given.resume, dry_run=given.dry_run, plain=given.plain)
         return
-    # The run is planned, and written down, with what counted for it; a resume then needs no option again.
+    # The plan is written with the values that count, so that a resume needs no flag again.
     chosen: dict[str, Any] = {
         "spread": given.spread or settings.bench.spread,
         "strict": given.strict or settings.bench.strict,
@@ -127,8 +128,8 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     each = expected_sec(settings.results_folder, run.planned)
     console = Console()
     console.print(
-        f"plan: suite {run.suite}, profile {run.profile}, {len(run.planned)} trials "
-        f"({', '.join(_times(run))}) over {len(run.workers)} workers of kind {run.fleet_kind}",
+        f"plan: suite {run.suite}, profile {run.profile}, {text.count(len(run.planned), 'trial')} "
+        f"({', '.join(_times(run))}) over {text.count(len(run.workers), 'worker')} of kind {run.fleet_kind}",
         markup=False,
         soft_wrap=True,
     )
@@ -140,7 +141,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     for head in heads:
         table.add_column(head, no_wrap=True)
     table.add_column("why")
-    # A trial is one line: the plan holds it once for each worker and repeat, with nothing else different.
+    # One line a trial: the plan holds it once for each worker and repeat.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial, expected = planned.trial, each[planned.trial_id]
         table.add_row(

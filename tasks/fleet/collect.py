@@ -1,9 +1,9 @@
-"""`inv collect`: every worker's results into the run's folder, each byte verified, as often as one likes.
+"""`inv collect`: every worker's results into the run's folder, each byte verified; it can be repeated at any time.
 
-The ledger says which attempt of a trial counts. Its result is here already (the fleet brings it before it writes the
-trial's end); what else the trial left (telemetry, log) comes now. Where the workers share a volume and the one that ran
-a trial is gone, its files come through another. A trial that left no result gets a record of its end written from the
-ledger, so that whoever reads the folder finds one record for every planned trial.
+The ledger says which attempt of a trial counts. Its result is here already (the fleet fetches it before it writes the
+trial's end); its other files (telemetry, log) are fetched now. Where the workers share a volume and the one that ran a
+trial is gone, its files come through another. For a trial without a result, a record of its end is written from the
+ledger, so that the folder has one record for every planned trial.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.incoming import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
 from remote.jobs.transfer import pull
+from reports import text
 from tasks.connect.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.folders import open_run
@@ -38,7 +39,7 @@ from tasks.settings.load import load
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What became of one trial: files that came, files that were here, and what is `missing` and why."""
+    """One trial: how many files came, how many were here already, and what is `missing` and why."""
 
     trial_id: str
     came: int = 0
@@ -55,7 +56,7 @@ def collect_run(context: Context, name: str | None) -> None:
     try:
         entries = Ledger(folder / LEDGER_FILE).entries
     except LedgerError as error:
-        raise UsageError(f"{error}; the results that are here can still be reported: inv report") from None
+        raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
     agents = {host.name: Agent(host) for host in workers(settings)}
 
     def bring(planned: PlannedTrial) -> Collected:
@@ -64,7 +65,7 @@ def collect_run(context: Context, name: str | None) -> None:
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
             done = pool.map(bring, run.planned)
-            is_seen = sys.stdout.isatty()  # elsewhere all that is left of a bar is an empty line
+            is_seen = sys.stdout.isatty()  # elsewhere the bar would leave an empty line
             collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
         _write_sums(folder)
     except OperatorRefused as error:
@@ -98,13 +99,13 @@ def _bring(
             here = _from_the_volume(run, here, entry, attempt, agents, into, shared)
     try:
         known = TrialResult.read(into / RESULT_FILE)
-        tells_its_end = (known.trial_id, known.status) == (trial_id, entry.end)
+        has_the_end = (known.trial_id, known.status) == (trial_id, entry.end)
     except ResultError as error:
-        tells_its_end = False
+        has_the_end = False
         if (into / RESULT_FILE).exists():
-            # Kept as it is, for the report to name: writing over it would hide that something went wrong.
+            # The damaged file stays, for the report to name: writing over it would hide that something went wrong.
             return replace(here, missing=here.missing or str(error))
-    if not tells_its_end:
+    if not has_the_end:
         _record_end(run, planned, entry, into)
     return here
 
@@ -119,7 +120,7 @@ def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict
     except ChecksumMismatch as error:
         return Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
     except OperatorRefused:
-        raise  # at no worker would there be another answer
+        raise  # every other worker would answer the same
     except HostError as error:
         return Collected(trial_id=trial_id, missing=one_line(error))
 
@@ -151,7 +152,7 @@ def _from_the_volume(
 
 
 def _unwanted(entry: Entry) -> set[str]:
-    # A result there that the fleet could not trust is not this trial's end; it stays on its worker.
+    # The fleet could not trust a result of a LOST trial; it stays on its worker.
     return {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
 
 
@@ -160,7 +161,7 @@ def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without:
     log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
     rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
     came, already = (*log.came, *rest.came), (*log.already, *rest.already)
-    missing = None if came or already else f"{agent.host.name} has nothing of it any more"
+    missing = None if came or already else f"{agent.host.name} no longer has its files"
     return Collected(
         trial_id=trial_id,
         came=len(came),
@@ -171,7 +172,7 @@ def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without:
 
 
 def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path) -> None:
-    """Write down, in the place of a result, the end of a trial that left none."""
+    """Write the end of a trial that left no result, in the place of one."""
     attempt = entry.winner
     log = into / LOG_FILE
     if entry.end is not None:
@@ -207,9 +208,13 @@ def _conclude(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
     for one in missing:
         print(f"missing: {one.trial_id}: {one.missing}")
     if any(one.is_unsafe for one in missing):
-        raise Refused(f"run {run.run_id}: a file's checksum was wrong, twice; look at that worker's disk")
+        raise Refused(f"run {run.run_id}: a file's checksum was wrong twice; check that worker's disk")
     if any(not one.is_open for one in missing):
-        raise Resumable(f"run {run.run_id}: not everything could be had; `inv collect --run={run.run_id}` tries again")
+        raise Resumable(
+            f"run {run.run_id}: some files could not be fetched; `inv collect --run={run.run_id}` tries again"
+        )
     if missing:
         advice = f"`inv bench --resume={run.run_id}` goes on with them"
-        raise SomeTrialsFailed(f"run {run.run_id}: {len(missing)} trials have not ended; {advice}")
+        raise SomeTrialsFailed(
+            f"run {run.run_id}: {text.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
+        )

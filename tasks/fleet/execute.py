@@ -1,4 +1,4 @@
-"""Running a plan over the fleet, to each trial's one end: what `inv bench` and `inv tune` share.
+"""Runs a plan over the fleet until every trial has its end. Shared by `inv bench` and `inv tune`.
 
 The plan is on disk before anything starts; from then on its ledger says what is left to do.
 """
@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from bench.records import Trial
 from bench.records.layout import LEDGER_FILE, RUN_FILE
 from bench.records.result import End
 from bench.records.run import RunRecord
+from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.patience import Limits
@@ -36,14 +37,21 @@ from tasks.fleet.plan import expected_sec
 from tasks.fleet.uncollected import DISCARDED_FILE
 from tasks.settings.load import Settings
 
-# A try that a dead node answers with silence takes 15 s, and the last one has to end within fleet.lost_after_sec.
+
+class EventSink(Protocol):
+    """What takes a fleet's events, such as the live view."""
+
+    def handle(self, event: FleetEvent) -> None: ...
+
+
+# A command to a dead node ends after 15 s of silence, and the last one has to end within fleet.lost_after_sec.
 ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
 
 
 def plan_of(
     settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
 ) -> RunRecord:
-    """The run of these trials over these hosts, spread and repeated as the settings say. Touches nothing."""
+    """The run of these trials over these hosts, spread and repeated as the settings say. Starts nothing."""
     names = [host.name for host in hosts]
     return plan.make_run(
         settings,
@@ -64,7 +72,7 @@ def plan_of(
 
 
 def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
-    """Take up a run where it was left: what needs work is opened again, what is finished is not repeated."""
+    """Resume a run: trials that need work are opened again, finished ones are not repeated."""
     run, folder = open_run(settings, run_id)
     trial_ids = [planned.trial_id for planned in run.planned]
     with ledger_errors(run.run_id):
@@ -80,22 +88,23 @@ def go_on(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) ->
 
 
 def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
-    """A run whose operator is gone, or another operator's, may be working there: two would measure each other.
+    """Raises Resumable where another run is working: a run whose operator is gone, or another operator's.
 
-    Of two that begin in the same moment both may pass here; their trials then take turns (`remote.fleet.patience`).
+    Two runs on one worker would disturb each other's measurements. Two that start in the same moment may both pass
+    here; their trials then take turns (`remote.fleet.patience`).
     """
     with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         holders = list(pool.map(lambda host: Agent(host).holder(slot_of(host)), hosts))
-    busy = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
-    if not busy:
+    jobs = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
+    if not jobs:
         return
-    name, job = next(iter(busy.items()))
-    run_id, count = job.parent.name, f" ({len(busy)} of {len(hosts)} workers are busy)" if len(busy) > 1 else ""
-    said = f"{name} is still busy with {job.name} of run {run_id}{count}"
+    name, job = next(iter(jobs.items()))
+    run_id, count = job.parent.name, f" ({len(jobs)} of {len(hosts)} workers are busy)" if len(jobs) > 1 else ""
+    busy = f"{name} is still busy with {job.name} of run {run_id}{count}"
     if (settings.results_folder / run_id / RUN_FILE).is_file():
-        raise Resumable(f"{said}; type `inv bench --resume={run_id}` to go on with it, or `inv cancel --run={run_id}`")
+        raise Resumable(f"{busy}; `inv bench --resume={run_id}` goes on with it, `inv cancel --run={run_id}` stops it")
     raise Resumable(
-        f"{said}, which is not in {settings.results_folder}: another operator's; `inv monitor` shows it; "
+        f"{busy}, which is not in {settings.results_folder}: another operator's; `inv monitor` shows it; "
         "when it is done, or cancelled where it was started, type the same again"
     )
 
@@ -115,9 +124,9 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
 
 
 def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool) -> None:
-    """Run what is open in the ledger, with a live view, and say how it ended."""
+    """Run the trials that are open in the ledger, with a live view, and conclude."""
     with ledger_errors(run.run_id):
-        (folder / DISCARDED_FILE).unlink(missing_ok=True)  # what it leaves from now on is to be collected
+        (folder / DISCARDED_FILE).unlink(missing_ok=True)  # its results are to be collected again
     still_open = set(ledger.open_trials())
     view = LiveView(
         run_id=run.run_id,
@@ -137,13 +146,13 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
                 was_stopped = fleet.was_stopped
         except KeyboardInterrupt:
             raise Interrupted(
-                f"run {run.run_id}: left at once; what runs goes on; `inv bench --resume={run.run_id}` goes back to it"
+                f"run {run.run_id}: left at once, its trials go on; `inv bench --resume={run.run_id}` goes back to it"
             ) from None
     conclude(run, ledger, interrupted=was_stopped)
 
 
 def fleets_of(
-    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: Any
+    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: EventSink | None
 ) -> Iterator[Fleet]:
     """The run's fleets, to be run one after the other."""
     strict = run.settings.get("bench", {}).get("strict", False)
@@ -173,10 +182,10 @@ def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
     if interrupted:
         raise Interrupted(f"run {run.run_id}: interrupted: {tally}; `inv bench --resume={run.run_id}` goes on with it")
     if ends[End.SUCCEEDED] == total:
-        print(f"run {run.run_id}: all {total} trials SUCCEEDED")
+        print(f"run {run.run_id}: {'the trial' if total == 1 else f'all {total} trials'} SUCCEEDED")
         return
     again = any(end.is_resumable for end in ends)
-    advice = f"; `inv bench --resume={run.run_id}` tries again what was not the trial's own doing" if again else ""
+    advice = f"; `inv bench --resume={run.run_id}` runs the PREEMPTED, LOST and CANCELLED ones again" if again else ""
     raise SomeTrialsFailed(f"run {run.run_id}: {tally} of {total}{advice}")
 
 
@@ -186,13 +195,13 @@ def ledger_errors(run_id: str) -> Iterator[None]:
         yield
     except (LedgerError, OSError) as error:
         raise Resumable(
-            f"{error}; what runs on the workers goes on: mend it, then type `inv bench --resume={run_id}`"
+            f"{error}; what runs on the workers goes on: repair that, then type `inv bench --resume={run_id}`"
         ) from None
 
 
 @contextlib.contextmanager
 def _terminated_like_ctrl_c() -> Iterator[None]:
-    """A SIGTERM ends a run as Ctrl-C does: workers stopped, ledger complete."""
+    """Within, a SIGTERM ends the run as Ctrl-C does: workers stopped, ledger complete."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The runs on this machine: finding one by name, and pointing `latest` at the newest."""
+"""The runs on this machine: finds one by name, makes its folder, points `latest` at the newest."""
 
 from __future__ import annotations
 

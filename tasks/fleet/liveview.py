@@ -1,10 +1,10 @@
-"""What a person sees while a fleet works: a table that keeps itself up to date; plain lines where no terminal is.
+"""What is shown while a fleet works: a live table on a terminal, plain lines elsewhere.
 
-The view only shows; it decides nothing. Events may come from many threads and hold any text a host has sent, so every
-word is escaped and no markup is ever read from them. A table is drawn at most four times a second; plain lines are
-few: a trial's start, its phases, its end, and one sign of life a minute.
+Events may come from many threads and hold any text a host has sent, so every word is escaped and no markup is read from
+them. The table is drawn at most four times a second. Plain lines are few: a trial's start, its phases, its end, and one
+sign of life a minute.
 
-Not covered: what a run's numbers are worth. Those on screen are the moment's; the report has the measured ones.
+Rates on screen are those of the moment; the report has the measured ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENDED_AS: dict[End, tuple[str, str]] = {End.SUCCEEDED: ("done", "green"), End.CA
 
 
 @dataclass(kw_only=True)
-class Row:
+class WorkerRow:
     """What one worker is doing. `since` is when its trial started, on the view's clock."""
 
     worker: str
@@ -51,7 +51,7 @@ class Row:
 class LiveView:
     """Shows one run; use as a context manager and hand every event to `handle`, from any thread.
 
-    `expected_sec` maps a trial id to the seconds its attempt is thought to take, None where nobody knows.
+    `expected_sec` maps a trial id to the seconds that its attempt should take, None where unknown.
     `price_usd_per_gpu_hour` is None where no price is set, and then no cost is shown. `plain` forces plain lines.
     """
 
@@ -75,10 +75,10 @@ class LiveView:
         self._price = price_usd_per_gpu_hour
         self._clock = clock
         self._started = clock()
-        self._rows = {worker: Row(worker=worker) for worker in workers}
+        self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, End] = {}
         self._busy_sec = 0.0
-        # Never held while printing: Live draws from its own thread, holding its lock while it asks for ours.
+        # Never held while printing: Live's thread holds Live's lock while it waits for this one.
         self._lock = threading.Lock()
         self._live: Live | None = None
 
@@ -91,7 +91,7 @@ class LiveView:
                 get_renderable=self.render,
                 console=self._console,
                 refresh_per_second=FRAMES_PER_SEC,
-                transient=True,  # what stays on screen are the lines of trials that ended, and the header
+                transient=True,  # the lines of ended trials and the header stay on screen
             )
             self._live.start()
         return self
@@ -116,15 +116,15 @@ class LiveView:
             return Group("", self._header(), self._table())
 
     def _take(self, event: FleetEvent) -> Text | None:
-        row = self._rows.setdefault(event.worker, Row(worker=event.worker))
+        row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
         match event.happening:
             case Happening.STARTED | Happening.ATTACHED:
                 self._release(row)
                 row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
                 row.phase, row.progress, row.spoke_at = "starting", None, self._clock()
                 again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                said = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
-                return self._line(row, said) if self._is_plain else None
+                words = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
+                return self._line(row, words) if self._is_plain else None
             case Happening.PROGRESS:
                 return self._advance(row, event.progress) if event.progress is not None else None
             case Happening.RETRYING:
@@ -145,7 +145,7 @@ class LiveView:
                 row.phase = "idle"
                 return self._line(row, "back", "green", event)
 
-    def _advance(self, row: Row, progress: Progress) -> Text | None:
+    def _advance(self, row: WorkerRow, progress: Progress) -> Text | None:
         is_new_phase = progress.phase != row.phase
         row.phase, row.progress = progress.phase, progress
         if math.isfinite(progress.elapsed_sec):  # a resumed run meets trials that began before it did
@@ -158,24 +158,24 @@ class LiveView:
         steps = f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
         return self._line(row, f"{progress.phase}{steps}{rate}")
 
-    def _end(self, row: Row, event: FleetEvent) -> Text:
+    def _end(self, row: WorkerRow, event: FleetEvent) -> Text:
         end = event.end
         if event.trial_id is not None and end is not None:
             self._ends[event.trial_id] = end
         word, style = ENDED_AS.get(end, (end.value, "red")) if end is not None else ("ended", "")
         rate = row.progress.samples_per_sec if row.progress is not None else None
-        said = [word]
+        parts = [word]
         if end is End.SUCCEEDED and rate is not None:
-            said.append(f"{number(rate)} samples/s")
+            parts.append(f"{number(rate)} samples/s")
         if row.trial_id is not None:
-            said.append(f"in {duration(self._clock() - row.since)}")
+            parts.append(f"in {duration(self._clock() - row.since)}")
         if event.reason and end is not End.SUCCEEDED:
-            said.append(event.reason)
-        line = self._line(row, ", ".join(said), style, event)
+            parts.append(event.reason)
+        line = self._line(row, ", ".join(parts), style, event)
         self._release(row)
         return line
 
-    def _release(self, row: Row) -> None:
+    def _release(self, row: WorkerRow) -> None:
         if row.trial_id is not None:
             self._busy_sec += max(0.0, self._clock() - row.since)
         row.trial_id, row.progress, row.phase = None, None, "idle"
@@ -217,7 +217,7 @@ class LiveView:
             table.add_row(self._text(f"+ {len(rows) - room} more", "dim"), self._text(f"{busy} busy", "dim"))
         return table
 
-    def _cells(self, row: Row) -> list[str]:
+    def _cells(self, row: WorkerRow) -> list[str]:
         cells = [row.worker, UNKNOWN, row.phase, "", UNKNOWN, UNKNOWN, UNKNOWN]
         if row.trial_id is None:
             return [*cells, UNKNOWN] if self._price is not None else cells
@@ -229,11 +229,11 @@ class LiveView:
             cells[4] = number(row.progress.samples_per_sec)
         cells[5] = duration(elapsed)
         if expected is not None:
-            # Past the expectation, say by how much: a zero that stays would look like a view that hangs.
+            # Later than expected, say by how much: a zero that stays would look like a view that hangs.
             cells[6] = duration(expected - elapsed) if elapsed <= expected else f"+{duration(elapsed - expected)}"
         return [*cells, dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
 
-    def _style_of(self, row: Row) -> str:
+    def _style_of(self, row: WorkerRow) -> str:
         return "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
 
     def _bar(self, step: int, steps: int) -> str:
@@ -242,7 +242,7 @@ class LiveView:
         return f"{full * done}{empty * (BAR_WIDTH - done)} {step}/{steps}"
 
     def _remaining_sec(self) -> float | None:
-        """How long the run still takes if every trial takes what is expected; None where one expectation is missing."""
+        """How long the run still takes if every trial takes its expected time; None where one of these is unknown."""
         of_worker = dict.fromkeys(self._rows, 0.0)
         anywhere = 0.0
         running = {row.trial_id: row for row in self._rows.values() if row.trial_id is not None}
@@ -268,17 +268,17 @@ class LiveView:
         return (self._busy_sec + running) / 3600 * (self._price or 0.0)
 
     def _name(self, trial_id: str) -> str:
-        # With --spread replicate an id ends in its worker's name, which the row says already.
+        # With --spread replicate an id contains its worker's name, which the row has already.
         planned = self._planned.get(trial_id)
         if planned is None or planned.worker is None:
             return trial_id
         return trial_id.replace(f".{planned.worker}", "", 1)
 
-    def _line(self, row: Row, said: str, style: str = "", event: FleetEvent | None = None) -> Text:
+    def _line(self, row: WorkerRow, words: str, style: str = "", event: FleetEvent | None = None) -> Text:
         trial_id = row.trial_id or (event.trial_id if event is not None else None)
         name = f" {self._name(trial_id)}" if trial_id is not None else ""
         stamp = f"[{duration(self._clock() - self._started)}]"
-        return Text.assemble((stamp, "dim"), " ", self._text(f"{row.worker}{name}: "), self._text(said, style))
+        return Text.assemble((stamp, "dim"), " ", self._text(f"{row.worker}{name}: "), self._text(words, style))
 
     def _text(self, words: str, style: str = "") -> Text:
         encoding = self._console.encoding
@@ -289,10 +289,10 @@ class LiveView:
 
     def _say(self, line: Text) -> None:
         try:
-            # A pipe has no width: what is cut at 80 columns there is lost to whoever reads the log.
+            # No wrapping: a pipe has no width, and a line cut at 80 columns would be lost to the log's reader.
             self._console.print(line, soft_wrap=True)
         except (OSError, SystemExit):
-            # Nobody reads any more (`inv bench | head`); rich turns a broken pipe into SystemExit. The run goes on.
+            # The reader is gone (`inv bench | head`); rich turns a broken pipe into SystemExit. The run goes on.
             self._console.quiet = True
 
 

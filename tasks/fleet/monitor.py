@@ -1,8 +1,8 @@
 """`inv monitor`: what every worker's GPU is doing right now, one row each, until Ctrl-C.
 
-It looks and changes nothing: beside a run, before one, or after its operator is gone. Each look is a command on the
-worker (`python -m bench sample`, a tenth of a second of one core), so it also says which workers can be reached at all.
-What a trial's GPU did over its whole time is in the trial's telemetry.csv.
+It changes nothing, and works during a run, before one, or after its operator is gone. Each look is a command on the
+worker (`python -m bench sample`, a tenth of a second of one core), so it also shows which workers can be reached.
+A trial's whole GPU history is in its telemetry.csv.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What one worker said. `gpus` are as `python -m bench sample` prints them; `trouble` is why it said nothing."""
+    """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none."""
 
     worker: str
     gpus: Sequence[Mapping[str, Any]] = ()
@@ -54,7 +54,7 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
         return look(agents[worker], lambda host: sample(settings, host))
 
     watch = Watch(list(agents), ask)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # no edge where nobody sees one
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         if once:
             console.print(table(watch.round(wait_sec=None)))
@@ -63,16 +63,16 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
         else:
             _show_live(console, watch)
     except KeyboardInterrupt:
-        return  # how one leaves
+        return  # the usual way to leave
     finally:
         watch.close()
 
 
 def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
-    """Ask one worker. An answer that does not come is an answer too."""
+    """Ask one worker; one that does not answer gives a Look with `trouble`."""
     worker = agent.host.name
     try:
-        said = sample(agent.host)
+        measured = sample(agent.host)
         holder = agent.holder(slot_of(agent.host))
         progress = None
         if holder is not None:
@@ -84,15 +84,15 @@ def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
         phase = f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
     return Look(
         worker=worker,
-        gpus=said["gpus"],
-        load_average_1min=said["load_average_1min"],
+        gpus=measured["gpus"],
+        load_average_1min=measured["load_average_1min"],
         trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
         phase=phase,
     )
 
 
 class Watch:
-    """The last look at each worker. Workers are asked at the same time; a slow one keeps nobody waiting."""
+    """The last look at each worker. Workers are asked in parallel, and nobody waits for a slow one."""
 
     def __init__(self, workers: Sequence[str], ask: Callable[[str], Look]) -> None:
         self._ask = ask
@@ -101,7 +101,7 @@ class Watch:
         self._last = {worker: Look(worker=worker, trouble="asked, no answer yet") for worker in workers}
 
     def round(self, *, wait_sec: float | None) -> list[Look]:
-        """Ask whoever is not still answering, wait at most `wait_sec` (None: for all), return the last look at each."""
+        """Ask all workers but those still answering; wait `wait_sec` (None: for all); return the last look at each."""
         for worker in self._last:
             if worker not in self._asked:
                 self._asked[worker] = self._pool.submit(self._ask, worker)
@@ -113,7 +113,7 @@ class Watch:
         return list(self._last.values())
 
     def close(self) -> None:
-        """Ask nobody any more; who is answering has a deadline of its own."""
+        """Ask no more; a worker that is still answering has its own deadline."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -133,7 +133,7 @@ def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
 
 
 def table(looks: Sequence[Look]) -> Table:
-    """All rows, as wide as they need to be on the console that prints them."""
+    """The rows as a table."""
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for title in COLUMNS:
         is_number = title in ("busy", "memory", "power", "SM clock", "temp")
@@ -165,8 +165,8 @@ def _print_lines(console: Console, watch: Watch) -> None:
     while True:
         began = time.monotonic()
         for row in rows(watch.round(wait_sec=EVERY_SEC)):
-            said = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
-            console.print(f"{row[0]}: {said}", markup=False, soft_wrap=True)
+            known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
+            console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
         time.sleep(max(0.0, EVERY_SEC - (time.monotonic() - began)))
 
 

@@ -1,10 +1,9 @@
-"""From settings to a plan: which trials, on which workers, for how long. Pure but for the looks at git and old runs."""
+"""From settings to a plan: which trials, on which workers, for how long. Pure, but it reads git and old runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from bench.records.layout import RESULT_FILE
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
+from tasks.cli.git import git
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 
@@ -43,8 +43,8 @@ def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tu
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"bench: --trials: {path}: cannot be read: {said}") from None
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"bench: --trials: {path}: cannot be read: {why}") from None
     try:
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})
@@ -59,10 +59,8 @@ def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tu
 
 
 def size_of(trial: Trial) -> str:
-    """What a trial of its kind works on, in a few characters: sequence x batch (x ranks), or the base's precision.
-
-    Of an inference: prompt + answer x the largest batch.
-    """
+    """A trial's size in a few characters: sequence x batch (x ranks), of an inference prompt + answer x largest batch,
+    of a loading the base's precision."""
     if trial.kind == "hardware":
         return "-"
     if trial.kind == "loading":
@@ -86,11 +84,11 @@ def plan_trials(
     *,
     is_over_pods: bool = False,
 ) -> list[PlannedTrial]:
-    """replicate: every trial on each worker; shard: every trial once, on whichever worker is idle; all `repeats` times.
+    """replicate: every trial on each worker; shard: every trial once, on any idle worker; all `repeats` times.
 
-    Each repeat is a process of its own, and a round of all trials ends before the next begins: what changes slowly
-    (heat, a neighbour) then meets every configuration alike. Over pods a distributed trial takes several workers at
-    once, and is run once a round whatever `spread` says. Raises UsageError where there are too few of them.
+    Each repeat is a process of its own. One round of all trials ends before the next begins, so that slow changes
+    (heat, a neighbour) affect all configurations alike. Over pods a distributed trial takes several workers at once and
+    runs once a round, with either `spread`. Raises UsageError where there are too few workers.
     """
     planned = []
     for turn in range(1, repeats + 1):
@@ -119,10 +117,10 @@ def make_run(
     now: datetime.datetime,
     word: str = "",
 ) -> RunRecord:
-    """The run as it will be written down. `inputs` is what the workers said of model and data.
+    """The run's record. `inputs` is what the workers reported of model and data; `cluster` says where its pods are.
 
-    `cluster` says where its pods are; empty where they are none. `word` is the last part of the run's id: jobs in pods
-    go by it, and two operators who type in the same second must not take each other's jobs for their own.
+    `word` ends the run's id. Jobs in pods are found by that id, so two operators who start in the same second need
+    different ones.
     """
     return RunRecord(
         run_id="-".join([f"{now:%Y%m%d-%H%M%S}", suite_name, *([word] if word else [])]),
@@ -144,11 +142,9 @@ def make_run(
 
 def git_state(root: Path) -> dict[str, Any]:
     """The project's commit and whether the tree differs from it; both None where there is no repository."""
-    try:
-        sha = _git(root, "rev-parse", "HEAD")
-        return {"git_sha": sha, "git_dirty": _git(root, "status", "--porcelain") != ""}
-    except (OSError, subprocess.SubprocessError):
-        return {"git_sha": None, "git_dirty": None}
+    sha, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
+    is_known = sha is not None and changes is not None
+    return {"git_sha": sha if is_known else None, "git_dirty": changes != "" if is_known else None}
 
 
 def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[str, float | None]:
@@ -164,7 +160,7 @@ def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[
             try:
                 result = TrialResult.read(path)
             except ResultError:
-                continue  # the report says so; an estimate can do without
+                continue  # the report names it; an estimate can do without
             if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
                 taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
         for digest, times in taken.items():
@@ -177,10 +173,3 @@ def expected_total_sec(planned: Sequence[PlannedTrial], workers: int, each: Mapp
     times = [each[trial.trial_id] for trial in planned]
     known = [time for time in times if time is not None]
     return sum(known) / workers if known and len(known) == len(times) else None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    ended = subprocess.run(
-        ("git", *arguments), cwd=root, capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL
-    )
-    return ended.stdout.strip()

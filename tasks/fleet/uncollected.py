@@ -1,7 +1,7 @@
-"""Runs whose results still lie in the pods: what must not be thrown away unasked.
+"""Runs whose results are still in the pods: deleting the pods would lose them.
 
-Not by time: the laptop's clock and the cluster's can be hours apart, and then a run of today would seem older than the
-pods it ran in. A run counts until it is wholly here, or until somebody said that it may be lost.
+A run counts until all of it is here, or until the operator gave it up. Times are not compared: the laptop's clock and
+the cluster's can be hours apart, and a run could then seem older than the pods it ran in.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from remote.jobs.job import slot_of
 from tasks.connect.workers import pod_hosts
 from tasks.settings.load import Settings
 
-DISCARDED_FILE = "discarded"  # in a run's folder: what it left in the pods was given up, and nobody is asked again
+DISCARDED_FILE = "discarded"  # in a run's folder: its results in the pods were given up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncollected:
-    """A run that is not wholly here: its folder, and one line that says what is missing and what to type."""
+    """A run that is not fully collected: its folder, and one line with what is missing and what to type."""
 
     folder: Path
     line: str
 
 
 def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
-    """The runs over this namespace's pods that are not wholly here.
+    """The runs over this namespace's pods that are not fully collected.
 
     Not covered: runs that another operator's machine planned.
     """
@@ -58,9 +58,9 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
 
 
 def others_at_work(settings: Settings, target: Target) -> list[str]:
-    """A line for each pod that runs a trial which this machine knows nothing of: another operator's.
+    """A line for each pod that runs another operator's trial, one that this machine has no run of.
 
-    A pod that cannot be asked has none: whoever wants to end it may have just that reason.
+    A pod that cannot be asked has no line: it may be deleted for just that reason.
     """
 
     def ask(host: Host) -> str | None:

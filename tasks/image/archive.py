@@ -58,18 +58,18 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
 
 
 def _check_room(settings: Settings, agent: Agent, path: str) -> None:
-    """`docker save` unpacks the whole image beside the engine's data before its first byte comes out."""
+    """Raises UsageError where the disks are too small: `docker save` unpacks the whole image before it writes."""
     facts = engine.observe(agent.host, client(settings))
-    found = engine.inspect(agent.host, client(settings), profiles.image_name(settings))
-    if found is None:
+    image = engine.inspect(agent.host, client(settings), profiles.image_name(settings))
+    if image is None:
         raise UsageError(f"{profiles.image_name(settings)}: not on the VM; `inv build` makes it")
     seen = engine.look(agent.host, (path, facts.data_root))
     unpack = seen.docker_tmpdir or facts.data_root
     seen = engine.look(agent.host, (path, unpack))
     for place, what in ((seen.place(unpack), "docker save unpacks the image there"), (seen.place(path), "the archive")):
-        if place.free_bytes < found["Size"]:
+        if place.free_bytes < image["Size"]:
             raise UsageError(
-                f"{place.path}: {place.free_bytes / 1e9:.1f} GB free, and {found['Size'] / 1e9:.1f} GB may be "
+                f"{place.path}: {place.free_bytes / 1e9:.1f} GB free, and {image['Size'] / 1e9:.1f} GB may be "
                 f"needed: {what}; "
                 + ("set DOCKER_TMPDIR for the engine to a larger disk" if place.path == unpack else "name a larger one")
             )

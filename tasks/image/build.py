@@ -1,4 +1,4 @@
-"""`inv build`: the offline image, built on the build VM with its bulk where `--tmpdir` says.
+"""`inv build`: the offline image, built on the build VM, with its large files below `--tmpdir`.
 
 Observe (the engine, its disks, the models there, the image that may exist), plan (`remote.image.plan`, which --dry-run
 prints), act (a detached job), observe again (what the engine has now). A second `inv build` finds the first one's job
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -19,19 +18,18 @@ from invoke.context import Context
 from remote.hosts.host import Host
 from remote.image import engine, vmjob
 from remote.image import plan as buildplan
-from remote.image.context import ContextError, code_files
+from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
 from remote.image.plan import BuildPlan, Wanted
 from remote.image.vmjob import Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import LOG_FILE, HostBusy, Job
+from tasks.cli.git import git
 from tasks.connect.buildvm import build_vm_job, show_cut, show_line, tmpdir_on
 from tasks.errors import Resumable, TaskFailed, UsageError
 from tasks.image import profiles
 from tasks.settings.load import Settings, load
-
-GIT_SEC = 20.0
 
 
 def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool) -> None:
@@ -52,9 +50,9 @@ def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: 
 
 
 def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) -> None:
-    """Until the image is what is wanted: follow the build that runs, or start one."""
+    """Follow the build that runs, or start one, until the image is the wanted one."""
     how = "is up to date: nothing was sent, nothing was built"
-    for _ in range(3):  # a build of older sources may run, and somebody else may be quicker, each once or so
+    for _ in range(3):  # another build may run first: one of older sources, or somebody else's
         job = vmjob.running(agent)
         if job is None:
             plan = _plan(settings, agent.host, tmp)
@@ -76,12 +74,12 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) 
         how = f"is built; log: {keep_log(settings, job)}"
         _suggest_pin(settings, outcome)
     if _plan(settings, agent.host, tmp) is not None:
-        raise Resumable(f"{agent.host.name}: other builds were quicker, three times; `{again}`")
+        raise Resumable(f"{agent.host.name}: three other builds ran first; `{again}`")
     _conclude(settings, agent.host, how, began)
 
 
 def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:
-    """The build that is due, or None where the image is already what is wanted."""
+    """The build that is due, or None where the image is already the wanted one."""
     try:
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
@@ -95,16 +93,15 @@ def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:
 
 
 def wanted(settings: Settings, tmp: str) -> Wanted:
-    """What the settings and the project's folder ask for. Raises ContextError, UsageError."""
+    """The image that settings and project folder ask for. Raises ContextError, UsageError."""
     image = settings.image
     profile = profiles.read(settings)
-    wheels = None if image.wheels is None else settings.root / Path(image.wheels).expanduser()
     return Wanted(
         profile=profile,
         image=profiles.image_name(settings),
         target=image.target,
         tmpdir=tmp,
-        code=code_files(settings.root, profile.name, wheels),
+        code=_code(settings),
         models=image.models,
         extra_packages=image.extra_packages,
         index_url=image.index_url,
@@ -115,14 +112,20 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
     )
 
 
+def _code(settings: Settings) -> tuple[CodeFile, ...]:
+    """Our files in the build's context. Raises ContextError."""
+    wheels = None if settings.image.wheels is None else settings.root / Path(settings.image.wheels).expanduser()
+    return code_files(settings.root, settings.image.profile, wheels)
+
+
 def client(settings: Settings) -> Client:
     return Client(program=settings.image.client, address=settings.image.engine)
 
 
 def labels_of(host: Host, client: Client, image: str) -> dict[str, str]:
-    """The labels of the image that has the name now; empty where there is none."""
-    found = inspect(host, client, image)
-    return dict((found or {}).get("Config", {}).get("Labels") or {})
+    """The labels of the image of this name; empty where there is none."""
+    facts = inspect(host, client, image) or {}
+    return dict(facts.get("Config", {}).get("Labels") or {})
 
 
 def render(plan: BuildPlan) -> str:
@@ -141,10 +144,9 @@ def render(plan: BuildPlan) -> str:
 
 
 def _send(settings: Settings, agent: Agent, plan: BuildPlan) -> None:
-    """Bring our files to the VM, verified, below the folder named by their digest."""
-    wheels = None if settings.image.wheels is None else settings.root / Path(settings.image.wheels).expanduser()
+    """Send our files to the VM, verified, below a folder named by their digest."""
     with tempfile.TemporaryDirectory(prefix="qlora-fleet-context-") as folder:
-        for file in code_files(settings.root, settings.image.profile, wheels):
+        for file in _code(settings):
             place = Path(folder, file.place)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, place)
@@ -162,10 +164,10 @@ def _follow(settings: Settings, job: Job) -> Outcome:
 
 
 def keep_log(settings: Settings, job: Job) -> Path:
-    """Bring a job's log into results/jobs."""
+    """Fetch a job's log into results/jobs."""
     kept = settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    # Through a folder of its own: several may follow one job, and keep its log at the same moment.
+    # Through a temporary folder: several commands may follow one job and fetch its log in the same moment.
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".log-") as folder:
         transfer.pull(job.agent, job.folder, Path(folder), only=(LOG_FILE,))
         Path(folder, LOG_FILE).replace(kept)
@@ -173,19 +175,19 @@ def keep_log(settings: Settings, job: Job) -> Path:
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
-    """Once the base has been pulled its digest is known; say how to pin it."""
+    """Print how to pin the base image; its digest is known once it has been pulled."""
     digests = outcome.facts.get("base_digests") or []
     base = settings.image.base or ""
     if digests and "@" not in base:
-        print(f"base image: {digests[0]}; to build on this very one from now on, set image.base to that")
+        print(f"base image: {digests[0]}; to build on this one from now on, set image.base to it")
 
 
 def _conclude(settings: Settings, host: Host, how: str, began: float) -> None:
     name = profiles.image_name(settings)
-    found = inspect(host, client(settings), name)
-    if found is None:
+    facts = inspect(host, client(settings), name)
+    if facts is None:
         raise TaskFailed(f"{host.name}: {name} was there and is gone; somebody removed it; `inv build`")
-    print(f"{name} {found['Id'][7:19]} {how}; {found['Size'] / 1e9:.2f} GB, {time.monotonic() - began:.1f} s")
+    print(f"{name} {facts['Id'][7:19]} {how}; {facts['Size'] / 1e9:.2f} GB, {time.monotonic() - began:.1f} s")
 
 
 def _cancel(job: Job | None) -> None:
@@ -197,18 +199,6 @@ def _cancel(job: Job | None) -> None:
 
 
 def _git_sha(root: Path) -> str:
-    """The commit this image is of, marked where what goes into it was changed since; empty outside of git."""
-
-    def git(*words: str) -> str | None:
-        try:
-            said = subprocess.run(
-                ("git", "-C", str(root), *words), capture_output=True, text=True, timeout=GIT_SEC, check=False
-            )
-        except OSError:  # no git here
-            return None
-        return said.stdout.strip() if said.returncode == 0 else None
-
-    sha = git("rev-parse", "HEAD")
-    if sha is None:
-        return ""
-    return f"{sha}-dirty" if git("status", "--porcelain", "--", "bench", "image") else sha
+    """The image's commit, marked where the files in it were changed since; empty outside of git."""
+    sha = git(root, "rev-parse", "HEAD")
+    return f"{sha}-dirty" if sha and git(root, "status", "--porcelain", "--", "bench", "image") else sha or ""

@@ -103,7 +103,7 @@ def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
         )
     facts = vmjob.follow(job, show_line, show_cut).facts
     fetched = facts["fetched_bytes"]
-    how = f"{fetched / 1e9:.2f} GB of it came now" if fetched else "it was there, and nothing was fetched"
+    how = f"{fetched / 1e9:.2f} GB of it came now" if fetched else "it was there already; nothing was fetched"
     print(
         f"{wanted.model} at {facts['revision']}: {facts['files']} files, {facts['bytes'] / 1e9:.2f} GB, all verified; "
         f"{how}; {time.monotonic() - began:.1f} s",

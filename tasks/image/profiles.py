@@ -23,8 +23,8 @@ PLATFORM = "x86_64-manylinux_2_28"
 def known(root: Path) -> dict[str, Profile]:
     """The profiles of the project, by name. Raises UsageError."""
     try:
-        said = yaml.safe_load((root / PROFILES_FILE).read_text(encoding="utf-8"))
-        return {name: Profile(name=name, **fields) for name, fields in said.items()}
+        profiles = yaml.safe_load((root / PROFILES_FILE).read_text(encoding="utf-8"))
+        return {name: Profile(name=name, **fields) for name, fields in profiles.items()}
     except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError) as error:
         words = " ".join(str(error).split())
         raise UsageError(
@@ -33,18 +33,18 @@ def known(root: Path) -> dict[str, Profile]:
 
 
 def read(settings: Settings) -> Profile:
-    """The profile that counts, with the settings' own base and Python. Raises UsageError."""
-    found, name = known(settings.root), settings.image.profile
-    if name not in found:
-        raise UsageError(f"image.profile: expected one of {', '.join(found)}, found {name!r}; see {PROFILES_FILE}")
-    profile = found[name]
+    """The profile of the settings, with their base and Python where set. Raises UsageError."""
+    profiles, name = known(settings.root), settings.image.profile
+    if name not in profiles:
+        raise UsageError(f"image.profile: expected one of {', '.join(profiles)}, found {name!r}; see {PROFILES_FILE}")
+    profile = profiles[name]
     return dataclasses.replace(
         profile, base=settings.image.base or profile.base, python=settings.image.python or profile.python
     )
 
 
 def image_name(settings: Settings) -> str:
-    """What the image is called on the build VM; the one with tools on top has a tag of its own."""
+    """The image's name and tag on the build VM; the target `dev` has a tag of its own."""
     tools = "" if settings.image.target == "prod" else f"-{settings.image.target}"
     return f"{settings.image.name}:{settings.image.profile}{tools}"
 

@@ -1,7 +1,7 @@
-"""`inv push`: the image into the registry, and its digest, as the registry names it, into results/image.json.
+"""`inv push`: the image into the registry, and the registry's digest of it into results/image.json.
 
-The push is a job on the build VM like the build; this side has the password, keeps it in memory, and logs in again
-once if the registry stops to accept it halfway.
+The push is a job on the build VM, as the build is. This machine has the password, keeps it in memory, and logs in once
+more if the registry stops accepting it halfway.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _work(settings: Settings, agent: Agent, where: Reference, user: str, image: 
         try:
             return _follow(settings, job)
         except vmjob.JobFailed as failure:
-            with contextlib.suppress(HostError):  # the job does so itself; a killed one did not
+            with contextlib.suppress(HostError):  # the job does so itself, unless it was killed
                 registry.forget(agent.host, folder)
             if failure.kind != "unauthorized" or login == LOGINS:
                 raise
@@ -108,7 +108,7 @@ def _follow(settings: Settings, job: Job) -> Outcome:
     try:
         return vmjob.follow(job, show_line, show_cut)
     finally:
-        with contextlib.suppress(HostError):  # the log is a convenience; what became of the push is not
+        with contextlib.suppress(HostError):  # a missing log must not hide how the push ended
             keep_log(settings, job)
 
 

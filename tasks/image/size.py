@@ -19,7 +19,7 @@ from tasks.image import profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
 
-# Until it was pushed, unknown: what packages were seen to compress to, and weights, which hardly do.
+# For the estimate before a first push: packages were seen to compress to this, weights hardly compress.
 STACK_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 
 
@@ -31,43 +31,43 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     with build_vm(settings, "inv image.size") as host:
         facts = engine.observe(host, client(settings))
         with images.connected(host, client(settings), facts) as sdk:
-            found = images.layers(sdk.images.get(name))
-    for layer in found:
+            layers = images.layers(sdk.images.get(name))
+    for layer in layers:
         print(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}")
-    total = sum(layer.size for layer in found)
+    total = sum(layer.size for layer in layers)
     kinds = {
-        kind: sum(layer.size for layer in found if layer.kind == kind)
+        kind: sum(layer.size for layer in layers if layer.kind == kind)
         for kind in ("weights", "stack", "system", "code")
     }
     print(
         f"{total / 1e6:12.2f} MB  in all: " + ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in kinds.items())
     )
-    compressed, how = _compressed(settings, found)
+    compressed, how = _compressed(settings, layers)
     print(
         f"an edit of bench pushes {_edit_bytes(settings) / 1e6:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({how})"
     )
     pull_sec = compressed * 8 / (bandwidth * 1e6)
     print(f"a node with {bandwidth:g} Mb/s pulls it in {_duration(pull_sec)}, unpacking not counted")
-    # A node keeps what it pulled beside what it unpacked.
+    # A node keeps the pulled layers beside the unpacked ones.
     needed = (total + compressed) / 1e9
     fits = "fits" if needed <= room else "does not fit: grow the nodes' boot volume"
     print(f"a node needs {needed:.1f} GB for it; of {room:g} GB allocatable that {fits}")
 
 
-def _compressed(settings: Settings, found: list[ImageLayer]) -> tuple[float, str]:
-    """Bytes of the image in a registry: as it said itself after a push of this very size, or an estimate."""
+def _compressed(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:
+    """Bytes of the image in a registry: as reported after a push of this size, or an estimate."""
     try:
         pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
-        if pushed["size_bytes"] == sum(layer.size for layer in found):
+        if pushed["size_bytes"] == sum(layer.size for layer in layers):
             return float(pushed["compressed_bytes"]), "as pushed"
     except (OSError, ValueError, KeyError):
-        pass  # never pushed from here: an estimate it is
-    parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else STACK_RATIO)) for layer in found)
+        pass  # never pushed from here: estimate it
+    parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else STACK_RATIO)) for layer in layers)
     return sum(parts), f"estimated: {STACK_RATIO:g} of packages, {WEIGHTS_RATIO:g} of weights"
 
 
 def _edit_bytes(settings: Settings) -> int:
-    """What the layer of bench takes compressed: all of it is pushed again when one line of it changes."""
+    """The compressed size of bench's layer, which a change of one line pushes again."""
     content = io.BytesIO()
     with gzip.GzipFile(fileobj=content, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for path in bench_files(settings.root):

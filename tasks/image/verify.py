@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from invoke.context import Context
 
 from remote.image import engine
 from remote.image import sdk as images
+from remote.image.sdk import Ended
 from tasks.connect.buildvm import build_vm
 from tasks.errors import TaskFailed
 from tasks.image import profiles
@@ -30,12 +32,13 @@ def verify_image(context: Context) -> None:
             print(f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e9:.2f} GB unpacked")
             for key, value in sorted(image.labels.items()):
                 print(f"  {key} = {value}")
+            run = partial(images.run_check, sdk, name)
             check = ("python", "/opt/qlora-fleet/selfcheck.py", "--verify", "--json")
-            report = _report(name, images.run_check(sdk, name, check, timeout_sec=VERIFY_SEC))
+            report = _report(name, run(check, timeout_sec=VERIFY_SEC))
             wrong = [*report["wrong"], *_differing_models(report, images.model_digests(image.labels))]
             _show(report)
             if not wrong:
-                wrong += _two_steps(settings, sdk, name, has_gpu=report["device"]["visible"])
+                wrong += _two_steps(settings, run, has_gpu=report["device"]["visible"])
     if wrong:
         for line in wrong:
             print(f"  WRONG: {line}")
@@ -43,19 +46,19 @@ def verify_image(context: Context) -> None:
     print(f"{name}: whole")
 
 
-def _two_steps(settings: Settings, sdk: Any, name: str, *, has_gpu: bool) -> list[str]:
-    """Train two steps of a tiny model inside, where the profile's stack can without a GPU; what is wrong."""
+def _two_steps(settings: Settings, run: Callable[..., Ended], *, has_gpu: bool) -> list[str]:
+    """Train two steps of a tiny model in the image, if the profile's stack can without a GPU. Returns what is wrong."""
     if not has_gpu and not profiles.read(settings).runs_on_cpu:
         print("  no GPU here, and this profile's stack trains on one only: no trial was run")
         return []
-    ended = images.run_check(sdk, name, ("python", "-m", "bench", "selfcheck"), timeout_sec=SELFCHECK_SEC)
-    said = (ended.stdout.strip() or ended.stderr.strip()).splitlines()
-    for line in said[-3:]:
+    ended = run(("python", "-m", "bench", "selfcheck"), timeout_sec=SELFCHECK_SEC)
+    lines = (ended.stdout.strip() or ended.stderr.strip()).splitlines()
+    for line in lines[-3:]:
         print(f"  {line}")
-    return [] if ended.exit_code == 0 else [f"python -m bench selfcheck: {said[-1] if said else 'said nothing'}"]
+    return [] if ended.exit_code == 0 else [f"python -m bench selfcheck: {lines[-1] if lines else 'no output'}"]
 
 
-def _report(name: str, ended: Any) -> dict[str, Any]:
+def _report(name: str, ended: Ended) -> dict[str, Any]:
     try:
         report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     except (ValueError, IndexError):
@@ -68,7 +71,7 @@ def _differing_models(report: dict[str, Any], expected: dict[str, str]) -> Itera
     inside = {model["name"]: model["manifest_sha256"] for model in report["models"]}
     for name in sorted(expected.keys() | inside.keys()):
         if name not in inside:
-            yield f"model {name}: the labels name it, and it is not inside"
+            yield f"model {name}: the labels name it, and it is not in the image"
         elif expected.get(name) != inside[name]:
             yield f"model {name}: its manifest is not the one the image was built from"
 
@@ -78,9 +81,9 @@ def _show(report: dict[str, Any]) -> None:
     print(f"  python {report['python']}: {packages}")
     device = report["device"]
     if device["torch"] is not None:
-        seen = "a device is visible" if device["visible"] else "no device on this machine, which is no fault"
+        seen = "a device is visible" if device["visible"] else "no device on this machine, which is fine here"
         print(f"  CUDA {device['cuda']}: {seen}")
     for model in report["models"]:
         print(f"  model {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB, every sha256 read")
     if not report["models"]:
-        print("  no model inside")
+        print("  no model in the image")

@@ -49,7 +49,7 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
     """Start an engine whose data-root is an ext4 file on the share, loop-mounted.
 
     For VMs whose own disk is too small, or whose data-root is on NFS, where BuildKit cannot run. The VM's own engine is
-    not touched. Typed again it brings everything back, as after a reboot.
+    not touched. Repeat the command after a reboot: it brings everything back.
     """
     settings = load(context)
     size = number("vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda given: 1 <= given <= 100_000)
@@ -68,8 +68,8 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
         command = Command(argv=(*root, *once(host, "remote.image.onvm.scripts.engine", json.dumps(asked)).argv))
         completed = host.run(command, timeout_sec=UP_SEC)
         if completed.exit_code != 0:
-            said = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]
-            raise UsageError(f"{host.name}: {said[-1]}")
+            lines = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]
+            raise UsageError(f"{host.name}: {lines[-1]}")
         facts = json.loads(completed.stdout)
         made = "made" if facts["made"] else "was there"
         state = "started" if facts["started"] else "was running"

@@ -104,8 +104,8 @@ def _shown(compared: Comparison) -> list[ComparedRow]:
 
 def _metric(row: ComparedRow) -> str:
     held = json.loads(row.context) if row.context else {}
-    told = ", ".join(f"{name} {value}" for name, value in held.items())
-    return f"{row.metric} ({told})" if told else row.metric
+    context = ", ".join(f"{name} {value}" for name, value in held.items())
+    return f"{row.metric} ({context})" if context else row.metric
 
 
 def _times(row: ComparedRow) -> str:
@@ -124,7 +124,7 @@ def _allowed(given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _conclude(compared: Comparison) -> None:
-    """Leave with the code that `compared` stands for, and say why."""
+    """Raise the task error of the comparison's exit code, with the reason."""
     runs = " and ".join(compared.run_ids[:2]) if len(compared.run_ids) == 2 else ", ".join(compared.run_ids)
     if compared.refused:
         names = text.listing([one.name for one in compared.refused])
@@ -141,6 +141,6 @@ def _conclude(compared: Comparison) -> None:
         )
     if compared.exit_code != 0:
         raise UsageError(
-            f"{len(compared.unknown)} of {len(compared.rows)} comparisons could not be told; measure on more workers, "
+            f"{len(compared.unknown)} of {len(compared.rows)} comparisons are undecided; measure on more workers, "
             "or accept it: --allow=unknown"
         )

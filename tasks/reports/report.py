@@ -1,4 +1,4 @@
-"""`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may long be gone."""
+"""`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may be gone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> Repo
         return watching.watch(folder, lambda refresh_sec: make(refresh_sec=refresh_sec), say)
     except watching.Unchanged as error:
         advice = f"inv collect --run={folder.name} report --run={folder.name}"
-        raise Resumable(f"run {folder.name}: {error}; bring what there is, and report it: {advice}") from None
+        raise Resumable(f"run {folder.name}: {error}; collect and report what there is: {advice}") from None
 
 
 def pricing(settings: Settings) -> Pricing:
@@ -81,12 +81,12 @@ def show(made: ReportSummary, root: Path) -> None:
         console.print(others(made))
     if made.profile_note is not None:
         console.print(Text(made.profile_note, style="yellow"))
-    # As it stands, not wrapped: a path is there to be clicked and copied.
+    # Not wrapped, so that the path can be clicked and copied.
     print(_short(made.index, root))
 
 
 def table(made: ReportSummary) -> Table:
-    """One line per configuration, within 80 characters; a long name wraps rather than push a number out."""
+    """One line per configuration, within 80 characters; a long name wraps."""
     priced = any(row.cost is not None for row in made.rows)
     heads = ["n", "step s", "samples/s", f"x {text.shorten(made.baseline, 14)}", "useful tok/s"]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -113,7 +113,7 @@ def table(made: ReportSummary) -> Table:
 
 
 def others(made: ReportSummary) -> Table:
-    """One line per configuration of another kind than training: what it took, in numbers of measurements."""
+    """One line per configuration of another kind than training: trials and measurements."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("configuration", overflow="fold", max_width=26)
     shown.add_column("kind")
@@ -135,12 +135,12 @@ def _short(path: Path, root: Path) -> Path:
 
 
 def _shortfall(made: ReportSummary) -> str:
-    told = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
+    ends = [f"{amount} {end.value}" for end, amount in made.counts.items() if end is not End.SUCCEEDED]
     if made.missing:
-        told.append(f"{len(made.missing)} missing")
+        ends.append(f"{len(made.missing)} missing")
     rejected = f"; {len(made.rejected)} files rejected" if made.rejected else ""
     succeeded = made.counts.get(End.SUCCEEDED, 0)
     return (
-        f"run {made.run_id}: {succeeded} of {made.planned} trials succeeded ({', '.join(told)}{rejected}); "
+        f"run {made.run_id}: {succeeded} of {made.planned} trials succeeded ({', '.join(ends)}{rejected}); "
         "the report says which and why"
     )

@@ -1,9 +1,9 @@
-"""Where settings come from: the layers Invoke knows, read again here so that every value can name its origin.
+"""Where settings come from: Invoke's layers, read again so that a message can name a value's file and line.
 
-Invoke merges the same layers, but forgets file and line on the way, skips a missing -f file in silence, takes the
-last of two equal keys, and ends in a traceback where a file cannot be parsed. Here each of these is one line.
+Invoke merges the same layers, but forgets file and line, skips a missing -f file in silence, takes the last of two
+equal keys, and ends in a traceback where a file cannot be parsed. Here each of these is an error of one line.
 
-Not covered: which keys exist and what they may hold; `tasks.settings.load` knows.
+Not covered: which keys exist and what they may hold; see `tasks.settings.load`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One source of settings. `shared` marks files that other projects' settings may stand in, too."""
+class SettingsLayer:
+    """One source of settings. `shared` marks files that may hold other projects' settings too."""
 
     data: Mapping[Any, Any]
     path: Path | None = None
@@ -45,7 +45,7 @@ class Layer:
         return True
 
     def where(self, keys: Keys) -> str:
-        """The place of a key as a person would look it up: `invoke.yaml:14`, or the variable's name."""
+        """Where a key is set, for a message: `invoke.yaml:14`, or the variable's name."""
         if self.environment:
             return f"environment {env_name(keys)}"
         if self.path is None:
@@ -55,26 +55,26 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
+class SettingsLayers:
     """All layers, the weakest first, and the project's folder."""
 
     root: Path
-    weakest_first: list[Layer] = field(default_factory=list)
+    weakest_first: list[SettingsLayer] = field(default_factory=list)
 
-    def strongest(self, keys: Keys) -> Layer | None:
+    def strongest(self, keys: Keys) -> SettingsLayer | None:
         """The layer whose value for this key counts; None where only the built-in default does."""
         return next((layer for layer in reversed(self.weakest_first) if layer.has(keys)), None)
 
     def merged(self) -> dict[Any, Any]:
-        """The values that count. Call it on checked layers only: it takes what is a section in one to be one in all."""
+        """The values that count. Only for checked layers: a section in one layer must be a section in all."""
         merged: dict[Any, Any] = {}
         for layer in self.weakest_first:
             _merge(merged, layer.data)
         return merged
 
 
-def read(config: Config, text_keys: Mapping[str, Keys]) -> Layers:
-    """The layers of a config, which may have failed half-way through its own reading. Raises UsageError.
+def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
+    """The layers of a config, which may be half read. Raises UsageError.
 
     `text_keys` maps the names of environment variables to the keys they set.
     """
@@ -85,16 +85,16 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> Layers:
         raise UsageError(f"{shown(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` brings it back")
     layers = [
         *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
-        # For Invoke the project wins over the user. But our invoke.yaml names every setting, with its default: a user's
-        # own file would never count.
+        # For Invoke the project wins over the user. But our invoke.yaml names every setting with its default, so that a
+        # user's own file would never count.
         _file(config, "project", project),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(text_keys),
         *(_file(config, "runtime", Path(path).expanduser()) for path in [config._runtime_path] if path),
-        Layer(data=config._overrides),
-        Layer(data=config._modifications),
+        SettingsLayer(data=config._overrides),
+        SettingsLayer(data=config._modifications),
     ]
-    return Layers(root=root, weakest_first=layers)
+    return SettingsLayers(root=root, weakest_first=layers)
 
 
 def env_name(keys: Keys) -> str:
@@ -102,7 +102,7 @@ def env_name(keys: Keys) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path the short way: from here where it lies below, with ~ where it lies at home."""
+    """A path, shortened: relative to the working folder, or with ~ for the home folder."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_absolute() and path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
@@ -114,7 +114,7 @@ def _first_existing(root: Path) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def _environment(text_keys: Mapping[str, Keys]) -> Layer:
+def _environment(text_keys: Mapping[str, Keys]) -> SettingsLayer:
     data: dict[str, Any] = {}
     for name, keys in text_keys.items():
         if name in os.environ:
@@ -122,12 +122,12 @@ def _environment(text_keys: Mapping[str, Keys]) -> Layer:
             for key in keys[:-1]:
                 section = section.setdefault(key, {})
             section[keys[-1]] = os.environ[name]
-    return Layer(data=data, environment=True)
+    return SettingsLayer(data=data, environment=True)
 
 
-def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Layer:
-    if path.suffix == ".py" and shared:  # Invoke has run it; running it again could do its work twice
-        return Layer(data=getattr(config, f"_{name}"), path=path, shared=shared)
+def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> SettingsLayer:
+    if path.suffix == ".py" and shared:  # Invoke has run it; a second run could do its work twice
+        return SettingsLayer(data=getattr(config, f"_{name}"), path=path, shared=shared)
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"{shown(path)}: expected a name that ends in .yaml, .yml or .json")
     try:
@@ -143,7 +143,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Lay
         data = {}
     if not isinstance(data, dict):
         raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
-    return Layer(data=data, path=path, node=node, shared=shared)
+    return SettingsLayer(data=data, path=path, node=node, shared=shared)
 
 
 def _parse_json(text: str, path: Path) -> tuple[Any, None]:
@@ -176,7 +176,7 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
 
 
 def _refuse_twice(node: yaml.Node, path: Path, above: Keys = ()) -> None:
-    # YAML forbids equal keys in one section; the parser takes the last in silence: an edit of the first does nothing.
+    # YAML forbids equal keys in one section; the parser takes the last in silence: editing the first does nothing.
     if not isinstance(node, yaml.MappingNode) or len(above) > 8:
         return
     lines: dict[str, int] = {}
@@ -195,7 +195,7 @@ def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
-        if id(node) in seen:  # an alias may lead back to where it stands
+        if id(node) in seen:  # an alias may refer to a section that it is in
             continue
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
@@ -206,7 +206,7 @@ def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
             try:
                 yaml.SafeLoader("").construct_object(node)
             except yaml.YAMLError:
-                continue  # has its line; the document's own construction raises it again
+                continue  # has a line number, and the document's own construction raises it again
             except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
                 kind = node.tag.rpartition(":")[2]
                 line = node.start_mark.line + 1
@@ -219,18 +219,18 @@ def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
         if not found:
-            break  # a key such as `yes`, which YAML reads as true: its section's line is as near as we get
+            break  # a key such as `yes`, which YAML reads as true: the section's line is the nearest one
         line, node = found[-1][0].start_mark.line + 1, found[-1][1]
     return line
 
 
 def clip(text: str, length: int = 60) -> str:
-    """`text` as it is, or cut with an ellipsis: what is quoted in a message has to leave room for the message."""
+    """`text`, cut with an ellipsis where it is longer than `length` characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def found_text(value: object) -> str:
-    """A value as it would stand in a settings file, short enough for one line."""
+    """A value as in a settings file, short enough for one line."""
     if isinstance(value, Mapping):
         return "a section"
     if isinstance(value, (list, tuple)):

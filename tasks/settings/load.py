@@ -1,11 +1,11 @@
-"""The settings that count, typed and checked once. `tasks.settings.sections` says what each may hold.
+"""The settings that count, typed and checked. `tasks.settings.sections` says what each may hold.
 
-`load(context)` merges the layers Invoke knows (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
+`load(context)` merges Invoke's layers (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
 INVOKE_* variables, the -f file) and either returns frozen settings or raises UsageError with one line:
 
     invoke.yaml:27: fleet.size: expected a whole number from 1 to 1024, found "four"
 
-Not covered: whether a folder or a model exists; that is looked at where it is used.
+Not covered: whether a folder or a model exists; that is checked where it is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 from bench.records.layout import IMAGE_FILE
 from tasks.errors import UsageError
 from tasks.settings import layers
-from tasks.settings.layers import Keys, Layer, Layers, found_text
+from tasks.settings.layers import Keys, SettingsLayer, SettingsLayers, found_text
 from tasks.settings.sections import LEAVES, SOURCE_OF_PRICE, Section, Sections, expected, field, kind_of, section
 
 _IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # as image and manifests have them
@@ -46,7 +46,7 @@ class Settings(Sections):
 
     @property
     def shared_results(self) -> str | None:
-        """A folder that every worker sees and that outlives them all; None where the fleet has none."""
+        """The folder that all workers share and that outlives them; None where the fleet has none."""
         if self.fleet.kind != "pods":
             return None
         return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.fss.volume_handle else None)
@@ -62,7 +62,7 @@ class Settings(Sections):
         return self.results_folder / IMAGE_FILE
 
     def public(self) -> dict[str, Any]:
-        """All settings as plain JSON values, for run.json. There is no secret among them to leave out."""
+        """All settings as plain JSON values, for run.json. None of them is a secret."""
         return self.model_dump(mode="json", exclude={"root"})
 
 
@@ -94,7 +94,7 @@ ENVIRONMENT: dict[str, Keys] = {layers.env_name(keys): keys for keys in LEAVES}
 RENAMED: dict[Keys, Keys] = {("cluster", "registry_user"): ("registry", "user")}
 
 
-def _rename(merged: dict[Any, Any], found: Layers, old: Keys, new: Keys) -> None:
+def _rename(merged: dict[Any, Any], found: SettingsLayers, old: Keys, new: Keys) -> None:
     """Give the value of a setting's old name to the new one, and print both names. UsageError where values differ."""
     layer, value = found.strongest(old), merged.get(old[0], {}).pop(old[1], None)
     if layer is None or value in (None, ""):
@@ -115,7 +115,7 @@ def _print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section], above: Keys = ()) -> None:
+def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[Section], above: Keys = ()) -> None:
     for key, value in data.items():
         keys = (*above, str(key))
         if keys in RENAMED:
@@ -127,7 +127,7 @@ def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section],
                 continue
             nearest = _nearest(keys, model)
             if not above and layer.shared and nearest is None:
-                continue  # another project's section in a file that all of the user's projects share
+                continue  # another project's section in a file that is shared
             names = f"{'.'.join(above) or 'the project'} has {', '.join(model.model_fields)}"
             advice = f"did you mean {nearest}?" if nearest else names
             raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
@@ -141,8 +141,8 @@ def _refuse_unknown(layer: Layer, data: Mapping[Any, Any], model: type[Section],
             _refuse_unknown(layer, value, below, keys)
 
 
-def _refuse_unmergeable(layer: Layer, keys: Keys, value: object, default: object) -> None:
-    # What Invoke's own keys hold is not ours to judge, save what its merge would answer with a traceback.
+def _refuse_unmergeable(layer: SettingsLayer, keys: Keys, value: object, default: object) -> None:
+    # Invoke's own keys are not checked, but for what would end its merge in a traceback.
     if isinstance(default, Mapping) != isinstance(value, Mapping):
         kind = "a section" if isinstance(default, Mapping) else "a value"
         raise UsageError(f"{layer.where(keys)}: {'.'.join(keys)}: expected {kind}, found {found_text(value)}")
@@ -189,7 +189,7 @@ def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
     into[keys[-1]] = value
 
 
-def _first_problem(error: ValidationError, found: Layers) -> str:
+def _first_problem(error: ValidationError, found: SettingsLayers) -> str:
     problem = error.errors()[0]
     if problem["type"] == "price_without_source":
         priced = ("cost", problem["ctx"]["priced"])
@@ -199,11 +199,11 @@ def _first_problem(error: ValidationError, found: Layers) -> str:
         return f"{at}: cost.{source}: expected text that says where the price is from, found null"
     if problem["type"] == "shm_beyond_memory":
         shm = ("cluster", "shm")
-        layer, told = found.strongest(shm), problem["ctx"]
+        layer, sizes = found.strongest(shm), problem["ctx"]
         at = layer.where(shm) if layer is not None else "settings"
         return (
-            f"{at}: cluster.shm: expected at most cluster.memory, {told['memory']}, of which it is a part, "
-            f"found {told['shm']}"
+            f"{at}: cluster.shm: expected at most cluster.memory, {sizes['memory']}, of which it is a part, "
+            f"found {sizes['shm']}"
         )
     place = problem["loc"]
     keys = tuple(part for part in place if isinstance(part, str))

@@ -22,7 +22,7 @@ def _printable(value: str) -> str:
 
 
 def _ordered(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value  # and not YAML's `!!set`: order is what one asked for
+    return tuple(value) if isinstance(value, list) else value  # not YAML's `!!set`, which has no order
 
 
 Text = Annotated[str, AfterValidator(_printable)]
@@ -30,7 +30,7 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
 
 class Section(BaseModel):
-    # Strict: a file that says "4" where it means 4 has another mistake nearby. Text from the environment is cast here.
+    # Strict: "4" for 4 in a file is a mistake. Text from the environment is cast by load.py.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 

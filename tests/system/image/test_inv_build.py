@@ -241,7 +241,7 @@ def test_a_disk_that_somebody_fills_during_the_build_is_named_and_the_next_build
         _, err = process.communicate(timeout=200)
         assert process.returncode == 3, err
         assert "no space left on device" in err
-        assert "free some room there, then `inv build`" in err
+        assert "free some space there, then `inv build`" in err
         build_vm.vm.run("rm", "/mnt/data/somebody-elses")
         assert "is built" in build_vm.inv("build", check=True).stdout
     finally:

@@ -164,7 +164,7 @@ def test_a_model_is_fetched_verified_and_not_fetched_again_until_a_byte_flips(to
     before = len(town.requests())
     done = town.fetch("--revision", "main")  # resolved once, and written down
     assert done.returncode == 0
-    assert "it was there, and nothing was fetched" in done.stdout
+    assert "it was there already; nothing was fetched" in done.stdout
     assert len(town.requests()) == before
 
     path = town.folder / SHARDS[1]

@@ -65,7 +65,7 @@ def test_what_all_workers_have_is_what_the_first_one_said(pods: Settings) -> Non
         (Completed(exit_code=127), UsageError, "worker-1: exit 127: cd /workspace && "),
         (Completed(exit_code=137), Resumable, "worker-1: exit 137: "),
         (OperatorRefused("worker-1: kubectl: not there"), UsageError, "worker-1: kubectl: not there"),
-        (HostUnreachable("worker-1: no route"), Resumable, "worker-1: no route; see that the workers are up, "),
+        (HostUnreachable("worker-1: no route"), Resumable, "worker-1: no route; check that the workers are up, "),
     ],
 )
 def test_one_worker_that_differs_complains_or_is_silent_ends_the_task(

@@ -92,7 +92,7 @@ def test_unlike_runs_exit_2_with_the_flag_that_allows_it(project, capsys):
 def test_what_could_not_be_told_exits_2_unless_that_is_allowed(project, capsys):
     for name in ("one", "two"):
         synthetic.write_run(project.root / "results" / name, synthetic.record(run_id=name, workers=1), exact=True)
-    with pytest.raises(UsageError, match=r"4 of 4 comparisons could not be told; measure on more workers") as refused:
+    with pytest.raises(UsageError, match=r"4 of 4 comparisons are undecided; measure on more workers") as refused:
         compare(Context(), "one", "two")
     assert refused.value.exit_code == 2
     assert "unknown: a single process on a side" in " ".join(capsys.readouterr().out.split())
