@@ -190,7 +190,7 @@ def examined(settings: Settings, host: Host, spec: TrainingData, *, row_tokens: 
     words = ("data", "--model", settings.model.path, "--spec", "-", "--row-tokens", str(row_tokens))
     command = _bench(settings, host, *words, "--cache", f"{host.workdir}/examples")
     with answering():
-        return _told(host, command, json.dumps(schema.to_json(spec)).encode())
+        return _answer(host, command, json.dumps(schema.to_json(spec)).encode())
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
