@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.hosts.stand_in_training import put_into
 from tests.support.inv_server import InvServer
 from tests.support.machines.build_vm import BuildVm, running_build_vm
 from tests.support.machines.network import Network, running_network
@@ -138,6 +139,13 @@ def project(tmp_path: Path, tiny_model: Path, tiny_data: Path, inv_server: InvSe
     made = Project(folder, tiny_model, tiny_data, inv_server)
     yield made
     made.clear_away()
+
+
+@pytest.fixture
+def hold(project: Project) -> Path:
+    """The project's trainings compute nothing (tests/support/hosts/stand_in_training.py), and each stays in its next
+    step while this file is there."""
+    return put_into(project.folder)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input. Everything in it is real."""
+"""`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input. Trials compute where `hold` is not asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from bench.records.result import TrialResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.apart, pytest.mark.timeout(600)]
 
 
 def one_line(completed: subprocess.CompletedProcess[str]) -> str:
@@ -34,7 +34,8 @@ def assert_each_trial_ended_once_as(project, end: str) -> None:
         assert (result.trial_id, result.status.value) == (trial_id, end)
 
 
-def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project) -> None:
+def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, hold: Path) -> None:
+    hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
     os.killpg(first.pid, signal.SIGKILL)
@@ -42,8 +43,11 @@ def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project) 
     assert len(project.trainers()) == 2, "the trials go on without their operator"
 
     second = project.start("bench", "--resume")
+    hold.unlink()
     project.wait_until(lambda: project.events("ended"), "the first end")
+    hold.touch()
     os.killpg(second.pid, signal.SIGKILL)
+    hold.unlink()
     second.communicate(timeout=10)
 
     third = project.inv("bench", f"--resume={project.run_folder().name}")
@@ -57,7 +61,8 @@ def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project) 
     assert "nothing to resume" in fourth.stdout
 
 
-def test_ctrl_c_stops_the_workers_and_resume_completes(project) -> None:
+def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold: Path) -> None:
+    hold.touch()
     interrupted = project.start("bench", "--quick")
     project.wait_until(lambda: [one for one in project.progress() if one["phase"] != "import"], "a trial under way")
     interrupted.send_signal(signal.SIGINT)
@@ -67,6 +72,7 @@ def test_ctrl_c_stops_the_workers_and_resume_completes(project) -> None:
     assert not project.trainers()
     assert_each_trial_ended_once_as_cancelled(project)
 
+    hold.unlink()
     resumed = project.inv("bench", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     last = {event["trial_id"]: event["end"] for event in project.events("ended")}
@@ -81,7 +87,8 @@ def assert_each_trial_ended_once_as_cancelled(project) -> None:
     assert {event["end"] for event in project.events("ended")} == {"CANCELLED"}
 
 
-def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project) -> None:
+def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project, hold: Path) -> None:
+    hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: project.events("started"), "the first to have started")
     second = project.inv("bench", "--quick")
@@ -90,7 +97,8 @@ def test_the_second_inv_bench_at_once_is_refused_and_told_who_holds_it(project) 
     assert not first.poll()
 
 
-def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project) -> None:
+def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project, hold: Path) -> None:
+    hold.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
     os.killpg(first.pid, signal.SIGKILL)
@@ -108,6 +116,7 @@ def test_a_new_run_does_not_start_beside_one_whose_operator_was_killed(project) 
     assert_each_trial_ended_once_as_cancelled(project)
 
 
+@pytest.mark.usefixtures("hold")
 def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
     run = project.start("bench", "--quick", "--only=baseline", INVOKE_FLEET_SIZE="1", INVOKE_BENCH_MEASURED_STEPS="200")
     project.wait_until(lambda: [one for one in project.progress() if one["phase"] == "measure"], "measuring")
@@ -122,12 +131,13 @@ def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
     assert run.returncode == 130
 
 
+@pytest.mark.usefixtures("hold")
 def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     chain = project.inv(
         *("bench", "--quick", "--only=optimized", "collect", "report"),
         INVOKE_FLEET_SIZE="1",
         INVOKE_BENCH_MEASURED_STEPS="2000",
-        INVOKE_BENCH_DEADLINE_SEC="12",
+        INVOKE_BENCH_DEADLINE_SEC="4",
     )
     assert chain.returncode == 1, chain.stderr
     assert_each_trial_ended_once_as(project, "TIMED_OUT")
@@ -164,6 +174,7 @@ def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> N
     assert set(kinds.values()) <= set(summary["measurements"])
 
 
+@pytest.mark.usefixtures("hold")
 def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     chain = project.inv("bench", "--quick", "--only=optimized", "collect")
     assert chain.returncode == 0, chain.stderr
@@ -283,7 +294,7 @@ def test_a_read_only_results_folder_is_said_before_anything_starts(project) -> N
     assert not project.processes()
 
 
-def test_a_results_folder_that_is_full_loses_nothing(project) -> None:
+def test_a_results_folder_that_is_full_loses_nothing(project, hold: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a small file system is mounted, which needs root")
     results = project.folder / "results"
@@ -291,6 +302,7 @@ def test_a_results_folder_that_is_full_loses_nothing(project) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(results)], check=False)
     if mounted.returncode != 0:
         pytest.skip("this machine does not let root mount a tmpfs")
+    hold.touch()
     try:
         run = project.start("bench", "--quick", "--only=optimized")
         project.wait_until(lambda: len(project.events("started")) == 2, "both trials to have started")
@@ -301,6 +313,7 @@ def test_a_results_folder_that_is_full_loses_nothing(project) -> None:
                     file.write(b"\0" * 4096)
             except OSError:
                 pass
+        hold.unlink()
         _, stderr = run.communicate(timeout=60)
         assert run.returncode == 3, stderr
         assert "inv bench --resume=" in stderr

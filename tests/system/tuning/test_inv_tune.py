@@ -1,4 +1,4 @@
-"""A search on this machine: killed in the middle, gone on with, answered, its answer run. Real trials, no GPU.
+"""A search on this machine: killed in the middle, gone on with, answered, its answer run. No GPU.
 
 Not covered: memory, which nothing predicts on a CPU; tests/unit/tasks/tuning/test_tuning.py has what depends on it.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from bench.records import Trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.apart, pytest.mark.timeout(600)]
 SMALL = {"INVOKE_TUNE_TRIALS": "2", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
 
 
@@ -28,6 +28,7 @@ def ends(project, run_id: str) -> list[str]:
     return [json.loads(line)["trial_id"] for line in lines if json.loads(line)["event"] == "ended"]
 
 
+@pytest.mark.usefixtures("hold")
 def test_a_search_that_is_killed_goes_on_and_its_answer_can_be_run(project) -> None:
     planned = project.inv("tune", "--dry-run", **SMALL)
     assert planned.returncode == 0, planned.stderr
@@ -86,7 +87,8 @@ def test_memory_below_the_smallest_configuration_is_refused_with_what_it_needs(p
     assert not (project.folder / "results").exists()
 
 
-def test_a_search_is_not_gone_on_with_on_other_data(project, tmp_path) -> None:
+def test_a_search_is_not_gone_on_with_on_other_data(project, hold: Path, tmp_path: Path) -> None:
+    hold.touch()
     running = project.start("tune", **SMALL)
     project.wait_until(lambda: project.events("started"), "a trial")
     running.send_signal(signal.SIGINT)
