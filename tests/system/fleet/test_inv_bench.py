@@ -1,4 +1,7 @@
-"""`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input. Trials compute where `hold` is not asked for."""
+"""`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input.
+
+Everything is real, but that trainings compute nothing where a test asks for `hold`.
+"""
 
 from __future__ import annotations
 
