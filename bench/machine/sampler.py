@@ -111,15 +111,9 @@ class GpuSampler:
 
     def _row(self, gpu: nvml.Gpu, reading: nvml.Reading) -> dict[str, Any]:
         limits = reading.clock_limits
-        return {
+        readings = {f"gpu_{name}": value for name, value in vars(reading).items() if f"gpu_{name}" in COLUMNS}
+        return readings | {
             "gpu": gpu.index,
-            "gpu_utilization_percent": reading.utilization_percent,
-            "gpu_memory_utilization_percent": reading.memory_utilization_percent,
-            "gpu_memory_used_bytes": reading.memory_used_bytes,
-            "gpu_power_watts": reading.power_watts,
-            "gpu_sm_clock_mhz": reading.sm_clock_mhz,
-            "gpu_memory_clock_mhz": reading.memory_clock_mhz,
-            "gpu_temperature_celsius": reading.temperature_celsius,
             "gpu_clock_limits": None if limits is None else " ".join(limits) or NONE,
             "gpu_other_processes": self._others[gpu.index],
         }

@@ -31,11 +31,6 @@ class TokenFlops:
         """Forward and backward: the numerator of MFU, without recomputation."""
         return self.forward + self.backward
 
-    @property
-    def hardware(self) -> int:
-        """What the device computes, recomputation included."""
-        return self.model + self.recompute
-
 
 def linear_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """The linear layers of one decoder block by name: (features in, features out)."""
@@ -62,13 +57,6 @@ def block_weights(config: Mapping[str, Any]) -> int:
 def head_weights(config: Mapping[str, Any]) -> int:
     """Weights of lm_head, also where it is tied to the embeddings: it is computed either way."""
     return int(config["hidden_size"] * config["vocab_size"])
-
-
-def parameters(config: Mapping[str, Any]) -> int:
-    """All parameters: blocks, two norms a block and one at the end, embeddings, and lm_head unless it is tied."""
-    norms = (2 * config["num_hidden_layers"] + 1) * config["hidden_size"]
-    tables = 1 if config.get("tie_word_embeddings", False) else 2
-    return int(block_weights(config) + norms + tables * head_weights(config))
 
 
 def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records.trial import ALL_LINEAR, Trial, among
@@ -46,18 +46,44 @@ SCALES: dict[str, Scale] = {
 }
 
 
-def quick(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Maker:
+    """Makes the trials of a suite: the published sizes at a scale, and what a trial changes."""
+
+    suite: str
+    scale: Scale
+    model: str
+    data: str
+
+    def __call__(self, name: str, max_seq_len: int, micro_batch_size: int, *, reason: str, **changed: Any) -> Trial:
+        scale = self.scale
+        return Trial(
+            name=name,
+            reason=reason,
+            suite=self.suite,
+            profile=scale.profile,
+            model=self.model,
+            data=self.data,
+            max_seq_len=max_seq_len // scale.seq_divisor,
+            micro_batch_size=micro_batch_size,
+            warmup_steps=scale.warmup_steps,
+            measured_steps=scale.measured_steps,
+            learning_rate=scale.learning_rate,
+            deadline_sec=scale.deadline_sec,
+            **changed,
+        )
+
+
+def quick(make: Maker) -> tuple[Trial, ...]:
     """The published baseline and the published optimum: does this hardware show the 2.11x?"""
-    make = _maker("quick", scale, model, data)
     return (
         make("baseline", 1024, 4, reason="the published starting point: long sequences, small batch"),
         make("optimized", 512, 8, reason="the published optimum: same tokens a step, half the length, twice the batch"),
     )
 
 
-def full(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+def full(make: Maker) -> tuple[Trial, ...]:
     """One factor at a time around the published optimum (seq 512, batch 8): 12 trials."""
-    make = _maker("full", scale, model, data)
     return (
         make("optimized", 512, 8, reason="the centre every other trial differs from in one factor"),
         make("seq-256", 256, 8, reason="sequence length: half the centre's"),
@@ -80,33 +106,29 @@ def full(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     )
 
 
-def hardware(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+def hardware(make: Maker) -> tuple[Trial, ...]:
     """What the chip itself reaches: the ceilings that other numbers are compared with."""
-    make = _maker("hardware", scale, model, data)
     return (make("hardware", 512, 8, reason="matrix products, copies and disk: the ceilings", kind="hardware"),)
 
 
-def loading(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+def loading(make: Maker) -> tuple[Trial, ...]:
     """How long loading a model takes, and how much memory it then holds."""
-    make = _maker("loading", scale, model, data)
     return (
         make("load-nf4", 512, 8, reason="4-bit, cold and warm: what QLoRA starts from", kind="loading"),
         make("load-bf16", 512, 8, reason="16-bit, cold and warm", kind="loading", base_precision="bf16"),
     )
 
 
-def inference(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+def inference(make: Maker) -> tuple[Trial, ...]:
     """Batches 1 to 32, prefill and decode apart, the default path beside the fast one."""
-    make = _maker("inference", scale, model, data)
     return (
         make("generate-nf4", 512, 32, reason="4-bit generation, batches 1 to 32", kind="inference"),
         make("generate-bf16", 512, 32, reason="16-bit, batches 1 to 32", kind="inference", base_precision="bf16"),
     )
 
 
-def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+def distributed(make: Maker) -> tuple[Trial, ...]:
     """The optimum on 1, 2 and 4 ranks with the same work on each: scaling and the cost of communication."""
-    make = _maker("distributed", scale, model, data)
     return (
         make("ddp-1", 512, 8, reason="one rank: what efficiency is measured against", kind="distributed"),
         make("ddp-2", 512, 8, reason="two ranks, the same work on each", kind="distributed", world_size=2),
@@ -114,9 +136,8 @@ def distributed(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     )
 
 
-def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
+def recipes(make: Maker) -> tuple[Trial, ...]:
     """One configuration with the reference, the usual libraries and our own kernels, padded and packed."""
-    make = _maker("recipes", scale, model, data)
     kept: dict[str, Any] = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
     everywhere = {"lora_targets": ALL_LINEAR}
     fast = kept | {"recipe": "fast"}
@@ -137,26 +158,18 @@ def recipes(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
     )
 
 
-def everything(scale: Scale, model: str, data: str) -> tuple[Trial, ...]:
-    """Every suite but recipes, ceilings first; the quick two are the full suite's first and the baseline."""
-    return (
-        *hardware(scale, model, data),
-        *loading(scale, model, data),
-        quick(scale, model, data)[0],
-        *full(scale, model, data),
-        *inference(scale, model, data),
-        *distributed(scale, model, data),
-    )
+def everything(make: Maker) -> tuple[Trial, ...]:
+    """Every suite but recipes, ceilings first; of quick only the baseline, as its optimum is the full suite's first."""
+
+    def trials(part: Callable[[Maker], tuple[Trial, ...]]) -> tuple[Trial, ...]:
+        return part(replace(make, suite=part.__name__))
+
+    ceilings, quick_two = (*trials(hardware), *trials(loading)), trials(quick)
+    return (*ceilings, quick_two[0], *trials(full), *trials(inference), *trials(distributed))
 
 
-SUITES: dict[str, Callable[[Scale, str, str], tuple[Trial, ...]]] = {
-    "quick": quick,
-    "full": full,
-    "hardware": hardware,
-    "loading": loading,
-    "inference": inference,
-    "distributed": distributed,
-    "recipes": recipes,
+SUITES: dict[str, Callable[[Maker], tuple[Trial, ...]]] = {
+    **{part.__name__: part for part in (quick, full, hardware, loading, inference, distributed, recipes)},
     "all": everything,
 }
 
@@ -165,25 +178,4 @@ def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
     """The trials of a suite at a profile's scale. Raises TrialError for an unknown suite or profile."""
     among(name, tuple(SUITES), "suite")
     among(profile, tuple(SCALES), "profile")
-    return SUITES[name](SCALES[profile], model, data)
-
-
-def _maker(suite_name: str, scale: Scale, model: str, data: str) -> Callable[..., Trial]:
-    def make(name: str, max_seq_len: int, micro_batch_size: int, *, reason: str, **changed: Any) -> Trial:
-        return Trial(
-            name=name,
-            reason=reason,
-            suite=suite_name,
-            profile=scale.profile,
-            model=model,
-            data=data,
-            max_seq_len=max_seq_len // scale.seq_divisor,
-            micro_batch_size=micro_batch_size,
-            warmup_steps=scale.warmup_steps,
-            measured_steps=scale.measured_steps,
-            learning_rate=scale.learning_rate,
-            deadline_sec=scale.deadline_sec,
-            **changed,
-        )
-
-    return make
+    return SUITES[name](Maker(suite=name, scale=SCALES[profile], model=model, data=data))
