@@ -269,17 +269,22 @@ def test_a_killed_trial_leaves_its_telemetry_and_no_sampler(tmp_path):
     assert len(telemetry.read(tmp_path / "telemetry.csv")) >= 3
 
 
-def test_a_full_disk_ends_the_sampler_with_one_line():
-    words = ("--root", str(os.getpid()), "--started", "0", "--gpus", "1", "--out", "/dev/full")
-    done = subprocess.run(
-        (sys.executable, "-m", "bench.machine.sampler", *words),
+def python_m(*words, **variables):
+    return subprocess.run(
+        (sys.executable, "-m", *words),
         cwd=ROOT,
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_a_full_disk_ends_the_sampler_with_one_line():
+    words = ("--root", str(os.getpid()), "--started", "0", "--gpus", "1", "--out", "/dev/full")
+    done = python_m("bench.machine.sampler", *words)
     assert (done.returncode, done.stderr) == (1, "/dev/full: No space left on device\n")
 
 
@@ -387,15 +392,8 @@ def test_strict_refuses_a_flagged_result_and_keeps_its_numbers(
 def test_run_refuses_a_gpu_trial_where_all_gpus_are_hidden(tmp_path, make_trial, model_folder, data_file):
     trial = make_trial(profile="gpu", model=str(model_folder), data=str(data_file))
     (tmp_path / "t.json").write_text(trial.to_text())
-    done = subprocess.run(
-        (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out")),
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = ("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
+    done = python_m("bench", *words, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES='' hides all")
     assert not (tmp_path / "out").exists()
@@ -403,15 +401,8 @@ def test_run_refuses_a_gpu_trial_where_all_gpus_are_hidden(tmp_path, make_trial,
 
 @pytest.mark.usefixtures("_fake_in_processes")
 def test_sample_prints_one_line_of_what_is_now():
-    root = os.pathsep.join((str(ROOT), str(FAKES)))
-    done = subprocess.run(
-        (sys.executable, "-m", "bench", "sample"),
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = python_m("bench", "sample", PYTHONPATH=os.pathsep.join((str(ROOT), str(FAKES))))
+    assert done.returncode == 0
     (line,) = done.stdout.splitlines()
     (gpu,) = json.loads(line)["gpus"]
     assert (gpu["name"], gpu["power_watts"], gpu["clock_limits"]) == ("NVIDIA H200", 412.5, ["sw_power_cap"])

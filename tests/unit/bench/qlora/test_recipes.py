@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
 WORDS = 96
+Found = tuple[float, dict[str, torch.Tensor]]  # a loss, and gradients by parameter
 MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral"},
     "llama": {"model_type": "llama"},
@@ -118,7 +119,7 @@ def with_random_b(step: TrainingStep) -> TrainingStep:
     return step
 
 
-def loss_and_gradients(step: TrainingStep, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
+def loss_and_gradients(step: TrainingStep, batch: Batch) -> Found:
     inputs = {name: tensor for name in step._inputs if (tensor := getattr(batch, name)) is not None}
     loss = step.model(**inputs).loss
     loss.backward()
@@ -126,6 +127,19 @@ def loss_and_gradients(step: TrainingStep, batch: Batch) -> tuple[float, dict[st
     found = {name: each.grad.clone() for name, each in named if each.grad is not None}
     step.optimizer.zero_grad()
     return float(loss.detach()), found
+
+
+def each_by_itself(
+    modules: stack.Stack, build: Any, recipes: tuple[str, ...], texts: list[list[int]], **how: Any
+) -> list[Found]:
+    """Loss and gradients of one batch of these texts by each recipe, none of which falls back."""
+    found = []
+    for recipe in recipes:
+        step, trial = build(recipe, **how)
+        assert step.recipe == recipe
+        rows = apart(texts, 24, 72, 1) if trial.layout == "varlen" else padded(*texts)
+        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, rows)[0]))
+    return found
 
 
 def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -140,13 +154,8 @@ def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 @pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
 @pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
 def test_fast_has_the_references_loss_and_gradients(modules, build, targets, layout):
-    texts = samples(24, 9, 17)
-    found = []
-    for recipe in ("reference", "stock", "fast"):
-        step, trial = build(recipe, layout=layout, lora_targets=targets)
-        assert step.recipe == recipe
-        rows = apart(texts, 24, 72, 1) if layout == "varlen" else padded(*texts)
-        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, rows)[0]))
+    recipes = ("reference", "stock", "fast")
+    found = each_by_itself(modules, build, recipes, samples(24, 9, 17), layout=layout, lora_targets=targets)
     assert len(found[0][1]) == 2 * 3 * len(targets)
     for loss, gradients in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)
@@ -158,14 +167,10 @@ def test_fast_has_the_references_loss_and_gradients(modules, build, targets, lay
     ["llama", "one key head", "as many key heads", "wide heads", "tied", "sliding window", "slower angles"],
 )
 def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
-    texts = samples(24, 9, 17)
-    found = []
-    for recipe in ("reference", "fast"):
-        step, trial = build(recipe, model, lora_targets=ALL_LINEAR)
-        assert step.recipe == recipe
-        found.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*texts))[0]))
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
-    assert furthest(found[1][1], found[0][1]) < 2e-5
+    how = {"model": model, "lora_targets": ALL_LINEAR}
+    one, other = each_by_itself(modules, build, ("reference", "fast"), samples(24, 9, 17), **how)
+    assert other[0] == pytest.approx(one[0], rel=1e-6)
+    assert furthest(other[1], one[1]) < 2e-5
 
 
 @pytest.mark.parametrize("model", ["llama", "angles by length"])
@@ -186,12 +191,9 @@ def test_batches_of_changing_lengths_have_the_references_gradients(modules, buil
 @pytest.mark.parametrize("rank", [1, 256])
 @pytest.mark.parametrize("length", [8, 13])
 def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
-    found = []
-    for recipe in ("reference", "fast"):
-        step, trial = build(recipe, lora_rank=rank, max_seq_len=length, lora_targets=ALL_LINEAR)
-        batch = batches(modules, trial, padded(*samples(length, 3, 1)))[0]
-        found.append(loss_and_gradients(with_random_b(step), batch))
-    assert furthest(found[1][1], found[0][1]) < 2e-5
+    how = {"lora_rank": rank, "max_seq_len": length, "lora_targets": ALL_LINEAR}
+    one, other = each_by_itself(modules, build, ("reference", "fast"), samples(length, 3, 1), **how)
+    assert furthest(other[1], one[1]) < 2e-5
 
 
 @pytest.mark.parametrize("recipe", ["reference", "fast"])
