@@ -133,6 +133,22 @@ def _attention_turn_back(target, gradient, cos, sin, token, place, there, WIDTH:
 
 
 @jit
+def _attention_queries(
+    joined, first, begin, length, stride,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PACK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Of a tile: each row's token and head, which rows there are, where its sample's keys and values begin, queries."""
+    row, column = tl.arange(0, TOKENS * PACK), tl.arange(0, WIDTH)
+    token, head = begin + row // PACK, tl.program_id(1) * PACK + row % PACK
+    there = token < length
+    key_head = tl.program_id(1) * PACK // (QUERIES // KEYS)
+    joined += first.to(tl.int64) * stride
+    keys, values = joined + (QUERIES + key_head) * WIDTH, joined + (QUERIES + KEYS + key_head) * WIDTH
+    q = tl.load(joined + (token * stride + head * WIDTH)[:, None] + column[None, :], mask=there[:, None], other=0.0)
+    return token, head, there, keys, values, q
+
+
+@jit
 def _attention_see(
     q, keys, values, start, stride, scale_log2, highest, total, out, token, length,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -164,13 +180,10 @@ def _attention_forward(
     first, length, begin = _attention_place(edges, count, tl.program_id(0), COUNT, TOKENS)
     if length == 0:
         return
-    row, column = tl.arange(0, TOKENS * PACK), tl.arange(0, WIDTH)
-    token, head = begin + row // PACK, tl.program_id(1) * PACK + row % PACK
-    there = token < length
-    key_head = tl.program_id(1) * PACK // (QUERIES // KEYS)
-    joined += first.to(tl.int64) * stride
-    keys, values = joined + (QUERIES + key_head) * WIDTH, joined + (QUERIES + KEYS + key_head) * WIDTH
-    q = tl.load(joined + (token * stride + head * WIDTH)[:, None] + column[None, :], mask=there[:, None], other=0.0)
+    column = tl.arange(0, WIDTH)
+    token, head, there, keys, values, q = _attention_queries(
+        joined, first, begin, length, stride, QUERIES, KEYS, WIDTH, PACK, TOKENS
+    )
     highest = tl.full((TOKENS * PACK,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((TOKENS * PACK,), dtype=tl.float32)
     found = tl.zeros((TOKENS * PACK, WIDTH), dtype=tl.float32)
@@ -220,13 +233,10 @@ def _attention_dq(
     first, length, begin = _attention_place(edges, count, tl.program_id(0), COUNT, TOKENS)
     if length == 0:
         return
-    row, column = tl.arange(0, TOKENS * PACK), tl.arange(0, WIDTH)
-    token, head = begin + row // PACK, tl.program_id(1) * PACK + row % PACK
-    there = token < length
-    key_head = tl.program_id(1) * PACK // (QUERIES // KEYS)
-    joined += first.to(tl.int64) * stride
-    keys, values = joined + (QUERIES + key_head) * WIDTH, joined + (QUERIES + KEYS + key_head) * WIDTH
-    q = tl.load(joined + (token * stride + head * WIDTH)[:, None] + column[None, :], mask=there[:, None], other=0.0)
+    column = tl.arange(0, WIDTH)
+    token, head, there, keys, values, q = _attention_queries(
+        joined, first, begin, length, stride, QUERIES, KEYS, WIDTH, PACK, TOKENS
+    )
     place = (first.to(tl.int64) + token) * QUERIES + head
     of_out = place[:, None] * WIDTH + column[None, :]
     d_found = tl.load(d_out + of_out, mask=there[:, None], other=0.0)
