@@ -1,7 +1,7 @@
 """On the build VM: an image as one compressed file with its checksum beside it, and back.
 
-The engine's client and the compressor are two processes, and both exit codes count: `docker save | gzip` alone ends
-well with a valid archive of nothing when the engine fails.
+Both exit codes count, the client's and the compressor's: when the engine fails, `docker save | gzip` alone exits 0 and
+leaves a valid archive of nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import IO, Any, cast
 from remote.image.onvm.job import Failed, Watcher, ask, reason
 from remote.jobs.onhost.files import PIECE, digest_of
 
-# The first that is installed. zstd and pigz use every core; level 3 of zstd beats gzip in size, too.
+# The first that is installed is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
 COMPRESSORS = (
     ("zstd", ("-T0", "-3", "-q", "-c"), ".tar.zst"),
     ("pigz", ("-c",), ".tar.gz"),
     ("gzip", ("-c",), ".tar.gz"),
 )
 DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
-NOTE = "# image "  # sha256sum --check passes over lines that start so
+NOTE = "# image "  # sha256sum --check ignores such lines
 MEGABYTES_BETWEEN_WORDS = 512
 
 
@@ -39,18 +39,19 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Save the image into the folder `path`; a file that is there with its checksum and of this image stays."""
+    """Save the image into the folder `path`, unless a file of this image is there with its checksum."""
     docker, environment = job["docker"], job["environment"]
-    found = ask(docker, environment, "image", "inspect", job["image"])
-    if found is None:
+    images = ask(docker, environment, "image", "inspect", job["image"])
+    if images is None:
         raise Failed("failed", f"the engine has no image {job['image']}; `inv build` makes it")
+    image_id = images[0]["Id"]
     name, options, ending = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
     path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + ending)
     checksum = path.with_name(f"{path.name}.sha256")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and checksum.is_file() and read_checksum(checksum)[1] == found[0]["Id"]:
-        watcher.say(f"{path}: is this very image already", "archive")
-        return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": found[0]["Id"], "compressor": None}
+    if path.is_file() and checksum.is_file() and read_checksum(checksum)[1] == image_id:
+        watcher.say(f"{path}: holds this image already", "archive")
+        return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
     checksum.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.part")
     watcher.say(f"docker save {job['image']} | {name} > {path}", "archive")
@@ -59,13 +60,13 @@ def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    checksum.write_text(f"{digest}  {path.name}\n{NOTE}{found[0]['Id']}\n", encoding="utf-8")
+    checksum.write_text(f"{digest}  {path.name}\n{NOTE}{image_id}\n", encoding="utf-8")
     watcher.say(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
-    return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": found[0]["Id"], "compressor": name}
+    return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
 
 
 def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Load the archive `path` after its checksum has been found right."""
+    """Load the archive `path` after verifying its checksum."""
     docker, environment = job["docker"], job["environment"]
     path = Path(job["path"])
     checksum = path.with_name(f"{path.name}.sha256")
@@ -75,24 +76,22 @@ def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     watcher.say(f"sha256 of {path}", "checksum")
     digest, image_id = read_checksum(checksum)
     if digest_of(path)[1] != digest:
-        raise Failed(
-            "refused", f"{path}: its sha256 is not the one in {checksum.name}: cut short or changed; bring it anew"
-        )
+        raise Failed("refused", f"{path}: its sha256 is not the one in {checksum.name}; copy it there again")
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
         raise Failed("failed", f"{path}: nothing here can unpack {path.suffix or 'it'}; install zstd")
     watcher.say(f"{program} -dc {path} | docker load", "load")
     with subprocess.Popen([program, "-dc", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as unpack:
-        said = subprocess.run(
+        loaded = subprocess.run(
             [*docker, "load"], stdin=unpack.stdout, env={**os.environ, **environment}, capture_output=True, check=False
         )
         cast("IO[bytes]", unpack.stdout).close()
         complaint = cast("IO[bytes]", unpack.stderr).read().decode(errors="replace")
-    lines = (said.stdout + said.stderr).decode(errors="replace").splitlines()
+    lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
     for line in lines:
         watcher.say(line)
-    if said.returncode != 0:  # first: an unpacker whose reader has gone fails too
-        raise reason(lines, said.returncode)
+    if loaded.returncode != 0:  # first: an unpacker whose reader has gone fails, too
+        raise reason(lines, loaded.returncode)
     if unpack.returncode != 0:
         raise Failed("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
     if image_id is not None and ask(docker, environment, "image", "inspect", image_id) is None:
@@ -101,7 +100,7 @@ def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:
-    """The archive's sha256 and the image it holds; None for what the file does not say."""
+    """The archive's sha256 and the image it holds; None for what the file lacks."""
     text = path.read_text(encoding="utf-8", errors="replace")
     digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{NOTE}(\S+)$", text, re.MULTILINE)
     return (digest[1] if digest else None, image[1] if image else None)
@@ -118,7 +117,7 @@ def pipe(watcher: Watcher, source: list[str], filter_: list[str], environment: d
         env={**os.environ, **environment},
     )
     squeeze = subprocess.Popen(filter_, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    cast("IO[bytes]", save.stdout).close()  # ours; with it open, the engine's client would never hear of a dead filter
+    cast("IO[bytes]", save.stdout).close()  # with ours open, the engine's client would not notice a dead filter
     errors = cast("IO[bytes]", save.stderr)
     listener = threading.Thread(target=lambda: complaint.extend(errors.read()))
     listener.start()

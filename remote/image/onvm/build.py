@@ -1,4 +1,4 @@
-"""On the build VM: assemble the context the plan describes, and have the engine build it."""
+"""On the build VM: assembles the plan's context and has the engine build it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = job["docker"], job["environment"]
     there = ask(docker, environment, "image", "inspect", job["image"])
     if there is not None and (there[0]["Config"].get("Labels") or {}).get(job["label"]) == job["digest"]:
-        watcher.say(f"{job['image']}: another job has just built this very image", "built")
+        watcher.say(f"{job['image']}: another job has just built this image", "built")
         return {"image_id": there[0]["Id"], "size_bytes": there[0]["Size"], "base_digests": []}
     watcher.disk = job["data_root"]
     try:
         assemble(watcher, job)
     except OSError as error:
         kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-        # tarfile has only words for a file that has become shorter than its manifest says.
+        # tarfile gives only a message, no number, for a file that is shorter than its manifest says.
         raise Failed(kind, f"context: {error.filename or job['context']}: {error.strerror or error}") from None
-    # A base that is here already is used as it is; asking its registry at every build would need that registry.
+    # A base that is here is used as it is: asking its registry would make every build need that registry.
     if ask(docker, environment, "image", "inspect", job["base"]) is None:
         watcher.say(f"pulling {job['base']}", "base image")
         code, lines = follow(watcher, [*docker, "pull", job["base"]], environment)
@@ -48,7 +48,7 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     made = ask(docker, environment, "image", "inspect", job["image"])
     base = ask(docker, environment, "image", "inspect", job["base"])
     if made is None:
-        raise Failed("failed", f"the build ended well, but the engine has no image {job['image']}")
+        raise Failed("failed", f"the build succeeded, but the engine has no image {job['image']}")
     return {
         "image_id": made[0]["Id"],
         "size_bytes": made[0]["Size"],
@@ -72,7 +72,7 @@ def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
         folder.chmod(0o755)
     watcher.say(f"context: {len(ours)} files and {len(archives)} slots in {context}", "context")
     for path, source in ours.items():
-        source.chmod(0o644)  # the image's user has to read them, whatever umask they were written under
+        source.chmod(0o644)  # the image's user has to read them, whatever the umask was
         os.utime(source, (0, 0))
         if not path.exists():
             _link(source, path)
@@ -95,17 +95,17 @@ def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
 
 
 def _sources(job: dict[str, Any]) -> dict[str, Path]:
-    """Place in the context to file on this machine, each of our files still what was sent."""
+    """Place in the context to file on this machine; verifies each file."""
     sources = {}
     for place, sha256 in job["code"]:
         sources[place] = source = Path(job["code_folder"], place)
         if not source.is_file() or digest_of(source)[1] != sha256:
-            raise Failed("changed", f"{source}: is not what was sent; `inv build` again sends it anew")
+            raise Failed("changed", f"{source}: is not what was sent; `inv build` sends it again")
     return sources
 
 
 def _clear(context: Path, ours: dict[Path, Path], archives: dict[Path, Any], folders: set[Path]) -> None:
-    """Take away what an earlier build left and this one does not want."""
+    """Remove what an earlier build left and this one does not use."""
     for path in sorted(context.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             if path not in folders:
@@ -115,7 +115,7 @@ def _clear(context: Path, ours: dict[Path, Path], archives: dict[Path, Any], fol
 
 
 def _stamp(source: Path) -> list[int]:
-    """What tells that a file is still the one that was packed, without reading its gigabytes again."""
+    """Shows that a file is still the one that was packed, without reading it again."""
     try:
         now = source.stat()
     except FileNotFoundError:
@@ -126,14 +126,14 @@ def _stamp(source: Path) -> list[int]:
 def _link(source: Path, path: Path) -> None:
     try:
         os.link(source, path)
-    except OSError as error:  # not every share knows hard links
+    except OSError as error:  # not every share has hard links
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
             raise
         shutil.copy2(source, path)
 
 
 def _pack(path: Path, entries: list[dict[str, Any]]) -> None:
-    """Write a slot's archive: the same bytes for the same files, whoever owns them, each checked while it is read."""
+    """Write a slot's archive: the same bytes for the same files, whoever owns them; each is verified on the way."""
     part = path.with_name(f"{path.name}.part")
     folders = sorted(
         {parent for entry in entries for parent in PurePosixPath(entry["place"]).parents} - {PurePosixPath(".")}
@@ -152,7 +152,7 @@ def _pack(path: Path, entries: list[dict[str, Any]]) -> None:
                     tar.addfile(head, cast("IO[bytes]", reader))
                 if reader.digest.hexdigest() != entry["sha256"]:
                     raise Failed(
-                        "changed", f"{entry['source']}: its sha256 is not its manifest's; `inv model.fetch` mends it"
+                        "changed", f"{entry['source']}: its sha256 is not its manifest's; `inv model.fetch` repairs it"
                     )
         part.replace(path)
     finally:
@@ -160,7 +160,7 @@ def _pack(path: Path, entries: list[dict[str, Any]]) -> None:
 
 
 class _Hashing:
-    """A file that is hashed as it is read."""
+    """A file that is hashed while it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest = file, hashlib.sha256()

@@ -3,12 +3,12 @@
     {"model": "org/name", "revision": "v1.0" or null, "folder": "/mnt/fss/qlora-fleet/models/org--name", "token": false,
      "endpoint": null, "index_url": null, "source": {"kind": "hub"} or {"kind": "cache", "path": "/home/me/.cache/..."}}
 
-`manifest.json` says model, commit, and path, size and sha256 of each file; SHA256SUMS says the same to `sha256sum -c`
-and to the bench. A folder with a manifest is whole; one without it is not, and is gone on from. The commit is settled
-once: without a revision, a folder that has a manifest keeps its own.
+`manifest.json` has model, commit, and path, size and sha256 of each file; SHA256SUMS has the digests for `sha256sum -c`
+and for the bench. A folder with a manifest is whole; one without it is continued. Without a revision a folder that has
+a manifest keeps its commit.
 
-A token comes through a named pipe that is read once (`feed_token`), so it is in no file, argument or environment.
-Standard library alone, Python 3.9 or newer; huggingface_hub runs beside it (`remote.image.onvm.hub`).
+The token comes through a named pipe that is read once (`scripts/feed.py`), so it is in no file, argument or
+environment. huggingface_hub runs in a process of its own (`remote.image.onvm.hub`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from remote.jobs.onhost.basics import write_atomic
 from remote.jobs.onhost.files import PIECE
 
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
-# What a trial reads, and the licence. Never pickles; never `consolidated.safetensors`, the same weights once more.
+# What a trial reads, and the licence. No pickles; no `consolidated.safetensors`, which is the same weights again.
 ALLOWED = (
     *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors"),
     *("model.safetensors.index.json", "tokenizer*.json", "tokenizer.model", "special_tokens_map.json"),
@@ -41,7 +41,7 @@ _ROOM_TO_SPARE_BYTES = 64 << 20
 
 
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Bring or verify one model; the facts of its manifest. Raises Failed."""
+    """Fetch or verify one model; the facts of its manifest. Raises Failed."""
     folder, began = Path(job["folder"]), time.monotonic()
     token = token_from_pipe(Path(TOKEN_PIPE)) if job["token"] else None
     try:
@@ -52,7 +52,7 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
             if not wrong:
                 return _facts(known, fetched=0, began=began)
             watcher.say(f"{', '.join(wrong)}: not what the manifest says; fetching again")
-            job = {**job, "revision": known["revision"]}  # a cache or a hub that has moved on still has that one
+            job = {**job, "revision": known["revision"]}  # not what main is by now
         fetched, manifest = _bring(watcher, folder, source_of(watcher, job, token), job, known)
     except OSError as error:
         if error.errno in (28, 122):
@@ -101,7 +101,7 @@ def _bring(
         fetched += came
         done.append({"path": entry["path"], "size": (folder / entry["path"]).stat().st_size, "sha256": sha256})
     kept = {entry["path"] for entry in done} | {SUMS}
-    for entry in known["files"] if known is not None else ():  # of another commit: weights that nothing lists any more
+    for entry in known["files"] if known is not None else ():  # of another commit
         if entry["path"] not in kept and _is_plain(entry["path"]):
             (folder / entry["path"]).unlink(missing_ok=True)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub client's notes on its broken downloads
@@ -116,15 +116,15 @@ def _bring(
 
 
 def chosen(listed: list[Entry]) -> list[Entry]:
-    """What of a model's files is brought: those of `ALLOWED`, at the top. Raises Failed where no weights are there."""
+    """The files that are fetched: those of `ALLOWED`, at the top. Raises Failed if there are no weights."""
     entries = [entry for entry in listed if any(fnmatch.fnmatchcase(entry["path"], name) for name in ALLOWED)]
     if not any(entry["path"].endswith(".safetensors") for entry in entries):
-        raise Failed("usage", "the model has no safetensors weights, and pickles are not used; name another one")
+        raise Failed("usage", "the model has no safetensors weights, and pickles are not read; name another model")
     return entries
 
 
 def weights_of(folder: Path, entries: list[Entry]) -> set[str]:
-    """The weight files that the model consists of: those its index names, or the only one."""
+    """The model's weight files: those that its index names, or the only one."""
     names = {entry["path"] for entry in entries}
     if "model.safetensors.index.json" not in names:
         return {"model.safetensors"} & names
@@ -152,7 +152,7 @@ def _check_room(folder: Path, entries: list[Entry]) -> None:
 
 
 def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[int, str]:
-    """One file, there and verified: the bytes that came for it, and its sha256. Raises Failed."""
+    """Fetch and verify one file: the bytes that came for it, and its sha256. Raises Failed."""
     path = folder / entry["path"]
     for attempt in (1, 2):
         came = 0
@@ -170,21 +170,17 @@ def _one(watcher: Watcher, folder: Path, source: Source, entry: Entry) -> tuple[
         watcher.say(f"{entry['path']}: {size} bytes, not what its digest says; fetching again")
     raise Failed(
         "refused",
-        f"{entry['path']}: came with a wrong digest, twice; nothing of it was kept; the source is spoilt, name another",
+        f"{entry['path']}: came with a wrong digest, twice; nothing of it was kept; name another source",
     )
 
 
 def _matches(entry: Entry, size: int, sha256: str, git_sha1: str) -> bool:
-    told = [
-        (entry.get("size"), size),
-        (entry.get("sha256"), sha256),
-        (entry.get("git_sha1"), git_sha1),
-    ]
-    return all(said is None or said == found for said, found in told)
+    actual = {"size": size, "sha256": sha256, "git_sha1": git_sha1}
+    return all(entry.get(key) in (None, value) for key, value in actual.items())
 
 
 def _damaged(watcher: Watcher, folder: Path, files: list[Entry]) -> list[str]:
-    """The files that are not what the manifest says; they are removed."""
+    """The files that differ from the manifest; they are removed."""
     wrong = []
     watcher.say(f"{folder}: verifying {len(files)} files", "verifying")
     for entry in files:
@@ -201,7 +197,7 @@ def _damaged(watcher: Watcher, folder: Path, files: list[Entry]) -> list[str]:
 
 
 def _forget(folder: Path, name: str) -> None:
-    """Drop the hub client's note that it has this file, and the bytes of a broken download."""
+    """Delete the hub client's note that it has this file, and the bytes of a broken download."""
     for path in (folder / ".cache").rglob("*"):
         if path.name.startswith(name) or path.suffix == ".incomplete":
             path.unlink(missing_ok=True)
@@ -212,13 +208,13 @@ def _is_plain(name: str) -> bool:
 
 
 def digests(path: Path, on_piece: Callable[[int], None] = lambda _: None) -> tuple[int, str, str]:
-    """Size, sha256, and the sha1 by which git (and the hub, for small files) calls this content."""
+    """Size, sha256, and the sha1 by which git (and the hub, for small files) names this content."""
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(PIECE):
             sha256.update(piece)
-            if size < 64 << 20:  # the hub calls no larger file by it
+            if size < 64 << 20:  # the hub names no larger file by it
                 git.update(piece)
             on_piece(len(piece))
     return size, sha256.hexdigest(), git.hexdigest()

@@ -1,8 +1,7 @@
-"""One question to the model hub, asked by its own client in a process of its own: what a model holds, or a file.
+"""One request to the model hub through its own client, in a process of its own: the list of a model's files, or a file.
 
-Started by `remote.image.onvm.fetch` on the build VM with a Python that has huggingface_hub. The question, with the
-token if there is one, is a line of JSON on standard input; so is the answer on standard output. What the client itself
-prints goes to standard error.
+`remote.image.onvm.sources` starts it with a Python that has huggingface_hub. The request, with the token if there is
+one, is a line of JSON on standard input, the answer one on standard output. The client prints to standard error.
 """
 
 from __future__ import annotations
@@ -16,13 +15,20 @@ from typing import Any
 SETTLED = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",  # a token comes from the operator, not from what lies about on this machine
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",  # the token is the operator's, never one that this machine has
     "HF_HUB_OFFLINE": "0",
 }
+# Classes of the client's errors, and of those below it, after which another try may succeed.
+TRANSIENT = frozenset(
+    (
+        *("ConnectError", "TransportError", "ConnectionError", "Timeout", "TimeoutException", "ChunkedEncodingError"),
+        *("LocalEntryNotFoundError", "IncompleteRead", "RemoteProtocolError", "FileMetadataError"),
+    )
+)
 
 
 def listed(asked: dict[str, Any]) -> dict[str, Any]:
-    """The commit that `revision` means now, and every file of it with size and the digest that the hub itself names."""
+    """The commit that `revision` is now, and its files with size and the hub's digest."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=asked["endpoint"], token=asked["token"] or False)
@@ -40,7 +46,7 @@ def listed(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def fetched(asked: dict[str, Any]) -> dict[str, Any]:
-    """One file into `folder`; bytes of an earlier, broken try are gone on from."""
+    """One file into `folder`; a broken download is continued."""
     from huggingface_hub import hf_hub_download
 
     hf_hub_download(
@@ -55,7 +61,7 @@ def fetched(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
-    """Which kind of failure it was (as in `remote.image.onvm.job.Failed`), and what to do."""
+    """The kind of failure (as in `remote.image.onvm.job.Failed`), and what to do."""
     names = {kind.__name__ for kind in type(error).__mro__}
     model, endpoint = asked["model"], asked["endpoint"] or "https://huggingface.co"
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -63,7 +69,7 @@ def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
         return {"kind": "full", "message": f"{asked['folder']}: no space left on its disk"}
     if "GatedRepoError" in names or (status in (401, 403) and asked["token"] and "Repository" not in str(names)):
         page = f"{endpoint}/{model}"
-        what = "this token may not read it" if asked["token"] else "it is read with a token only"
+        what = "this token may not read it" if asked["token"] else "it needs a token"
         message = f"{model} is gated: {what}; accept its terms at {page}, and name a file with a token of that account"
         return {"kind": "unauthorized", "message": f"{message} (hub.token_file)"}
     if "RevisionNotFoundError" in names:
@@ -72,21 +78,10 @@ def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
             "message": f"{model} has no revision {asked['revision']!r}; name a commit, tag or branch",
         }
     if "RepositoryNotFoundError" in names or status in (401, 403):
-        hint = (
-            "is that its name, and may your token see it?" if asked["token"] else "a private one needs hub.token_file"
-        )
+        hint = "check its name and the token's rights" if asked["token"] else "a private one needs hub.token_file"
         return {"kind": "usage", "message": f"{model}: the hub at {endpoint} shows no such model; {hint}"}
     said = " ".join(str(error).split())[:300] or type(error).__name__
-    passing = {
-        "ConnectError",
-        "TransportError",
-        "ConnectionError",
-        "Timeout",
-        "TimeoutException",
-        "ChunkedEncodingError",
-    }
-    passing |= {"LocalEntryNotFoundError", "IncompleteRead", "RemoteProtocolError", "FileMetadataError"}
-    if names & passing or status == 429 or (status or 0) >= 500 or "Consistency check failed" in said:
+    if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in said:
         return {"kind": "transient", "message": f"{model}: the hub at {endpoint}: {said}"}
     return {"kind": "failed", "message": f"{model}: the hub at {endpoint}: {type(error).__name__}: {said}"}
 
@@ -98,7 +93,7 @@ def main() -> int:
     os.environ.update(SETTLED, HF_HOME=asked["home"])
     try:
         answer = {"ok": True, **{"list": listed, "fetch": fetched}[asked["verb"]](asked)}
-    except Exception as error:  # noqa: BLE001 - the client's errors have many roots; each becomes a kind and a line
+    except Exception as error:  # noqa: BLE001 - the client's errors have many base classes
         answer = {"ok": False, **failure(asked, error)}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()

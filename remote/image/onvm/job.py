@@ -1,9 +1,7 @@
-"""What runs on the build VM as a detached job: an image is built, pushed, archived or loaded.
+"""The job on the build VM: runs one verb (build, push, archive, fetch), keeps log and progress, writes the outcome.
 
-`remote.image.vmjob` puts this file and the modules of each verb into the job's folder and starts `main` there. Standard
-library alone, Python 3.9 or newer. It prints what the engine's client says (the job's log), keeps `progress.json` for
-whoever watches, and writes `outcome.json` last: what came of it, or which kind of failure it was. Nothing here knows
-the laptop.
+`remote.image.vmjob` starts it in the job's folder. It prints the output of the engine's client (the job's log), keeps
+`progress.json` current, and writes `outcome.json` last: the verb's facts, or the kind of failure.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from remote.jobs.onhost.basics import write_atomic
 Result = TypeVar("Result")
 ASK_SEC = 120.0
 ATTEMPTS = 5
-SHOWN_LINES = 60  # ride along with the progress, once a second
+SHOWN_LINES = 60  # come with the progress, once a second
 LINE_CHARS = 300
 FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-# Each a failure that was seen to pass by itself: a connection cut or refused, a registry restarting or overloaded, and
-# an upload session that the registry forgot (often after a commit that succeeded).
+# Failures that were seen to pass: a connection cut or refused, a registry restarting or overloaded, and an upload
+# session that the registry forgot (often after a commit that succeeded).
 TRANSIENT = re.compile(
     r"connection reset|broken pipe|unexpected eof|\beof\b|i/o timeout|tls handshake timeout|connection refused"
     r"|no route to host|network is unreachable|context deadline exceeded|blob upload unknown|blob_upload_unknown"
@@ -44,7 +42,7 @@ STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
 
 
 class Failed(Exception):
-    """It did not work. `kind` is full, transient, unauthorized, usage, refused, changed, stopped or failed."""
+    """The job failed. `kind` is full, transient, unauthorized, usage, refused, changed, stopped or failed."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -52,7 +50,7 @@ class Failed(Exception):
 
 
 class Watcher:
-    """The log and the progress that whoever watches this job sees."""
+    """The job's log and progress."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -65,7 +63,7 @@ class Watcher:
         self.stage = stage or self.stage
         self.look_at_disk()
         print(line, flush=True)
-        if NOISE.match(line):  # in the log, and not worth a person's eye
+        if NOISE.match(line):  # for the log only
             return
         self.count += 1
         self.lines.append((round(time.monotonic() - self.began, 1), line[:LINE_CHARS]))
@@ -73,9 +71,9 @@ class Watcher:
             self.write()
 
     def look_at_disk(self) -> None:
-        """Keep the least room that `disk` was seen to have: a step that ran out of it often fails without saying so."""
+        """Keep the least free space seen on `disk`: a step that runs out of it often fails without saying so."""
         if self.disk is not None:
-            with contextlib.suppress(OSError):  # a folder this user may not look into tells nothing
+            with contextlib.suppress(OSError):  # a folder that this user may not read
                 room = os.statvfs(self.disk)
                 self.least_free_bytes = min(self.least_free_bytes, room.f_bavail * room.f_frsize)
 
@@ -91,7 +89,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def retried(watcher: Watcher, act: Callable[[], Result], first_wait_sec: float) -> Result:
-    """What `act` returns; a failure that passes is tried again, ATTEMPTS times in all. Raises Failed."""
+    """What `act` returns; transient failures are tried again, ATTEMPTS times in all. Raises Failed."""
     for attempt in range(1, ATTEMPTS):
         try:
             return act()
@@ -104,7 +102,7 @@ def retried(watcher: Watcher, act: Callable[[], Result], first_wait_sec: float) 
 
 
 def follow(watcher: Watcher, argv: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
-    """Run the engine's client to its end; its exit code and last lines. Its words go to log and progress."""
+    """Run the engine's client to its end; its exit code and last lines. Its output goes to log and progress."""
     last: deque[str] = deque(maxlen=200)
     with subprocess.Popen(
         argv,
@@ -120,41 +118,35 @@ def follow(watcher: Watcher, argv: list[str], environment: dict[str, str]) -> tu
             line = raw.rstrip()
             if not line:
                 continue
-            found = STAGE.match(line)
-            watcher.say(line, found[1] if found else None)
+            stage = STAGE.match(line)
+            watcher.say(line, stage[1] if stage else None)
             last.append(line)
     watcher.write()
     return process.returncode, list(last)
 
 
 def reason(lines: list[str], code: int) -> Failed:
-    """Which kind of failure the client's last lines tell of, and the line that tells it."""
-    told = [line for line in lines if re.search(r"error|denied|unauthorized|fail", line, re.IGNORECASE)] or lines
-    message = told[-1] if told else f"exit {code}, without a word"
-    kind = "failed"
-    # A step that ran out of space says so itself, some way above the client's own last words.
-    for name, pattern, where in (
-        ("full", FULL, lines),
-        ("unauthorized", UNAUTHORIZED, lines[-30:]),
-        ("transient", TRANSIENT, lines[-30:]),
-    ):
-        found = [line for line in where if pattern.search(line)]
-        if found:
-            kind, message = name, found[-1]
+    """The kind of failure, and the line of the client's output that shows it."""
+    errors = [line for line in lines if re.search(r"error|denied|unauthorized|fail", line, re.IGNORECASE)] or lines
+    kind, message = "failed", errors[-1] if errors else f"exit {code}, no message"
+    # A step that ran out of space reports it some way above the client's own last lines.
+    for name, pattern, count in (("full", FULL, 0), ("unauthorized", UNAUTHORIZED, 30), ("transient", TRANSIENT, 30)):
+        if matching := [line for line in lines[-count:] if pattern.search(line)]:
+            kind, message = name, matching[-1]
             break
     return Failed(kind, re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", message)[:LINE_CHARS])
 
 
 def ask(docker: list[str], environment: dict[str, str], *words: str) -> Any:
-    """The client's JSON answer, or None where it fails."""
+    """The client's JSON answer; None if it fails."""
     try:
-        said = subprocess.run(
+        ended = subprocess.run(
             [*docker, *words], env={**os.environ, **environment}, capture_output=True, timeout=ASK_SEC, check=False
         )
     except subprocess.TimeoutExpired:
         asked = " ".join(words)
         raise Failed("transient", f"the engine did not answer `{asked}` within {ASK_SEC:.0f} s") from None
-    return json.loads(said.stdout) if said.returncode == 0 else None
+    return json.loads(ended.stdout) if ended.returncode == 0 else None
 
 
 def main() -> int:

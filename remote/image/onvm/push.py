@@ -1,7 +1,7 @@
-"""On the build VM: push an image, and believe the registry's own answer rather than the client's exit code.
+"""On the build VM: pushes an image. The registry's own answer counts, not the client's exit code.
 
-A reply that is lost after the registry took everything looks like a failure, and one blob lost in between like success
-on another day. So before anything is sent again, and once more at the end, the registry is asked what it has.
+A reply that is lost after the registry has everything looks like a failure, and a lost blob may look like success. So
+the registry is asked what it has before anything is sent again, and at the end.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
 
 def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = [*job["docker"], "--config", job["login"]], job["environment"]
-    found = ask(docker, environment, "image", "inspect", job["image"])
-    if found is None:
+    images = ask(docker, environment, "image", "inspect", job["image"])
+    if images is None:
         raise Failed("failed", f"the engine has no image {job['image']}; `inv build` makes it")
-    image = found[0]
+    image = images[0]
     registry = Registry(job["host"], job["path"], login_of(job["login"], job["host"]))
     reference = f"{job['host']}/{job['path']}:{job['tag']}"
     there = patiently(watcher, registry, job["tag"])
@@ -60,9 +60,9 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         sent = False
     assert there is not None  # noqa: S101 - for the type checker
     digest, manifest = there
-    # By its digest, not its tag: a tag may be moved by somebody else at any moment, and pods run the digest.
+    # By its digest: somebody may move the tag at any moment, and pods run the digest.
     if registry.manifest(digest) is None:
-        raise Failed("transient", f"{reference}: the registry does not find {digest}, which it has just named")
+        raise Failed("transient", f"{reference}: the registry does not have {digest}, which it has just named")
     watcher.say(f"{reference}@{digest}: confirmed by the registry", "confirmed")
     return {
         "digest": digest,
@@ -82,7 +82,7 @@ def send(
     tag: str,
     image_id: str,
 ) -> tuple[str, dict[str, Any]]:
-    """Push until the registry has it; what failed in a way that passes is tried again, ATTEMPTS times in all."""
+    """Push until the registry has it; transient failures are tried again, ATTEMPTS times in all."""
     for attempt in range(1, ATTEMPTS + 1):
         code, lines = follow(watcher, [*docker, "push", reference], environment)
         failure = reason(lines, code) if code != 0 else None
@@ -116,8 +116,7 @@ def patiently(watcher: Watcher, registry: Registry, tag: str) -> tuple[str, dict
 def login_of(folder: str, host: str) -> str | None:
     """`user:password` in base64, as the client keeps it."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        found: str = json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"]
-        return found
+        return str(json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"])
     return None
 
 
@@ -125,7 +124,7 @@ class Registry:
     """One repository over the distribution API (HTTP v2): reading manifests, with Basic or Bearer as it asks."""
 
     def __init__(self, host: str, path: str, login: str | None) -> None:
-        # The engine, too, speaks plain HTTP to this machine alone.
+        # Like the engine: plain HTTP to this machine only.
         scheme = "http" if re.match(r"(localhost|127\.[\d.]+)(:|$)", host) else "https"
         self.base, self.host, self.path, self.login = f"{scheme}://{host}/v2", host, path, login
         self.bearer: str | None = None
@@ -141,7 +140,7 @@ class Registry:
         return f"sha256:{hashlib.sha256(answer).hexdigest()}", json.loads(answer)
 
     def _get(self, url: str, headers: dict[str, str]) -> bytes | None:
-        """The answer, None where the registry has no such thing."""
+        """The answer; None for 404."""
         for is_last in (False, True):
             authorization = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             more = {} if authorization is None else {"Authorization": authorization}
@@ -166,7 +165,7 @@ class Registry:
                 content: bytes = answer.read()
                 return content
         except urllib.error.HTTPError as error:
-            error.close()  # it is the answer, with its connection
+            error.close()  # it holds the connection
             raise
 
     def _token(self, challenge: str) -> str:
@@ -177,7 +176,7 @@ class Registry:
         headers = {"Authorization": f"Basic {self.login}"} if self.login else {}
         realm = fields.get("realm", "")
         if not realm.startswith("https://") and not (realm and self.base.startswith("http://")):
-            raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}: not there, and not in clear")
+            raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}, which is not https; refused")
         try:
             answer = json.loads(self._open(f"{realm}?{query}", headers))
             return str(answer.get("token") or answer["access_token"])
@@ -192,7 +191,7 @@ class Registry:
 
 
 def _broken(error: Exception, where: str) -> Failed:
-    """A request without an answer that can be read. It may pass, but a certificate that is not trusted stays so."""
+    """A request without a readable answer: transient, unless the certificate is not trusted."""
     why = getattr(error, "reason", None) or error
     kind = "failed" if isinstance(why, ssl.SSLCertVerificationError) else "transient"
     return Failed(kind, f"{where}: {why if isinstance(why, OSError) else f'{type(error).__name__}: {why}'}")

@@ -1,7 +1,4 @@
-"""Where `remote.image.onvm.fetch` gets a model from: the hub, a Hugging Face cache, or what the laptop has brought.
-
-Standard library alone, Python 3.9 or newer; the hub's own client runs beside it (`remote.image.onvm.hub`).
-"""
+"""Where `remote.image.onvm.fetch` gets a model from: the hub, a Hugging Face cache, or files sent from the laptop."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from typing import Any, Protocol
 
 from remote.image.onvm.job import Failed, Watcher, retried
 
-BROUGHT = ".brought"  # below a model's folder: what the laptop put there to be verified and taken in
+BROUGHT = ".brought"  # below a model's folder: files from the laptop, to be verified
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a name
 HUB_CLIENT = "huggingface_hub>=0.30,<3"
 _TOKEN_SEC = 120.0
@@ -30,7 +27,7 @@ Entry = dict[str, Any]
 
 
 class Source(Protocol):
-    """Where a model comes from: its commit and files, and each of them into a folder. Both raise Failed."""
+    """Lists a model's commit and files, and copies each into a folder. Both raise Failed."""
 
     def listed(self) -> tuple[str, list[Entry]]: ...
 
@@ -126,7 +123,7 @@ def snapshot_in(path: Path, model: str, revision: str | None) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Entry]:
-    """A snapshot's files; each is a link to a blob that is named by its digest, so even a cache can be verified."""
+    """A snapshot's files. Each is a link to a blob whose name is its digest, so a cache can be verified."""
     entries = []
     for path in sorted(snapshot.iterdir()):
         if not path.is_file():
@@ -140,7 +137,7 @@ def files_of(snapshot: Path) -> list[Entry]:
 
 
 class Brought:
-    """Files that the laptop has put beside their place, and what its cache says they are."""
+    """Files that the laptop has sent, with the digests from its cache."""
 
     def __init__(self, folder: Path, revision: str, files: list[Entry]) -> None:
         self._folder, self._revision, self._files = folder, revision, files
@@ -152,15 +149,13 @@ class Brought:
         try:
             (self._folder / entry["path"]).replace(into / entry["path"])
         except FileNotFoundError:
-            # Asked for a second time: what rsync or tar brought whole was not what the cache calls it.
-            message = (
-                f"{entry['path']}: not what its digest in the laptop's cache says; that is spoilt, name another source"
-            )
+            # The second request for it: what arrived whole had another digest than the cache says.
+            message = f"{entry['path']}: its digest is not the one in the laptop's cache; name another source"
             raise Failed("refused", message) from None
 
 
 class Shown:
-    """A line every two seconds of long work: how far, how fast. `size_now` is asked where nothing calls `add`."""
+    """A line every two seconds of long work: how far, how fast. `size_now` is for work that does not call `add`."""
 
     def __init__(self, watcher: Watcher, what: str, total: int, size_now: Callable[[], int] | None = None) -> None:
         self._watcher, self._what, self._total, self._size_now = watcher, what, total, size_now
@@ -217,10 +212,10 @@ def hub_python(watcher: Watcher, index_url: str | None) -> str:
     for step in steps:
         done = subprocess.run(step, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            said = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
+            lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
             raise Failed(
                 "usage",
-                f"huggingface_hub is not on the VM and cannot be installed ({said[-1][:200]}); install python3-venv "
+                f"huggingface_hub is not on the VM and cannot be installed ({lines[-1][:200]}); install python3-venv "
                 "there and let it reach a package index (image.index_url), or bring the model from a cache (--cache, "
                 "--cache-here)",
             )
@@ -229,7 +224,7 @@ def hub_python(watcher: Watcher, index_url: str | None) -> str:
 
 
 def token_from_pipe(pipe: Path) -> str:
-    """What arrives through a named pipe that only this user may use; it is gone from the disk as soon as it is read."""
+    """The token that comes through a named pipe of this user; the pipe is deleted afterwards."""
     os.mkfifo(pipe, 0o600)
     handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _TOKEN_SEC
     try:

@@ -163,7 +163,7 @@ def test_weights_have_layers_of_their_own_which_an_edit_and_a_new_stack_leave_al
     build_vm.edit_bench("a flipped byte")
     done = build_vm.inv(*words, "build")
     assert done.returncode == 3
-    assert f"{shard}: its sha256 is not its manifest's; `inv model.fetch` mends it" in done.stderr
+    assert f"{shard}: its sha256 is not its manifest's; `inv model.fetch` repairs it" in done.stderr
     shard.write_bytes(content)
     build_vm.edit_bench("whole again")
     assert "is built" in build_vm.inv(*words, "build", check=True).stdout

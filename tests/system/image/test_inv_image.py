@@ -71,7 +71,7 @@ def test_an_archive_is_verified_loads_again_and_is_refused_when_cut_short(built:
     (path,) = Path(folder).glob("*.tar.*[!6]")
     assert path.name in done.stdout
     built.vm.run("sh", "-c", f"cd '{folder}' && sha256sum --check --quiet *.sha256")
-    assert "is this very image already" in built.inv("image.archive", folder, check=True).stdout
+    assert "holds this image already" in built.inv("image.archive", folder, check=True).stdout
     built.docker("rmi", "--force", IMAGE)
     assert wanted in built.inv("image.load", str(path), check=True).stdout
     assert image_id(built) == wanted

@@ -210,7 +210,7 @@ def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
     town.faults(gated=True, token=TOKEN)
     done = town.fetch()
     assert done.returncode == 2
-    assert "is gated: it is read with a token only; accept its terms at" in done.stderr
+    assert "is gated: it needs a token; accept its terms at" in done.stderr
     town.with_token("hf_another")
     done = town.fetch()
     assert done.returncode == 2
@@ -340,7 +340,7 @@ def test_a_cache_is_as_good_as_the_hub_and_is_verified_as_well(town: Town, where
     done = town.fetch(f"--{where}", str(at))
     assert done.returncode == 4
     assert SHARDS[0] in done.stderr
-    assert "is spoilt, name another" in done.stderr
+    assert "; name another source" in done.stderr
     blob.write_bytes(data)
     done = town.fetch(f"--{where}", str(at))
     assert done.returncode == 0

@@ -1,10 +1,10 @@
-"""On the build VM, as root: an engine whose bulk is on a share that no engine could use as it is.
+"""As root: a second container engine with its data on a share that engines cannot use directly.
 
     python -c THIS '{"file": ".../engine.ext4", "size_bytes": N, "mount": "...", "socket": "...", "log": "..."}'
 
-An ext4 file system in one file on the share is loop-mounted, and a second dockerd keeps its data there. What is made
-already is left as it is, so that the same call brings everything back after a reboot. Standard library alone, Python
-3.9 or newer; answers in one JSON line, or says on standard error what is wrong and exits 3.
+Loop-mounts an ext4 file system in one file on the share; a second dockerd keeps its data there. What is there already
+stays, so the same call brings everything back after a reboot. Answers in one JSON line, or with the reason on standard
+error and exit code 3.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main() -> int:
         if started:
             start(asked)
     except (Refused, OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or b""
-        sys.stderr.write(f"{error} {said.decode(errors='replace').strip()}".strip() + "\n")
+        stderr = getattr(error, "stderr", None) or b""
+        sys.stderr.write(f"{error} {stderr.decode(errors='replace').strip()}".strip() + "\n")
         return 3
     room = os.statvfs(asked["mount"])
     facts = {"made": made, "started": started, "free_bytes": room.f_bavail * room.f_frsize}
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def make_disk(file: Path, size_bytes: int) -> bool:
-    """The file system in its file, once. The file has holes: it takes from the share what it really holds."""
+    """Make the file system in its file, once. The file is sparse: it takes from the share only what it holds."""
     if file.exists():
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,22 +78,15 @@ def mount(file: str, folder: Path) -> None:
 
 
 def start(asked: dict[str, Any]) -> None:
-    """Start dockerd apart from us: under systemd where that runs, in a session of its own elsewhere."""
+    """Start dockerd detached: under systemd if it runs, otherwise in a session of its own."""
     folder, name = Path(asked["mount"]), Path(asked["socket"]).stem
     for below in ("data", "tmp"):
         (folder / below).mkdir(exist_ok=True)
     daemon = (
-        *(
-            "dockerd",
-            "--data-root",
-            str(folder / "data"),
-            "--exec-root",
-            f"/run/{name}",
-            "--pidfile",
-            f"/run/{name}.pid",
-        ),
+        *("dockerd", "--data-root", str(folder / "data"), "--exec-root", f"/run/{name}"),
+        *("--pidfile", f"/run/{name}.pid"),
         *("-H", f"unix://{asked['socket']}", "-G", asked["group"]),
-        # Networks and firewall rules are the first engine's; two that write them get in each other's way.
+        # Networks and firewall rules are left to the first engine: two engines would overwrite each other's.
         *("--bridge=none", "--iptables=false", "--ip-masq=false"),
     )
     variables = {"DOCKER_TMPDIR": str(folder / "tmp")}

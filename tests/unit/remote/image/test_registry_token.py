@@ -117,6 +117,6 @@ def test_an_answer_without_a_token_is_named(server: Server, body: bytes) -> None
 def test_a_login_goes_nowhere_in_clear() -> None:
     registry = Registry("fra.ocir.io", "ns/repo", LOGIN)
     for challenge in ('Bearer realm="http://fra.ocir.io/token"', 'Bearer service="x"', 'Bearer realm="ftp://x/y"'):
-        with pytest.raises(Failed, match="not there, and not in clear") as caught:
+        with pytest.raises(Failed, match="which is not https") as caught:
             registry._token(challenge)
         assert caught.value.kind == "refused"
