@@ -1,5 +1,10 @@
 """From a run's folder to a page one can decide on. Reads results/<run-id>/ alone; never talks to a host.
 
-`build.build` is the way in. The rest, in the order the data flows: `load` (files to frames, and what was refused),
-`stats` and `cost` (pure numbers), `summary` (what is said), `figures`, then the writers `html`, `markdown`, `tables`.
+read: a run's folder to verified results and frames
+statistics: steps to intervals, over one process, several processes, two configurations
+summary: what the report says, as values and sentences
+comparison: two or more runs, may they be compared and what differs
+figures: twelve figures, and what draws them
+output: page, Markdown, CSV, JSON; `build` is the way in
+text: numbers and names as text, escaped for Markdown and spreadsheets
 """

@@ -71,7 +71,7 @@ def size(amount: float) -> str:
 
 
 def count(amount: int, one: str, many: str | None = None) -> str:
-    """`1 worker`, `4 workers`."""
+    """`1 worker`, `4 workers`; `many` where an s is not enough: `4 workers were`."""
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
 
 

@@ -96,7 +96,7 @@ class ComparedRow:
 class Comparison:
     """Runs compared. `refused` are the unlike conditions that nobody allowed: with any, there are no rows.
 
-    `only_in` maps a run's id to configurations that it alone planned; `half_known` are those of which less is told
+    `only_in` maps a run's id to configurations that it alone planned; `half_known` are those of which less is known
     than of others, because they were not collected. `tolerance` is a share: 0.01 for 1 %.
     """
 
@@ -115,7 +115,7 @@ class Comparison:
         """What to type where `refused` is not empty."""
         if self.half_known:
             first = " and ".join(f"`inv collect --run={run_id}`" for run_id in self.half_known)
-            return f"type {first} first: what its trials ran with has not been fetched"
+            return f"type {first} first: the environment of its trials has not been fetched"
         first, second, *others = self.run_ids
         also = "".join(f" --also={run_id}" for run_id in others)
         names = ",".join(one.name for one in self.refused)
@@ -294,7 +294,7 @@ def _verdict(row: ComparedRow, within: float) -> dict[str, Any]:
         return {"verdict": word, "why": f"p = {p:.2g} after correction for {row.metric} among all comparisons"}
     if low > 1.0 - within and high < 1.0 + within:
         return {"verdict": "same", "why": f"the interval is within {100 * within:g} % of 1"}
-    return {"verdict": "unknown", "why": f"too noisy: less than {row.shows_percent:.2g} % could not have been shown"}
+    return {"verdict": "unknown", "why": f"too noisy to show a difference below {row.shows_percent:.2g} %"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from reports.read.fingerprint import CPU, device
 from reports.read.run import Run
 
 UNKNOWN = "unknown"
-# Which of several GPUs a process may see is told by the trial itself.
+# Which of several GPUs a process may see follows from the trial itself.
 _OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _SETTINGS = ("clock_max_sm_mhz", "clock_max_memory_mhz", "power_cap_watts", "ecc")
 
@@ -34,7 +34,7 @@ class Unlike:
     values: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """`driver: run a 550.54, run b 580.95`."""
         return f"{self.name}: " + ", ".join(f"{run} {text.some(list(held), 3)}" for run, held in self.values)
 
@@ -53,7 +53,9 @@ class Conditions:
 
 
 def conditions(run: Run) -> Conditions:
-    """Read the conditions of a run's successful trials. A fact none tells is "unknown", and unlike one that is told."""
+    """Read the conditions of a run's successful trials. A fact that no trial
+    reports is "unknown" and never equal to a reported one.
+    """
     documents, is_full = [], True
     gpus_of: dict[str, set[str]] = {}
     for result in run.results:
@@ -66,7 +68,7 @@ def conditions(run: Run) -> Conditions:
         uuids = {str(gpu["uuid"]) for gpu in _gpus(document) if gpu.get("uuid")}
         if result.worker is not None and uuids:
             gpus_of.setdefault(result.worker, set()).update(uuids)
-    values = {name: _distinct(tell(one) for one in documents) for name, tell in _TELL.items()}
+    values = {name: _distinct(read(one) for one in documents) for name, read in _READERS.items()}
     values["profile"] = (run.record.profile,)
     values["workers"] = (str(len(run.record.workers)) if run.record.fleet_kind == "local" else "apart",)
     return Conditions(
@@ -106,12 +108,12 @@ def _gpus(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _distinct(values: Iterable[str]) -> tuple[str, ...]:
-    """Without "unknown" where others tell: a trial that needs no weights tells none."""
+    """Without "unknown" where others are known: a trial that needs no weights reports none."""
     found = set(values)
     return tuple(sorted(found - {UNKNOWN} or {UNKNOWN}))
 
 
-def _said(document: Mapping[str, Any], *names: str) -> str:
+def _words(document: Mapping[str, Any], *names: str) -> str:
     found = [document.get(name) for name in names]
     return " ".join(str(value) for value in found if value is not None) or UNKNOWN
 
@@ -124,49 +126,49 @@ def _gpu(document: Mapping[str, Any]) -> str:
 
 
 def _driver(document: Mapping[str, Any]) -> str:
-    return "none" if device(document) == CPU else _said(document, "gpu_driver")
+    return "none" if device(document) == CPU else _words(document, "gpu_driver")
 
 
 def _lock(document: Mapping[str, Any]) -> str:
     """The image's lock, else every package's version in one short digest, else the stack the result names."""
-    python = _said(document, "python")
+    python = _words(document, "python")
     if document.get("lock_digest"):
         return f"{document['lock_digest']}"
     packages = document.get("packages")
     if isinstance(packages, Mapping):
         short = hashlib.sha256(json.dumps(packages, sort_keys=True).encode()).hexdigest()[:12]
-        return f"python {python}, torch {_said(document, 'torch')}, {len(packages)} packages {short}"
-    return f"python {python}, torch {_said(document, 'torch')}, transformers {_said(document, 'transformers')}"
+        return f"python {python}, torch {_words(document, 'torch')}, {len(packages)} packages {short}"
+    return f"python {python}, torch {_words(document, 'torch')}, transformers {_words(document, 'transformers')}"
 
 
 def _cpu(document: Mapping[str, Any]) -> str:
     """Of a trial on the CPU only: on a GPU the processor hardly shows in a step."""
     if device(document) != CPU:
         return "not compared on a GPU"
-    return f"{_said(document, 'cpu_model')}, {_said(document, 'cpu_allowed_cores')} cores, " + (
-        f"{_said(document, 'torch_threads')} threads"
+    return f"{_words(document, 'cpu_model')}, {_words(document, 'cpu_allowed_cores')} cores, " + (
+        f"{_words(document, 'torch_threads')} threads"
     )
 
 
 def _settings(document: Mapping[str, Any]) -> str:
-    told = {", ".join(f"{name} {gpu.get(name)}" for name in _SETTINGS if name in gpu) for gpu in _gpus(document)}
-    return "; ".join(sorted(told)) or "none told"
+    settings = {", ".join(f"{name} {gpu.get(name)}" for name in _SETTINGS if name in gpu) for gpu in _gpus(document)}
+    return "; ".join(sorted(settings)) or "not reported"
 
 
 def _variables(document: Mapping[str, Any]) -> str:
     held = document.get("variables")
     held = held if isinstance(held, Mapping) else {}
-    return ", ".join(f"{name}={held[name]}" for name in sorted(held) if name not in _OWN_VARIABLES) or "none told"
+    return ", ".join(f"{name}={held[name]}" for name in sorted(held) if name not in _OWN_VARIABLES) or "not reported"
 
 
-_TELL: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gpu": _gpu,
     "driver": _driver,
     "lock": _lock,
-    "weights": lambda document: _said(document, "model_sha256"),
-    "data": lambda document: _said(document, "data_sha256"),
+    "weights": lambda document: _words(document, "model_sha256"),
+    "data": lambda document: _words(document, "data_sha256"),
     "cpu": _cpu,
     "gpu_settings": _settings,
     "variables": _variables,
 }
-NAMES = ("profile", *_TELL, "workers")
+NAMES = ("profile", *_READERS, "workers")

@@ -29,11 +29,11 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     beside = published.beside(run)
     like = published.training_by_label(run, beside)
     best, cheapest = priced[0]
-    told = [
+    planned = [
         best,
         *(row for row, _ in priced if row is not best and beside and like.get(row.label) is beside.training[-1]),
     ]
-    tunings = _tunings(told, beside, like, summary)
+    tunings = _tunings(planned, beside, like, summary)
     shown = beside is not None and bool(like) and any(_is_published(price, beside) for price in summary.prices)
     first = cheapest.price
     is_assumed = any(mark.is_hollow for panel in tunings.panels for mark in panel.marks)
@@ -62,7 +62,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             _title(best, cheapest),
             *rows.facts(summary),
-            *(price.told for price in summary.prices[:_MOST_PRICES]),
+            *(price.words for price in summary.prices[:_MOST_PRICES]),
             f"{PUBLISHED} {beside.source}, at ${beside.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
             if beside is not None and shown
             else "",
@@ -102,14 +102,17 @@ def _samples(row: ConfigurationRow, at: Cost, like: published.Training | None) -
 
 
 def _tunings(
-    told: list[ConfigurationRow],
+    planned: list[ConfigurationRow],
     beside: Published | None,
     like: Mapping[str, published.Training],
     summary: Summary,
 ) -> Group:
-    """A row for each of `told` on each number of GPUs; a panel for each price, and one for how long it takes."""
+    """A row for each of `planned` on each number of GPUs; a panel for each price, and one for how long it takes."""
     plans = [
-        (row, number, plan) for row in told if row.cost is not None for number, plan in enumerate(row.cost.fine_tunings)
+        (row, number, plan)
+        for row in planned
+        if row.cost is not None
+        for number, plan in enumerate(row.cost.fine_tunings)
     ]
     # What was published, for the rows that measured the same thing.
     references = [

@@ -79,7 +79,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         groups=(Group(names=tuple(words for *_, words in found), panels=panels),),
         caption=(
             f"Each row changes one thing about {CENTRE}: right of the dashed line is faster, left is slower, "
-            "grey dots are effects that could not be told from none."
+            "grey dots are not shown to have an effect."
         ),
     )
 

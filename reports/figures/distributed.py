@@ -1,4 +1,4 @@
-"""11 distributed: throughput over ranks, how much of linear that is, what talking costs, and what would bound it."""
+"""11 distributed: throughput over ranks, its share of linear scaling, the cost of communication and its bound."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             ),
         ),
         caption=(
-            "Samples of all ranks together: bars that reach the upright line scale linearly; an interval that holds "
-            "100 % (or 0 % communication) says that what talking costs could not be told from nothing. The bound is "
-            f"its cost if none of it were hidden.{both}"
+            "Samples of all ranks together: bars that reach the upright line scale linearly. An interval that includes "
+            "100 % (or 0 % communication) shows no cost of communication. The bound is its cost if none of it were "
+            f"hidden.{both}"
         ),
     )
 
@@ -97,20 +97,20 @@ def _rates(rates: dict[int, Reading]) -> list[Mark]:
 
 def _share(one: Reading | None, bound: Reading | None) -> Mark:
     if one is None or one.value is None:
-        return Mark(value=None, words="nobody to talk to")
+        return Mark(value=None, words="one rank: no communication")
     most = None
     if bound is not None and (left := bound.context.get("efficiency_without_overlap_percent")) is not None:
         most = 100.0 - float(left)
-    told = f"{text.number(one.value, 1)} % {text.span(one.low, one.high, 1)}".rstrip()
+    words = f"{text.number(one.value, 1)} % {text.span(one.low, one.high, 1)}".rstrip()
     if most is not None:
-        told += f"  | bound {most:.2g} %"
-    return Mark(value=one.value, words=told, low=one.low, high=one.high, tone=ACCENT_TONE, limit=most)
+        words += f"  | bound {most:.2g} %"
+    return Mark(value=one.value, words=words, low=one.low, high=one.high, tone=ACCENT_TONE, limit=most)
 
 
 def _efficiencies(
     steps: dict[int, Measured], silent: dict[int, Reading], beside: Published | None
 ) -> list[tuple[str, Mark]]:
-    """For each number of ranks: against the trial of one rank, against the same ranks not talking, and published."""
+    """For each number of ranks: against one rank, against the same ranks without communication, and published."""
     found: list[tuple[str, Mark]] = []
     one = steps.get(1)
     for ranks in sorted({*steps, *silent} - {1}):
@@ -121,7 +121,7 @@ def _efficiencies(
             found.append((f"{called}, against one rank", mark))
         if (own := silent.get(ranks)) is not None and own.value is not None:
             mark = _percent(own.value, own.low, own.high, ACCENT_TONE)
-            found.append((f"{called}, against no talking", mark))
+            found.append((f"{called}, against no communication", mark))
         for record in beside.scaling if beside is not None else ():
             if (value := record.efficiency_percent.get(ranks)) is not None:
                 words = f"{PUBLISHED} {text.number(value)} % published"
@@ -140,14 +140,14 @@ def _percent(value: float, low: float | None, high: float | None, tone: str) -> 
 
 def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[int, Reading]) -> str:
     ranks, last = list(rates.items())[-1]
-    said = f"{text.count(ranks, 'rank')} process {text.number(last.value)} samples per second"
+    title = f"{text.count(ranks, 'rank')} process {text.number(last.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
         ratio = configurations.ratio(steps[ranks], steps[1], "samples_per_sec")
         spread = text.span(_hundred(ratio.low), _hundred(ratio.high), 1)
-        return f"{said}: {text.number(100.0 * ratio.value, 1)} % {spread}".rstrip() + " of linear"
+        return f"{title}: {text.number(100.0 * ratio.value, 1)} % {spread}".rstrip() + " of linear"
     if ranks in silent:
-        return f"{said}: {text.number(silent[ranks].value, 1)} % of what they would without talking"
-    return said.replace("1 rank process ", "1 rank processes ")
+        return f"{title}: {text.number(silent[ranks].value, 1)} % of their rate without communication"
+    return title.replace("1 rank process ", "1 rank processes ")
 
 
 DISTRIBUTED = Chart(

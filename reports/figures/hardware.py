@@ -40,7 +40,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     reference = None if beside is None else beside.hardware["device_copy_gb_per_sec"]
     title = _title(had)
     has_limit = any(one.share_percent for one in [*had.values(), *(one for _, one in copies)])
-    limit = "Upright lines are the chip's published figures: the gap is what no training can use. " if has_limit else ""
+    limit = "Upright lines are the chip's published figures. " if has_limit else ""
     return RowFigure(
         over=head(
             summary,
@@ -67,7 +67,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
                 ),
             ),
         ),
-        caption=f"{limit}These are the ceilings that every other number of this report is read against.",
+        caption=f"{limit}These rates are the ceilings for every other number of this report.",
     )
 
 
@@ -78,13 +78,13 @@ def _size(one: Reading) -> int:
 def _title(had: dict[str, Reading]) -> str:
     one = had.get("bf16") or next(iter(had.values()), None)
     if one is None or one.value is None:
-        return "What the machine itself moves in a second"
+        return "Memory and disk bandwidth of the machine"
     share = f", {text.number(one.share_percent, 0)} % of the chip's published figure" if one.share_percent else ""
     return f"{one.context['dtype']} matrix products reach {text.number(one.value)} TFLOP/s{share}"
 
 
 def _mark(one: Reading, reference: float | None = None) -> Mark:
-    share = f"  {text.number(one.share_percent, 0)} % of the chip's" if one.share_percent else ""
+    share = f"  {text.number(one.share_percent, 0)} % of the chip's peak" if one.share_percent else ""
     return rows.reading_mark(
         one,
         "",

@@ -62,7 +62,7 @@ class Data:
 
     @property
     def alt(self) -> str:
-        told = [
+        series = [
             f"{title}: "
             + "; ".join(
                 f"{line.name}: "
@@ -71,7 +71,7 @@ class Data:
             )
             for title, lines in zip(self.titles, self.lines, strict=True)
         ]
-        return ". ".join(told) + "."
+        return ". ".join(series) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
         shown = [(title, lines) for title, lines in zip(self.titles, self.lines, strict=True) if lines]
@@ -153,8 +153,8 @@ def _draw_lines(axes: Any, lines: tuple[Line, ...], references: tuple[tuple[int,
     axes.set_xlabel("batch, sequences", labelpad=1)
     height_in = axes.get_position().height * axes.figure.get_figheight()
     line_drawing.end_labels(axes, ends, height_in)
-    told = [(batch, value, f"{text.number(value)} published") for batch, value in references]
-    label_points(axes, told, [[point[:2] for point in line.points] for line in lines])
+    labels = [(batch, value, f"{text.number(value)} published") for batch, value in references]
+    label_points(axes, labels, [[point[:2] for point in line.points] for line in lines])
 
 
 INFERENCE = Chart(

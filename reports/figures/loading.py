@@ -115,8 +115,8 @@ def _title(loads: list[Reading], saved: float | None) -> str:
         for one, words in ((cold, "cold"), (warm, "with its files cached"))
         if one is not None and one.value is not None
     ]
-    said = f"A 4-bit model loads in {text.listing(timed).replace(' and ', ', ')}" if timed else "Loading the model"
-    return f"{said}; it holds {text.number(saved, 0)} % less memory than 16 bit" if saved is not None else said
+    title = f"A 4-bit model loads in {text.listing(timed).replace(' and ', ', ')}" if timed else "Loading the model"
+    return f"{title}; it takes {text.number(saved, 0)} % less memory than 16 bit" if saved is not None else title
 
 
 LOADING = Chart(

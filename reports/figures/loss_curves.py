@@ -46,18 +46,16 @@ class Data:
 
     @property
     def caption(self) -> str:
-        return (
-            "Curves that fall alike learn alike; one that stays above the others pays for its speed in what it learns."
-        )
+        return "Configurations whose curves fall alike learn alike; one whose curve stays above the others learns less."
 
     @property
     def alt(self) -> str:
-        told = [
+        curves = [
             f"{curve.name}: {text.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
             f"{text.number(float(curve.median[-1]), 2)} at step {curve.step[-1]:.0f}"
             for curve in self.curves
         ]
-        return "Loss over optimizer steps. " + "; ".join(told) + "."
+        return "Loss over optimizer steps. " + "; ".join(curves) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
         columns = min(2 if sheet.narrow else 4, len(self.curves))

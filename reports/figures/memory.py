@@ -44,9 +44,9 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         at=None if capacity is None else capacity / 1e9,
     )
     bars = (
-        "Bars are measured, short upright lines are what was predicted before the trial."
+        "Bars are measured peaks; short upright lines are the predictions made before the trial."
         if any(row.label in predicted for row in drawn)
-        else "Bars are the measured peaks; there is no prediction to hold them against."
+        else "Bars are the measured peaks; there is no prediction."
     )
     return RowFigure(
         over=head(
@@ -69,8 +69,8 @@ def _of_failures(run: Run, summary: Summary) -> dict[str, float]:
 
 
 def _capacity(result: Any) -> int | None:
-    told = result.fingerprint.get("gpu_memory_bytes")
-    return int(told) if told else None
+    size = result.fingerprint.get("gpu_memory_bytes")
+    return int(size) if size else None
 
 
 def _off(predicted: float, measured: int | None) -> str:
@@ -83,15 +83,15 @@ def _off(predicted: float, measured: int | None) -> str:
 
 def _mark(row: ConfigurationRow, predicted: float | None, like: published.Training | None) -> Mark:
     measured = row.peak_vram_bytes
-    told = text.gigabytes(measured) if measured is not None else "did not fit, or did not run"
+    words = text.gigabytes(measured) if measured is not None else "did not fit, or did not run"
     if predicted is not None:
-        told += f"  | {text.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
+        words += f"  | {text.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
     reference = None if like is None else like.peak_vram_bytes
     if reference is not None:
-        told += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"
+        words += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"
     return Mark(
         value=None if measured is None else measured / 1e9,
-        words=told,
+        words=words,
         tone=rows.tone(row),
         limit=None if predicted is None else predicted / 1e9,
         published=() if reference is None else (reference / 1e9,),
@@ -102,13 +102,13 @@ def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[
     largest = max((row for row in drawn if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
     share = f", {text.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
-    said = f"{largest.label} needs most: {text.gigabytes(used)}{share}"
+    title = f"{largest.label} needs most: {text.gigabytes(used)}{share}"
     off = [
         100 * abs(predicted[row.label] / row.peak_vram_bytes - 1)
         for row in drawn
         if row.peak_vram_bytes and row.label in predicted
     ]
-    return f"{said}; predictions are within {max(1, math.ceil(max(off)))} %" if off else said
+    return f"{title}; predictions are within {max(1, math.ceil(max(off)))} %" if off else title
 
 
 MEMORY = Chart(

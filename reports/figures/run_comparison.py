@@ -45,7 +45,7 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
         groups=(Group(names=tuple(_name(row, several=several) for row in shown), panels=(panel,)),),
         caption=(
             f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
-            "hollow dots could not be told either way."
+            "hollow dots are neither shown to differ nor shown to be the same."
         ),
     )
 
@@ -73,8 +73,8 @@ def _mark(row: ComparedRow) -> Mark:
 def _title(comparison: Comparison, shown: list[ComparedRow]) -> str:
     before, *after = comparison.run_ids
     counts = {word: sum(row.verdict == word for row in shown) for word in _ORDER}
-    told = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
-    return f"Run {text.listing(list(after))} against {before}: {', '.join(told)}"
+    verdicts = [f"{amount} of {len(shown)} {word}" for word, amount in counts.items() if amount]
+    return f"Run {text.listing(list(after))} against {before}: {', '.join(verdicts)}"
 
 
 RUN_COMPARISON = Chart(

@@ -74,7 +74,7 @@ class Lane:
         return tuple(at for at in (self.most, self.target) if at is not None)
 
     @property
-    def told(self) -> str:
+    def heading(self) -> str:
         """Its title with the mean, and with what it can be at most."""
         mean = "" if self.measured_mean is None else f": mean {text.number(self.measured_mean)}"
         return f"{self.title}{mean}{'' if self.most is None or not mean else f' of {text.number(self.most)}'}"
@@ -106,7 +106,7 @@ class Data:
     @property
     def alt(self) -> str:
         phases = ", ".join(f"{name} {text.number(start)} to {text.number(to)} s" for name, start, to in self.phases)
-        means = ", ".join(lane.told for lane in self.lanes if lane.measured_mean is not None)
+        means = ", ".join(lane.heading for lane in self.lanes if lane.measured_mean is not None)
         return f"Trial {self.trial} over time. Phases: {phases}. Means of the measured phase: {means or 'unknown'}."
 
     def draw(self, sheet: Sheet) -> Figure:
@@ -221,11 +221,11 @@ def _title(result: TrialResult, lanes: tuple[Lane, ...], *, is_gpu: bool) -> str
         return f"{name} kept {cores} processor cores busy while it was measured; there was no GPU"
     met = "above" if first.measured_mean >= TARGET_PERCENT else "below"
     busy = text.number(first.measured_mean, 0)
-    said = f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
+    title = f"The GPU was {busy} % utilized while {name} was measured, {met} the target of {TARGET_PERCENT:.0f} %"
     capped = next((one.value for one in result.measurements if one.name == CAPPED), None)
     if capped is None or capped < _OFTEN_PERCENT:
-        return said
-    return f"{said}; its power limit held the clock down {text.number(capped, 0)} % of that time"
+        return title
+    return f"{title}; its power limit held the clock down {text.number(capped, 0)} % of that time"
 
 
 def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
@@ -244,7 +244,7 @@ def _draw_lane(axes: Any, lane: Lane, data: Data, lane_in: float) -> None:
     axes.set_ylim(0.0, 1.12 * highest or 1.0)
     for at in lane.lines:
         axes.axhline(at, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=3)
-    axes.set_title(lane.told)
+    axes.set_title(lane.heading)
     axes.grid(visible=False, axis="x")
     lines.height_axis(axes, 3)
     lines.end_labels(axes, ends, lane_in)

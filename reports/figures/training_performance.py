@@ -43,13 +43,13 @@ class Data:
 
     @property
     def alt(self) -> str:
-        told = [
+        configurations = [
             f"{row.label}: median step {text.estimate(row.measured.step_time_sec, ' s')}, "
             f"{text.number(row.measured.padding_percent, 0)} % of token positions padding"
             for row in self.rows
             if row.measured is not None
         ]
-        return "Step times and tokens per second. " + "; ".join(told) + "."
+        return "Step times and tokens per second. " + "; ".join(configurations) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
         names = [row.label for row in self.rows]

@@ -1,1 +1,10 @@
-"""The report as files: page, Markdown, CSV, JSON."""
+"""The report as files: page, Markdown, CSV, JSON.
+
+build: a run's folder to its report, every file replaced atomically
+html: the page, from templates/
+markdown: report.md
+tables: summary.json and summary.csv
+csv_frames: frames as CSV; several runs in one frame
+method: how the numbers came about, in words
+watch: the report renewed while a run is going on
+"""

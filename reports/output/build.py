@@ -119,7 +119,7 @@ def _charts(run: Run, other: Run | None) -> tuple[Chart, ...]:
 
 def _refusal(compared: Comparison) -> str:
     before, after = compared.run_ids
-    unlike = "; ".join(one.told for one in compared.refused)
+    unlike = "; ".join(one.words for one in compared.refused)
     return f"run {after} is not comparable with {before}: {unlike}; {compared.remedy}"
 
 

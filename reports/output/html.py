@@ -75,6 +75,7 @@ def render(
         "places": lambda value, like: text.number(value, text.decimals(like)),
         "fixed": text.number,
         "some": text.some,
+        "count": text.count,
         "memory": _memory,
         "ends": _ends,
     }
@@ -155,8 +156,8 @@ def _memory(row: ConfigurationRow) -> str:
 
 
 def _ends(row: ConfigurationRow) -> str:
-    told = [f"{amount} {end.value}" for end, amount in row.ends.items()]
-    return ", ".join([*told, f"{row.missing} missing"] if row.missing else told)
+    ends = [f"{amount} {end.value}" for end, amount in row.ends.items()]
+    return ", ".join([*ends, f"{row.missing} missing"] if row.missing else ends)
 
 
 def _cell(value: object) -> str:

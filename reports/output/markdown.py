@@ -33,8 +33,8 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
         parts.append(_md(picture.caption))
         parts.append(f"![{_md(picture.alt)}](figures/{picture.name}.png)")
     if absent:
-        lines = [f"- **{_md(one.title)}** would appear with {_absent(one)}" for one in absent]
-        parts += ["## Not drawn, for want of data", "\n".join(lines)]
+        lines = [f"- **{_md(one.title)}** needs {_absent(one)}" for one in absent]
+        parts += ["## Figures skipped: no data", "\n".join(lines)]
     if summary.measurements:
         parts += ["## Measurements", *_measurements(summary)]
     parts += ["## What did not work", *_failures(summary)]
@@ -56,9 +56,9 @@ def _configurations(summary: Summary) -> str:
 def _costs(costs: highlights.Costs) -> list[str]:
     head = ("GPUs", "time", *(f"US$ at {one.name}, {one.under}" for one in costs.prices))
     lines = [(line.name, line.time.words, *(amount.words for amount in line.amounts)) for line in costs.lines]
-    told = [f"- {_md(source)}" for source in costs.sources]
+    sources = [f"- {_md(source)}" for source in costs.sources]
     scaling = [f"- {_md(line.name)}: {_md(line.under)}" for line in costs.lines]
-    return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*told, *scaling])]
+    return [_md(f"With {costs.configuration}."), _table(head, lines), "\n".join([*sources, *scaling])]
 
 
 def _absent(one: Absent) -> str:
@@ -101,7 +101,7 @@ def _measurements(summary: Summary) -> list[str]:
             section = table.section
             parts.append(f"### {section.capitalize()}")
         if table.same:
-            parts.append(_md(f"All of these: {table.same}."))
+            parts.append(_md(f"All rows: {table.same}."))
         head = (
             *table.keys,
             *(" ".join(filter(None, (one.title + ",", one.unit))).rstrip(",") for one in table.columns),
@@ -109,7 +109,7 @@ def _measurements(summary: Summary) -> list[str]:
         rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
         parts.append(_table(head, rows))
         if table.left_out:
-            parts.append(_md(f"{table.left_out:,} more rows are in measurements.csv."))
+            parts.append(_md(f"{text.count(table.left_out, 'more row is', 'more rows are')} in measurements.csv."))
     return parts
 
 
@@ -134,11 +134,11 @@ def _failures(summary: Summary) -> list[str]:
         )
     if summary.missing:
         rows = [(one.trial_id, one.worker or "any", one.reason) for one in summary.missing]
-        parts.append(_table(("planned, without a usable result", "worker", "why"), rows))
+        parts.append(_table(("planned trial without a usable result", "worker", "why"), rows))
     if summary.rejected:
         rows_of_files = [(one.file, one.reason) for one in summary.rejected]
-        parts.append(_table(("file not averaged in", "why"), rows_of_files))
-    return parts or ["Nothing: every planned trial succeeded, and every file was verified."]
+        parts.append(_table(("rejected file", "why"), rows_of_files))
+    return parts or ["Nothing. Every planned trial succeeded, and every file was verified."]
 
 
 def _fingerprint(summary: Summary) -> list[str]:
@@ -151,7 +151,7 @@ def _fingerprint(summary: Summary) -> list[str]:
         parts.append(_table(("what differs", "values"), rows))
     if summary.hosts.common:
         parts.append(_table(("the same in all trials", "value"), list(summary.hosts.common.items())))
-    return parts or ["No result carries a fingerprint."]
+    return parts or ["No result has a fingerprint."]
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

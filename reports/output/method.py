@@ -8,52 +8,47 @@ from bench.records.result import End
 from reports import text
 from reports.summary.summary import Summary
 
+_MEASUREMENTS = (
+    "A measurement is repeated several times after a warm-up: its value is the median, and the range under it the 95 % "
+    "interval of that median. Where several workers measured the same, the value is the median of theirs and the range "
+    "goes from the smallest to the largest. A share is of the chip's published peak; where none is known, none is "
+    "given. A trial that did not succeed shows what it had measured until then, marked with its end."
+)
+
 
 def paragraphs(summary: Summary) -> list[str]:
     """The method of this very report; what does not apply to it is left out."""
-    told = [*(_training(summary) if summary.rows else []), *(_measurements() if summary.measurements else [])]
+    found = [*(_training(summary) if summary.rows else []), *([_MEASUREMENTS] if summary.measurements else [])]
     if summary.price is not None and summary.rows:
-        told.append(
+        found.append(
             f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
-            "measured time of 1,000 samples on one worker. Pulling the image, loading and idling are billed, too, "
-            "and are not in them."
+            "measured time of 1,000 samples on one worker. They leave out pulling the image, loading and idling, which "
+            "are billed, too."
         )
-    return told or ["Nothing was measured."]
+    return found or ["Nothing was measured."]
 
 
 def _training(summary: Summary) -> list[str]:
-    told = [
+    ratios = (
+        f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
+        "worker, so that a worker that is slow for both cancels out. The words faster and slower appear only where the "
+        "interval excludes 1, for single processes by more than 2 %. The intervals are not widened for comparing "
+        "several configurations."
+    )
+    return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
         "are kept but never counted. A configuration's step time is the geometric mean over its workers of their "
         "median step; a rate is the mean amount per step over that median, per worker. Trials that did not succeed "
-        "are listed with their reason and are not in any average.",
-        "A process is what repeats: the next process of the same configuration on the same GPU was seen 0.7 % away "
+        "are listed with their reason and are in no average.",
+        "Processes differ more than steps: the next process of the same configuration on the same GPU was 0.7 % away "
         "while each one's steps agreed within 0.1 %. So 95 % intervals are Student's t over workers where there are "
-        "two or more (each the mean of its processes), else over processes. With a single process they are over its "
-        "steps alone, by a block bootstrap that respects how steps resemble their neighbours, and say nothing about "
-        "the next process; such intervals are marked.",
-    ]
-    if any(row.samples_ratio is not None for row in summary.rows):
-        told.append(
-            f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker "
-            "by worker, so that a slow machine, slow for both, cancels out. The words faster and slower appear only "
-            "where the interval excludes 1, for single processes by more than 2 %; the intervals are not widened for "
-            "comparing several configurations."
-        )
-    told.append(
+        "two or more (each the mean of its processes), else over processes. With a single process the interval is over "
+        "its steps, by a block bootstrap that accounts for neighbouring steps being alike; it says nothing about the "
+        "next process, and is marked.",
+        *([ratios] if any(row.samples_ratio is not None for row in summary.rows) else []),
         "Tokens count every position computed; useful tokens leave padding out. Memory is the largest peak of any "
         "worker: of the GPU where there is one, of the process otherwise. Loss is in nats per token, the median over "
-        "workers of their first and last measured step."
-    )
-    return told
-
-
-def _measurements() -> list[str]:
-    return [
-        "A measurement is taken after a warm-up, several times: its value is the median, and the range under it the "
-        "95 % interval of that median. Where several workers measured the same, the value is the median of theirs and "
-        "the range goes from the smallest to the largest. A share is of the chip's published figure; where none is "
-        "known, none is given. A trial that did not succeed shows what it had measured by then, marked with its end."
+        "workers of their first and last measured step.",
     ]
 
 

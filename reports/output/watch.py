@@ -113,5 +113,5 @@ def _settle(page: Path) -> None:
         text = page.read_text(encoding="utf-8")
         if (settled := without_refresh(text)) != text:
             write_atomic(page, settled.encode())
-    except OSError:  # there is none, or it cannot be written: whoever tried to has said so
+    except OSError:  # there is none, or it cannot be written: building it has reported that
         return

@@ -1,1 +1,11 @@
-"""From a run's folder to data frames."""
+"""From a run's folder to verified results and data frames.
+
+load: reads a folder, verifies every result, lists what cannot be used
+run: what was read: configurations, results, the frames of trials and steps
+measurements: the frame of measurements; names to words and units
+readings: measurements picked out by name, over workers
+telemetry: telemetry.csv as a frame
+starts: when the ledger says attempts were started
+fingerprint: the device, what differs between trials, contention
+published: published results, and whether a run measured the same
+"""

@@ -101,7 +101,7 @@ def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, 
         for result, document in flat:
             if result.trial.kind not in kinds:
                 continue
-            holders.setdefault(document.get(key, "not said"), []).append(result)
+            holders.setdefault(document.get(key, "not reported"), []).append(result)
         if len(holders) == 1 or (key in _SIZES and _are_alike(list(holders))):
             common[key] = next(iter(holders))
         elif key not in _OWN and not (key in _ASKED and _is_as_asked(holders)):

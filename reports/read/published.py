@@ -99,10 +99,10 @@ def beside(run: Run) -> Published | None:
     if run.record.profile != "gpu":
         return None
     found = read()
-    told = {
+    parameters = {
         result.fingerprint["model_parameters"] for result in run.results if "model_parameters" in result.fingerprint
     }
-    return found if told == {found.model_parameters} else None
+    return found if parameters == {found.model_parameters} else None
 
 
 def training_by_label(run: Run, known: Published | None) -> dict[str, Training]:

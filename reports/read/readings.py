@@ -16,7 +16,7 @@ from reports.read.run import Run
 class Reading:
     """One quantity. Several workers' values become their median, with the range from smallest to largest.
 
-    `value` is None where it could not be had; `note` then says why. `n` counts repeats, with several workers workers.
+    `value` is None where it is unknown; `note` then says why. `n` counts repeats, or workers where there are several.
     """
 
     configuration: str
@@ -33,10 +33,10 @@ class Reading:
         if self.value is None:
             return text.UNKNOWN
         places = text.decimals(self.value / scale)
-        told = f"{text.number(self.value / scale, places)} {unit}".rstrip()
+        value = f"{text.number(self.value / scale, places)} {unit}".rstrip()
         if self.low is None or self.high is None:
-            return told
-        return f"{told} {text.span(self.low / scale, self.high / scale, places)}".rstrip()
+            return value
+        return f"{value} {text.span(self.low / scale, self.high / scale, places)}".rstrip()
 
 
 def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Reading]:
@@ -95,7 +95,7 @@ def spread_words(readings: Iterable[Reading]) -> str:
     if not counts:
         return "each measured once"
     n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"n = {n}; medians with 95 % intervals, over several workers with their range"
+    return f"n = {n}; medians with 95 % intervals; over several workers, their range"
 
 
 def _known(value: object) -> float | None:

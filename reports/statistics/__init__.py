@@ -1,1 +1,7 @@
-"""From steps to intervals: over one process, several processes, two configurations."""
+"""From steps to intervals: over one process, several processes, two configurations.
+
+values: what the statistics say
+processes: one process's steps: median, noise, outliers, drift
+configurations: several processes to an estimate; two configurations to a ratio
+student: Student's t distribution
+"""

@@ -228,5 +228,5 @@ def _flags(processes: Sequence[Process]) -> Iterable[str]:
     drifting = [one for one in processes if one.drifts and one.drift_percent is not None]
     if drifting:
         worst = max(drifting, key=lambda one: abs(one.drift_percent or 0.0))
-        told = f"{worst.drift_percent:+.1f} % from first to last step on {worst.worker}"
-        yield f"the step time drifted while it was measured in {len(drifting)} of {len(processes)} processes: {told}"
+        drift = f"{worst.drift_percent:+.1f} % from first to last step on {worst.worker}"
+        yield f"the step time drifted while it was measured in {len(drifting)} of {len(processes)} processes: {drift}"

@@ -1,1 +1,11 @@
-"""What the report says, as values."""
+"""What the report says, as values: every writer and figure reads these and computes nothing of its own.
+
+summary: the values of a whole report, a row per configuration
+summarize: a loaded run and prices to a summary
+sentences: recommendation, finding, cautions
+highlights: the numbers of the first screen
+cost: speed to dollars
+prices: the table of prices, read and checked
+scaling: how much faster several GPUs are, measured or assumed
+pivot: measurements as tables for people
+"""

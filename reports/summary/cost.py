@@ -56,7 +56,7 @@ class Price:
     boot_volume: BootVolume | None = None
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """`$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)`."""
         called = "" if self.name == "set" else f", {self.name}"
         when = "" if self.dated is None else f", {self.dated.isoformat()}"
@@ -91,7 +91,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How many times one GPU's speed `gpus` reach together, whether that was measured here, and what it rests on."""
+    """How many times as fast as one GPU `gpus` are together, whether this run measured that, and the source."""
 
     gpus: int
     speedup: float
@@ -234,7 +234,7 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
     if not held > 0:
         return None
     by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
-    jumps = () if by_ledger else ("whether the workers' clocks jumped, for want of a ledger",)
+    jumps = () if by_ledger else ("whether the workers' clocks jumped: the run has no ledger",)
     return Billed(
         workers=len(spans),
         held_sec=held,

@@ -43,7 +43,7 @@ class Costs:
 class BilledTime:
     """Where the workers' hours went, in a sentence and in parts."""
 
-    told: str
+    sentence: str
     parts: tuple[tuple[str, str], ...]
 
 
@@ -106,7 +106,7 @@ def costs(summary: Summary) -> Costs | None:
         )
         for number, plan in enumerate(row.costs[0].fine_tunings)
     ]
-    sources = [one.told for one in summary.prices]
+    sources = [one.words for one in summary.prices]
     if summary.hosted is not None:
         asked = summary.hosted
         sources.append(f"A hosted service asks ${text.number(asked.usd_per_10000_samples)} ({asked.source}).")
@@ -123,9 +123,8 @@ def billed(summary: Summary) -> BilledTime | None:
     found = summary.billed
     if found is None:
         return None
-    were = "was" if found.workers == 1 else "were"
-    told = (
-        f"{text.count(found.workers, 'worker')} {were} held for {duration(found.held_sec)} in all; "
+    sentence = (
+        f"{text.count(found.workers, 'worker was', 'workers were')} held for {duration(found.held_sec)} in all; "
         f"{text.number(found.useful_percent, 0)} % of that was measured steps. "
         f"Not known: {text.listing(list(found.unknown))}."
     )
@@ -133,7 +132,9 @@ def billed(summary: Summary) -> BilledTime | None:
         (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in found.by_phase.items()
     ]
     parts = [("measured steps", found.useful_sec), *phases, ("between trials", found.idle_sec)]
-    return BilledTime(told=told, parts=tuple((name, duration(seconds)) for name, seconds in parts if seconds > 0))
+    return BilledTime(
+        sentence=sentence, parts=tuple((name, duration(seconds)) for name, seconds in parts if seconds > 0)
+    )
 
 
 def duration(seconds: float) -> str:

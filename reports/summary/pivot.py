@@ -26,7 +26,7 @@ SECTIONS = ("hardware", "loading", "inference", "distributed", "training", measu
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A value as words, and what stands in small print under it: interval, share of the chip's, note."""
+    """A value as words, and what stands in small print under it: interval, share of the chip's peak, note."""
 
     value: str
     under: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple
         label = label_of[result.trial_id]
         label = label if result.status is End.SUCCEEDED else f"{label} ({result.status.value})"
         for one in result.measurements:
-            context = {key: _told(key, value) for key, value in one.context.items()}
+            context = {key: _value_words(key, value) for key, value in one.context.items()}
             own = frozenset(key for key in context if hasattr(result.trial, key))
             taken = _Taken(label=label, worker=result.worker, one=one, context=context, own=own)
             sections.setdefault(measurements.section_of(result.trial.kind, one), []).append(taken)
@@ -138,11 +138,11 @@ def _listing(section: str, labels: list[str], once: list[tuple[tuple[str, frozen
         for label in labels:
             mine = [one for one in found if one.label == label]
             extra = {key: value for one in mine for key, value in one.context.items() if key not in {*shared, *one.own}}
-            on = tuple(_pair(key, value) for key, value in extra.items())
-            cells.append(_cell(mine, on) if mine else None)
+            more = tuple(_pair(key, value) for key, value in extra.items())
+            cells.append(_cell(mine, more) if mine else None)
         words, unit, _ = measurements.words_unit_scale(name)
-        told = ", ".join(_pair(key, value) for key, value in shared.items() if key not in {*everywhere, *found[0].own})
-        lines.append(Line(keys=(", ".join(filter(None, (words, unit))), told), cells=tuple(cells)))
+        on = ", ".join(_pair(key, value) for key, value in shared.items() if key not in {*everywhere, *found[0].own})
+        lines.append(Line(keys=(", ".join(filter(None, (words, unit))), on), cells=tuple(cells)))
     return Table(
         section=section,
         same=", ".join(_pair(key, value) for key, value in everywhere.items()),
@@ -216,7 +216,7 @@ def _cell(taken: Sequence[_Taken], more: tuple[str, ...] = ()) -> Cell:
         over = text.count(workers, "worker") if workers == len(known) else text.count(len(known), "value")
         spread = _range(min(values), max(values), places, f" over {over}")
     shares = [one.one.share_percent for one in known if one.one.share_percent is not None]
-    share = f"{text.number(statistics.median(shares), 0)} % of the chip's" if shares else ""
+    share = f"{text.number(statistics.median(shares), 0)} % of the chip's peak" if shares else ""
     return Cell(value=text.number(middle, places), under=tuple(filter(None, (spread, share, *notes, *more))))
 
 
@@ -226,7 +226,7 @@ def _range(low: float | None, high: float | None, places: int, over: str) -> str
     return f"{text.number(low, places)} to {text.number(high, places)}{over}"
 
 
-def _told(key: str, value: Any) -> str:
+def _value_words(key: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -49,10 +49,10 @@ def finding(
         )
     return (
         f"No configuration was shown to be faster than {baseline}: {best.label} processed {text.ratio(ratio)} "
-        f"as many samples per second {where}, and that interval holds 1."
+        f"as many samples per second {where}, and that interval includes 1."
         if ratio is not None and ratio.low is not None
         else f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}; "
-        "one step allows no interval, so nothing is shown."
+        "one step gives no interval, so no difference is shown."
     )
 
 
@@ -86,7 +86,7 @@ def recommendation(summary: Summary) -> str:
         and best.measured is not None
         and configurations.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
     ]
-    also = f"; {text.some(tied, 3)} could not be told from it" if tied else ""
+    also = f"; {text.some(tied, 3)} {'was' if len(tied) == 1 else 'were'} not shown to differ from it" if tied else ""
     dollars = (
         f" at ${text.number(best.cost.usd_per_1000_samples.value)} per 1,000 samples" if best.cost is not None else ""
     )
@@ -94,7 +94,7 @@ def recommendation(summary: Summary) -> str:
 
 
 def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | None:
-    """What the finding alone would hide: shorter samples are cheaper, so useful tokens say whether work was saved."""
+    """The same in useful tokens: shorter samples are cheaper, so only these say whether work was saved."""
     others = [row for row in rows if row.samples_ratio is not None and row.useful_tokens_ratio is not None]
     if not others:
         return None
@@ -132,10 +132,7 @@ def cautions(
             "the numbers are over the others."
         )
     if rejected:
-        were = "was" if rejected == 1 else "were"
-        found.append(
-            f"{text.count(rejected, 'file')} {were} rejected and not averaged in; each is listed with its reason."
-        )
+        found.append(f"{text.count(rejected, 'file was', 'files were')} rejected; each is listed with its reason.")
     by_label = {row.label: row for row in rows}
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
         found.append(f"{baseline} has no successful trial, so no configuration can be compared with it.")
@@ -148,7 +145,7 @@ def cautions(
     if hosts.contention is not None:
         found.append(hosts.contention)
     if price is not None and CPU in hosts.devices:
-        found.append("The price is a GPU's and the speed a CPU's: the dollars show how cost follows speed, no more.")
+        found.append("The price is a GPU's, the speed a CPU's: the dollars only show how cost follows speed.")
     found += [
         f"{row.label}: the slowest worker took {text.number(row.measured.worker_spread, 2)}x "
         "the fastest worker's time for a step."
@@ -173,7 +170,7 @@ def flags(results: Sequence[TrialResult]) -> tuple[str, ...]:
 def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
     """What trials of other kinds measured, each kind with its first quantity's range; empty where none succeeded."""
     kinds = dict.fromkeys(one.kind for one in others if one.succeeded and one.n_measurements)
-    told = []
+    measured = []
     for kind in kinds:
         mine = run.measurements[
             (run.measurements["section"] == kind)
@@ -181,16 +178,16 @@ def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
             & run.measurements["value"].notna()
         ]
         if mine.empty:
-            told.append(f"{kind} (no value could be had)")
+            measured.append(f"{kind} (no value)")
             continue
         name = str(mine["name"].iloc[0])
         words, unit, scale = measurements.words_unit_scale(name)
         values = mine[mine["name"] == name]["value"] / scale
         low, high = text.number(float(values.min())), text.number(float(values.max()))
         span = f"up to {high}" if measurements.is_rate(name) else high if low == high else f"{low} to {high}"
-        told.append(f"{kind} ({words} {span} {unit}".rstrip() + ")")
+        measured.append(f"{kind} ({words} {span} {unit}".rstrip() + ")")
     workers = len({one.worker for one in run.results})
-    return f"Measured {text.listing(told)} {_place(workers, run.record, hosts)}." if told else ""
+    return f"Measured {text.listing(measured)} {_place(workers, run.record, hosts)}." if measured else ""
 
 
 def _absolute(measured: Measured | None) -> str:

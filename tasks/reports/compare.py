@@ -60,7 +60,7 @@ def show(compared: Comparison) -> None:
     """Print what is unlike, the table, and what only one run has."""
     console = Console(highlight=False, soft_wrap=False)
     for one in compared.unlike:
-        console.print(Text(f"! {one.told}{'' if one in compared.refused else ' (allowed)'}"))
+        console.print(Text(f"! {one.words}{'' if one in compared.refused else ' (allowed)'}"))
     for run_id, amount in compared.rejected.items():
         console.print(
             Text(f"! {run_id}: {text.count(amount, 'file')} rejected; inv report --run={run_id} says which and why")

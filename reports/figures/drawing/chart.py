@@ -1,4 +1,4 @@
-"""What a chart is: it gathers a little plain data from a run, or finds none; the data knows how it is drawn and told.
+"""A chart gathers a little plain data from a run, or finds none; the data knows how it is drawn and described.
 
 Gathering is apart from drawing so that drawing can happen in another process with only that data sent to it, and so
 that what a figure shows can be tested as numbers.
@@ -18,7 +18,7 @@ from reports.summary.summary import Summary
 
 
 class Drawing(Protocol):
-    """What a figure gathered, and how it is drawn and told. `caption` is one plain sentence that says what to see;
+    """What a figure gathered, and how it is drawn and described. `caption` is one plain sentence that says what to see;
     `alt` the same figure for those who cannot see it."""
 
     @property

@@ -49,7 +49,7 @@ def _own_ids(body: str, prefix: str) -> str:
 
 
 def _classes(body: str, prefix: str) -> str:
-    """Looks that many elements share, said once in a style sheet inside the drawing."""
+    """Looks that many elements share, once in a style sheet inside the drawing."""
     uses = Counter(re.findall(r' style="([^"]*)"', body))
     name_of = {look: f"{prefix}{number}" for number, look in enumerate(uses) if uses[look] >= _LEAST_USES}
 

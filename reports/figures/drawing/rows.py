@@ -33,15 +33,15 @@ def facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
     shown = drawn(summary)
     workers = sorted({row.measured.n_workers for row in shown if row.measured})
     steps = sorted({row.measured.n_steps for row in shown if row.measured})
-    told = [
+    lines = [
         f"n = {_range(workers)} {'worker' if workers[-1] == 1 else 'workers'}, {_range(steps)} steps per configuration",
         interval_words(shown),
     ]
     if which := subset(summary):
-        told.insert(1, which)
+        lines.insert(1, which)
     if priced and summary.price is not None:
-        told.append(f"{text.number(summary.price.usd_per_gpu_hour, 2)} US$ per GPU hour: {summary.price.source}")
-    return tuple(told)
+        lines.append(f"{text.number(summary.price.usd_per_gpu_hour, 2)} US$ per GPU hour: {summary.price.source}")
+    return tuple(lines)
 
 
 def subset(summary: Summary) -> str:
@@ -54,8 +54,8 @@ def interval_words(shown: Sequence[ConfigurationRow]) -> str:
     """What the 95 % intervals of these rows are over."""
     over = {row.measured.samples_per_sec.over for row in shown if row.measured is not None} - {None}
     words = {"workers": "workers", "processes": "processes", "steps": "the steps of one process"}
-    told = [words[one] for one in ("workers", "processes", "steps") if one in over]
-    return f"95 % intervals over {' or '.join(told)}" if told else "one step each: no intervals"
+    units = [words[one] for one in ("workers", "processes", "steps") if one in over]
+    return f"95 % intervals over {' or '.join(units)}" if units else "one step each: no intervals"
 
 
 def estimate_mark(row: ConfigurationRow, name: str, *, more: str = "", published: tuple[float, ...] = ()) -> Mark:

@@ -74,7 +74,7 @@ def test_a_good_run_exits_0_and_says_that_nothing_failed(folder):
     made = build(folder)
     assert made.exit_code == 0
     assert made.counts == {End.SUCCEEDED: 8}
-    assert "Nothing: all 8 planned trials succeeded" in page_text(made)
+    assert "Nothing. 8 planned trials succeeded" in page_text(made)
 
 
 def test_the_tiny_profile_says_so_in_every_file(folder):
@@ -118,7 +118,7 @@ def test_figures_stand_beside_the_page_and_in_it(folder):
 def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(folder):
     exact_run(folder)
     made = build(folder)
-    wanted = "Hardware would appear with a trial of suite hardware: inv bench --suite=hardware"
+    wanted = "Hardware needs a trial of suite hardware: inv bench --suite=hardware"
     assert wanted in page_text(made)
     assert wanted in read(made, "report.md").replace("**", "").replace("`", "")
 
@@ -309,7 +309,7 @@ def test_two_configurations_of_one_step_each_show_a_ratio_without_a_verdict(fold
     trials = (synthetic.trial("baseline", measured_steps=1), synthetic.trial("other", measured_steps=1, lora_rank=8))
     synthetic.write_run(folder, synthetic.record(trials, workers=1), speeds={"other": 0.08}, exact=True)
     made = build(folder)
-    assert "one step allows no interval, so nothing is shown" in made.finding
+    assert "one step gives no interval, so no difference is shown" in made.finding
     assert made.rows[1].samples_ratio.verdict is None
 
 
@@ -493,6 +493,6 @@ def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
     made = build(folder)
     said = page_text(made)
     assert "201 slower configurations are in summary.json." in said
-    assert "10 more are in summary.json." in said
+    assert "10 more trials are in summary.json." in said
     assert "101 more trials are in summary.json." in said
     assert made.index.stat().st_size < 2_000_000

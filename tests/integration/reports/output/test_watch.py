@@ -49,7 +49,7 @@ def test_the_page_is_renewed_when_results_come_and_stops_renewing_with_the_last(
     made = run.watch()
     assert run.versions == [(0, True), (1, True), (3, True), (4, False)]
     assert made.exit_code == 0
-    assert "this run goes on" not in made.index.read_text()
+    assert "this run is not finished" not in made.index.read_text()
 
 
 def test_a_run_that_is_over_is_reported_once_and_does_not_renew(folder):
@@ -82,7 +82,7 @@ def test_a_run_that_goes_no_further_is_given_up_after_its_longest_deadline_and_t
     assert run.now > 300.0 + watch.GRACE_SEC
     page = (folder / "report" / "index.html").read_text()
     assert RENEWING not in page
-    assert "this run goes on" not in page
+    assert "this run is not finished" not in page
 
 
 def test_an_interrupted_watch_leaves_a_page_that_does_not_renew(folder):

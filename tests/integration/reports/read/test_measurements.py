@@ -141,7 +141,7 @@ def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(f
     assert matmul.keys == ("dtype",)
     assert [one.title for one in matmul.columns] == ["matmul, size 2048", "matmul, size 4096", "matmul, size 8192"]
     assert [line.keys for line in matmul.lines] == [("fp32",), ("bf16",), ("fp16",), ("fp8",)]
-    assert matmul.lines[1].cells[0] == pivot.Cell(value="24.6", under=("24.1 to 25.1", "20 % of the chip's"))
+    assert matmul.lines[1].cells[0] == pivot.Cell(value="24.6", under=("24.1 to 25.1", "20 % of the chip's peak"))
     assert matmul.lines[3].cells == (None, None, pivot.Cell(value="none", under=("the chip has no fp8",)))
     assert (copies.keys, copies.same) == (("direction",), "configuration hardware")
     assert (disk.keys, disk.same) == (("configuration",), "cache warm, read 1.074 GB")
@@ -220,7 +220,7 @@ def test_a_run_of_hardware_alone_gets_a_report_that_says_what_was_measured(folde
     )
     said = page_text(made)
     assert "1 of 1 succeeded" in said
-    assert "20 % of the chip's" in said
+    assert "20 % of the chip's peak" in said
     assert "none the chip has no fp8" in said
     assert [path.stem for path in made.files if path.suffix == ".png"] == ["03_hardware_performance"]
     assert "### Hardware" in read(made, "report.md")

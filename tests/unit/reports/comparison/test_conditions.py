@@ -71,7 +71,7 @@ def test_each_condition_that_differs_is_named_with_both_values(two, name, change
     (found,) = unlike(two(second=changed))
     assert found.name == name
     assert [run_id for run_id, _ in found.values] == ["a", "b"]
-    assert found.told.startswith(f"{name}: a ")
+    assert found.words.startswith(f"{name}: a ")
     assert found.values[0][1] != found.values[1][1]
 
 

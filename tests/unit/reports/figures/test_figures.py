@@ -245,7 +245,7 @@ def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(
     summary, run = a10
     data = telemetry_figure.gather(summary, run)
     assert [lane.lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
-    assert data.lanes[1].told.endswith(" of 150")
+    assert data.lanes[1].heading.endswith(" of 150")
     assert data.over.title.endswith("above the target of 80 %; its power limit held the clock down 76 % of that time")
     assert "what this GPU can do at most" in data.caption
 

@@ -81,8 +81,8 @@ def test_start_up_and_boot_volumes_are_billed_beside_the_training():
 
 def test_every_dollar_names_its_price_its_source_and_its_day():
     found = cost.cost(SAMPLES, TOKENS, LIST)
-    assert found.price.told == "$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)"
-    assert price(2.0, "my contract").told == "$2.00 per GPU hour (my contract)"
+    assert found.price.words == "$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)"
+    assert price(2.0, "my contract").words == "$2.00 per GPU hour (my contract)"
 
 
 def test_without_a_price_there_is_none():
@@ -145,7 +145,7 @@ def test_a_pod_that_moved_to_a_node_with_another_clock_was_held_for_as_long_as_t
     for ledger in ({}, {(before.trial_id, 1): 1000.0}, {(before.trial_id, 1): 1000.0, ("moved", 1): 1080.0}):
         guessed = cost.billed([before, moved], ledger)
         assert guessed.held_sec > 6 * 3600
-        assert guessed.unknown[-1] == "whether the workers' clocks jumped, for want of a ledger"
+        assert guessed.unknown[-1] == "whether the workers' clocks jumped: the run has no ledger"
 
 
 def test_a_run_whose_trials_do_not_say_when_they_ran_has_no_bill():
