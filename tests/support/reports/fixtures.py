@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from reports.figures import studio
 from reports.figures.drawing import style
+from reports.output import build
+from reports.output.build import ReportSummary
 from reports.read.load import load
 from reports.read.run import Run
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
-from tests.support.reports import showcase
+from tests.support.reports import showcase, synthetic
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +42,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "my 'results'" / "run"
 
 
-@pytest.fixture(autouse=True)
-def figures_drawn_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def figures_drawn_in_this_process() -> Iterator[None]:
     """Processes of their own take a second to start, once per report; test_figures.py has those that need them."""
-    monkeypatch.setattr(studio, "MOST_PROCESSES", 0)
-    monkeypatch.setattr(style, "PNG_DPI", 24)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(studio, "MOST_PROCESSES", 0)
+        patch.setattr(style, "PNG_DPI", 24)
+        yield
+
+
+@pytest.fixture(scope="session")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> ReportSummary:
+    """The report of `synthetic.exact_run`, with its figures. Read it, do not write."""
+    folder = tmp_path_factory.mktemp("exact") / "my 'results'" / "run"
+    synthetic.exact_run(folder)
+    return build.build(folder)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures: for a test that reads the words alone, they would be nearly all of its time."""
+    monkeypatch.setattr(build, "CHARTS", ())

@@ -212,6 +212,11 @@ def write_run(
     return run
 
 
+def exact_run(folder: Path, **changed: Any) -> RunRecord:
+    """Steps of exactly 0.16 s and 0.08 s, of 4 and 8 samples: optimized is four times as fast per sample."""
+    return write_run(folder, record(**changed), speeds={"baseline": 0.16, "optimized": 0.08}, exact=True)
+
+
 def replace_result(folder: Path, trial_id: str, text: bytes) -> Path:
     """Put other bytes in the place of a result."""
     path = folder / "trials" / trial_id / RESULT_FILE

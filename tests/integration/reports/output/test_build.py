@@ -40,23 +40,14 @@ def plan_of(run, trial_id):
     return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
-def exact_run(folder: Path, **changed):
-    """Steps of exactly 0.16 s and 0.08 s, of 4 and 8 samples: optimized is four times as fast per sample."""
-    return synthetic.write_run(
-        folder, synthetic.record(**changed), speeds={"baseline": 0.16, "optimized": 0.08}, exact=True
-    )
-
-
-def test_golden_numbers_reach_every_file(folder):
-    exact_run(folder)
-    made = build(folder)
-    assert made.finding == (
+def test_golden_numbers_reach_every_file(exact):
+    assert exact.finding == (
         "optimized processed 4.00x (4.00 to 4.00) as many samples per second as baseline "
         "on 4 workers of one machine (CPU, profile tiny)."
     )
-    assert made.finding in page_text(made)
-    assert "4.00x (4.00 to 4.00) faster" in read(made, "report.md")
-    found = {one["configuration"]: one for one in json.loads(read(made, "summary.json"))["configurations"]}
+    assert exact.finding in page_text(exact)
+    assert "4.00x (4.00 to 4.00) faster" in read(exact, "report.md")
+    found = {one["configuration"]: one for one in json.loads(read(exact, "summary.json"))["configurations"]}
     told = found["optimized"]["step_time_sec"]
     assert [told[name] for name in ("value", "low", "high")] == pytest.approx([0.08, 0.08, 0.08])
     assert (told["n"], told["over"]) == (60, "workers")
@@ -65,29 +56,26 @@ def test_golden_numbers_reach_every_file(folder):
     assert found["baseline"]["padding_percent"] == pytest.approx(25.0)
     assert found["optimized"]["useful_tokens_ratio"]["value"] == pytest.approx(2.0)
     assert (found["baseline"]["n_workers"], found["baseline"]["n_steps"]) == (4, 60)
-    line = next(one for one in csv.DictReader(io.StringIO(read(made, "summary.csv"))) if one["is_baseline"] == "False")
+    line = next(one for one in csv.DictReader(io.StringIO(read(exact, "summary.csv"))) if one["is_baseline"] == "False")
     assert (float(line["samples_ratio"]), line["samples_verdict"]) == (pytest.approx(4.0), "faster")
 
 
-def test_a_good_run_exits_0_and_says_that_nothing_failed(folder):
-    exact_run(folder)
-    made = build(folder)
-    assert made.exit_code == 0
-    assert made.counts == {End.SUCCEEDED: 8}
-    assert "Nothing. 8 planned trials succeeded" in page_text(made)
+def test_a_good_run_exits_0_and_says_that_nothing_failed(exact):
+    assert exact.exit_code == 0
+    assert exact.counts == {End.SUCCEEDED: 8}
+    assert "Nothing. 8 planned trials succeeded" in page_text(exact)
 
 
-def test_the_tiny_profile_says_so_in_every_file(folder):
-    exact_run(folder)
-    made = build(folder)
+def test_the_tiny_profile_says_so_in_every_file(exact):
     for name in ("report.md", "summary.csv", "summary.json"):
-        assert NOTE in read(made, name), name
-    assert page_text(made).index(NOTE) < page_text(made).index("Configuration")
-    for path in made.files:
+        assert NOTE in read(exact, name), name
+    assert page_text(exact).index(NOTE) < page_text(exact).index("Configuration")
+    for path in exact.files:
         if path.suffix == ".svg":
             assert "say nothing about an A10" in re.sub(r"<[^>]+>\s*", " ", path.read_text()), path.name
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_gpu_profile_needs_no_note(folder):
     trials = tuple(
         synthetic.trial(name, profile="gpu", max_seq_len=length) for name, length in (("baseline", 128), ("other", 64))
@@ -98,42 +86,36 @@ def test_the_gpu_profile_needs_no_note(folder):
     assert NOTE not in page_text(made)
 
 
-def test_run_date_code_suite_and_spread_are_shown(folder):
-    exact_run(folder)
-    said = page_text(build(folder))
+def test_run_date_code_suite_and_spread_are_shown(exact):
+    said = page_text(exact)
     for fact in (synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"):
         assert fact in said
 
 
-def test_figures_stand_beside_the_page_and_in_it(folder):
-    exact_run(folder)
-    made = build(folder)
-    names = {path.name for path in made.files if path.parent.name == "figures"}
+def test_figures_stand_beside_the_page_and_in_it(exact):
+    names = {path.name for path in exact.files if path.parent.name == "figures"}
     drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves")
     assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made.files if path.suffix == ".png")
-    assert read(made, "index.html").count('role="img" aria-label="') == 6  # each wide and narrow
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in exact.files if path.suffix == ".png")
+    assert read(exact, "index.html").count('role="img" aria-label="') == 6  # each wide and narrow
 
 
-def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(folder):
-    exact_run(folder)
-    made = build(folder)
+def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(exact):
     wanted = "Hardware needs a trial of suite hardware: inv bench --suite=hardware"
-    assert wanted in page_text(made)
-    assert wanted in read(made, "report.md").replace("**", "").replace("`", "")
+    assert wanted in page_text(exact)
+    assert wanted in read(exact, "report.md").replace("**", "").replace("`", "")
 
 
-def test_the_first_sentence_is_what_to_run_with_its_interval(folder):
-    exact_run(folder)
-    made = build(folder)
-    assert made.recommendation == (
+def test_the_first_sentence_is_what_to_run_with_its_interval(exact):
+    assert exact.recommendation == (
         "Train with optimized: 2.00x (2.00 to 2.00) the useful tokens per second of baseline "
         "on 4 workers of one machine (CPU, profile tiny)."
     )
-    assert f"<h1>{made.recommendation}</h1>" in read(made, "index.html")
-    assert read(made, "report.md").startswith(f"# {made.recommendation}")
+    assert f"<h1>{exact.recommendation}</h1>" in read(exact, "index.html")
+    assert read(exact, "report.md").startswith(f"# {exact.recommendation}")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_configuration_that_is_not_shown_to_be_faster_is_not_recommended(folder):
     trials = (synthetic.trial("baseline"), synthetic.trial("other", lora_rank=8))
     synthetic.write_run(folder, synthetic.record(trials), speeds={"baseline": 0.15, "other": 0.15})
@@ -147,9 +129,8 @@ def scripts(page: str) -> list[str]:
     return re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.DOTALL | re.IGNORECASE)
 
 
-def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alone(folder):
-    exact_run(folder)
-    page = read(build(folder), "index.html")
+def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alone(exact):
+    page = read(exact, "index.html")
     (ours,) = scripts(page)
     allowed = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
     policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', page)[0])
@@ -160,16 +141,15 @@ def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alo
     assert not re.search(r"url\((?!#)", page)
 
 
-def test_ids_in_the_page_are_unique(folder):
-    exact_run(folder)
-    page = read(build(folder), "index.html")
+def test_ids_in_the_page_are_unique(exact):
+    page = read(exact, "index.html")
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
 
 
 def test_the_same_run_gives_the_same_bytes(folder):
-    exact_run(folder)
+    synthetic.exact_run(folder)
     first = {path: path.read_bytes() for path in build(folder).files}
     assert {path: path.read_bytes() for path in build(folder).files} == first
 
@@ -223,7 +203,7 @@ class _Parses(html.parser.HTMLParser):
 
 
 def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     failed = synthetic.result(
         plan_of(run, "optimized.worker-3"),
         status=End.OUT_OF_MEMORY,
@@ -241,8 +221,9 @@ def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
     assert "1 of 8 planned trials gave no measurement (7 SUCCEEDED, 1 OUT_OF_MEMORY)" in said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_trials_steps_are_in_no_average(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     slow = synthetic.result(
         plan_of(run, "optimized.worker-3"), status=End.PREEMPTED, reason="SIGTERM", steps=15, step_time_sec=9.0
     )
@@ -252,8 +233,9 @@ def test_a_failed_trials_steps_are_in_no_average(folder):
     assert row.measured.step_time_sec.high == pytest.approx(0.08)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_missing_and_rejected_are_listed_by_name(folder):
-    exact_run(folder)
+    synthetic.exact_run(folder)
     shutil.rmtree(folder / "trials/baseline.worker-1")
     (folder / "trials/baseline.worker-2/result.json").write_bytes(b"{")
     made = build(folder)
@@ -264,7 +246,7 @@ def test_missing_and_rejected_are_listed_by_name(folder):
 
 
 def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     for plan in run.planned:
         synthetic.write_result(folder, synthetic.result(plan, status=End.FAILED, reason="no luck"))
     made = build(folder)
@@ -276,7 +258,7 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
 
 
 def test_a_report_of_failures_takes_the_old_figures_away(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     figures = build(folder).index.parent / "figures"
     for plan in run.planned:
         synthetic.write_result(folder, synthetic.result(plan, status=End.FAILED, reason="no luck"))
@@ -284,8 +266,9 @@ def test_a_report_of_failures_takes_the_old_figures_away(folder):
     assert list(figures.iterdir()) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     for plan in run.planned:
         if plan.trial.name == "baseline":
             synthetic.write_result(folder, synthetic.result(plan, status=End.TIMED_OUT, reason="too slow"))
@@ -294,6 +277,7 @@ def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
     assert "baseline has no successful trial, so no configuration can be compared with it." in made.cautions
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_worker_one_step_and_one_configuration_are_enough(folder):
     single = synthetic.trial("alone", measured_steps=1, warmup_steps=0)
     synthetic.write_run(folder, synthetic.record((single,), workers=1), exact=True)
@@ -305,6 +289,7 @@ def test_one_worker_one_step_and_one_configuration_are_enough(folder):
     assert (row.measured.step_time_sec.low, row.measured.worker_spread, row.samples_ratio) == (None, None, None)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_configurations_of_one_step_each_show_a_ratio_without_a_verdict(folder):
     trials = (synthetic.trial("baseline", measured_steps=1), synthetic.trial("other", measured_steps=1, lora_rank=8))
     synthetic.write_run(folder, synthetic.record(trials, workers=1), speeds={"other": 0.08}, exact=True)
@@ -313,19 +298,22 @@ def test_two_configurations_of_one_step_each_show_a_ratio_without_a_verdict(fold
     assert made.rows[1].samples_ratio.verdict is None
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sharded_run_reports_one_worker_per_configuration(folder):
-    exact_run(folder, spread="shard")
+    synthetic.exact_run(folder, spread="shard")
     made = build(folder)
     assert [row.measured.n_workers for row in made.rows] == [1, 1]
     assert "shard" in page_text(made)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_slower_configurations_are_not_called_faster(folder):
     synthetic.write_run(folder, speeds={"baseline": 0.1, "optimized": 0.4}, exact=True)
     finding = build(folder).finding
     assert finding.startswith("No configuration was faster than baseline: the next, optimized, processed 0.50x")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_a_clear_difference_none_is_claimed(folder):
     trials = (synthetic.trial("baseline"), synthetic.trial("other", lora_rank=8))
     synthetic.write_run(folder, synthetic.record(trials), speeds={"baseline": 0.15, "other": 0.15})
@@ -335,15 +323,14 @@ def test_without_a_clear_difference_none_is_claimed(folder):
     assert "faster</small>" not in read(made, "index.html")
 
 
-def test_useful_tokens_tell_what_samples_hide(folder):
-    exact_run(folder)
-    said = page_text(build(folder))
+def test_useful_tokens_tell_what_samples_hide(exact):
+    said = page_text(exact)
     assert "optimized reached 2.00x (2.00 to 2.00) the rate of baseline" in said
     assert "a sample of at most 64 tokens is not the same work as one of at most 128" in said
 
 
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
-    exact_run(folder)
+    synthetic.exact_run(folder)
     made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
     assert made.rows[1].cost.usd_per_1000_samples.value == pytest.approx(0.01)
     document = json.loads(read(made, "summary.json"))
@@ -361,22 +348,22 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     assert 'data-label="$3.60 per GPU hour, as set"' in read(made, "index.html"), "two prices may be equal dollars"
 
 
-def test_without_a_price_there_are_no_dollars(folder):
-    exact_run(folder)
-    made = build(folder)
-    assert "US$" not in page_text(made)
-    assert json.loads(read(made, "summary.json"))["price"] is None
+def test_without_a_price_there_are_no_dollars(exact):
+    assert "US$" not in page_text(exact)
+    assert json.loads(read(exact, "summary.json"))["price"] is None
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_price_without_a_source_is_refused_before_anything_is_written(folder):
-    exact_run(folder)
+    synthetic.exact_run(folder)
     with pytest.raises(ReportError, match=r"cost\.price_source: a price needs its source"):
         build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))
     assert not (folder / "report").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_mixed_gpus_are_pointed_out(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     for worker, gpu in (("worker-1", "NVIDIA A10"), ("worker-2", "NVIDIA H200")):
         plan = plan_of(run, f"optimized.{worker}")
         mixed = synthetic.fingerprint(device="cuda", gpu_name=gpu)
@@ -387,8 +374,9 @@ def test_mixed_gpus_are_pointed_out(folder):
     assert differences["gpu_name"]["NVIDIA H200"] == ["optimized.worker-2"]  # its other trial said CPU
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_worker_with_another_driver_is_named(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     for plan in run.planned:
         if plan.worker == "worker-4":
             other = synthetic.fingerprint(gpu_driver="580.1")
@@ -398,8 +386,9 @@ def test_a_worker_with_another_driver_is_named(folder):
     assert "none on worker-1, worker-2, worker-3" in said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_condition_that_differs_is_a_caution(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     for plan in run.planned:
         other = synthetic.fingerprint(recipe="stock" if plan.worker == "worker-4" else "fast")
         synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=other))
@@ -407,21 +396,22 @@ def test_a_condition_that_differs_is_a_caution(folder):
     assert build(folder).cautions == (said,)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     for plan in run.planned:
         few = synthetic.fingerprint(cpu_allowed_cores=2)
         synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=few))
     assert any("4 workers of 1 thread shared 2 cores" in caution for caution in build(folder).cautions)
 
 
-def test_enough_cores_are_no_contention(folder):
-    exact_run(folder)
-    assert build(folder).cautions == ()
+def test_enough_cores_are_no_contention(exact):
+    assert exact.cautions == ()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_pods_on_machines_of_their_own_do_not_contend(folder):
-    run = exact_run(folder, fleet_kind="kubernetes")
+    run = synthetic.exact_run(folder, fleet_kind="kubernetes")
     for plan in run.planned:
         few = synthetic.fingerprint(cpu_allowed_cores=1)
         synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=few))
@@ -430,8 +420,9 @@ def test_pods_on_machines_of_their_own_do_not_contend(folder):
     assert "on 4 workers (CPU, profile tiny)" in made.finding
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_slow_worker_is_pointed_out(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     synthetic.write_result(
         folder, synthetic.result(plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
     )
@@ -447,15 +438,16 @@ def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder)
     assert all(f"rank-{rank}" in page_text(made) for rank in range(1, 21))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_folder_that_cannot_be_written_is_named(folder):
-    exact_run(folder)
+    synthetic.exact_run(folder)
     (folder / "report").write_text("in the way")
     with pytest.raises(ReportError, match=r"report.*cannot be written"):
         build(folder)
 
 
 def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
-    exact_run(folder)
+    synthetic.exact_run(folder)
     made = build(folder)
     before = made.index.read_bytes()
     synthetic.write_run(folder, exact=True, speeds={"optimized": 0.3})
@@ -469,13 +461,13 @@ def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     assert made.index.read_bytes() == before
 
 
-def test_the_page_is_written_last(folder):
-    exact_run(folder)
-    assert build(folder).files[-1].name == "index.html"
+def test_the_page_is_written_last(exact):
+    assert exact.files[-1].name == "index.html"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_field_of_summary_json_is_documented(folder):
-    run = exact_run(folder)
+    run = synthetic.exact_run(folder)
     synthetic.write_result(folder, synthetic.result(run.planned[0], status=End.FAILED, reason="x"))
     document = json.loads(read(build(folder), "summary.json"))
     documented = Path("reports/README.md")
@@ -484,6 +476,7 @@ def test_every_field_of_summary_json_is_documented(folder):
     assert fields <= words
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
     run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))

@@ -72,8 +72,8 @@ def test_a_run_that_was_not_collected_is_to_be_collected_before_anything_is_allo
     with pytest.raises(UsageError) as refused:
         compare(Context(), "a", "b")
     assert str(refused.value) == (
-        "a and b cannot be compared: lock differs; type `inv collect --run=b` first: what its trials ran with has not "
-        "been fetched"
+        "a and b cannot be compared: lock differs; type `inv collect --run=b` first: the environment of its trials has "
+        "not been fetched"
     )
 
 
