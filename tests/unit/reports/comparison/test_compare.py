@@ -132,7 +132,7 @@ def test_repeats_on_one_unknown_machine_say_nothing_about_the_next_machine(tmp_p
 def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs):
     found = compare(runs({}, {}, shake=0.05))
     assert set(words(found).values()) == {"unknown"}
-    assert all(row.why.startswith("too noisy: less than ") for row in found.rows)
+    assert all(row.why.startswith("too noisy to show a difference below ") for row in found.rows)
     assert found.exit_code == 2
 
 
