@@ -58,3 +58,5 @@ def test_every_test_that_the_table_of_faults_names_is_there() -> None:
     assert len(rows) > 20
     named = [name for row in rows for name in NAME.findall(row)]
     assert [name for name in named if name not in modules and not any(name in test for test in names)] == []
+    files = [file for row in rows for file in re.findall(r"tests/[\w/]+", row)]
+    assert [file for file in files if not (ROOT / f"{file}.py").is_file()] == []
