@@ -7,6 +7,7 @@ kinds: one module for each kind of trial
 data: from a model folder and a data file to batches
 machine: the GPU and the host
 qlora: the training step and its recipes; kernels: their Triton kernels
+train: what a fine-tuning trains on
 predict: FLOP and memory, by arithmetic
 stack: torch and its libraries, imported once by the process that runs a trial
 """

@@ -2,6 +2,7 @@
 
 trial: one configuration to measure; trial_files: trials from a JSON file
 suites: named lists of trials, at the scale of a profile
+training_data: which data files a training reads, and how
 result: what one trial measured, and how it ended
 run: the plan of a run, and the progress of a trial
 sealed: records with a schema version and a checksum; schema: dataclasses from JSON

@@ -1,4 +1,8 @@
-"""The report's figures: one file each, one shared style. `CHARTS` is their order on the page."""
+"""figures: the report's figures, one module each; `CHARTS` is their order on the page.
+
+drawing: what all of them draw with
+studio: draws in other processes
+"""
 
 from __future__ import annotations
 

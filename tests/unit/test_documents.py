@@ -1,5 +1,6 @@
 """The documents name what is there: links, files, folders, tests; and the first page stays one page."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -27,6 +28,19 @@ def test_every_link_and_path_that_a_document_names_is_there(document: Path) -> N
 
 def test_the_first_page_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_each_package_names_its_modules_in_its_docstring() -> None:
+    """Except those above all rooms, and the figures, which `CHARTS` lists."""
+    missing = {}
+    for init in (path for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")):
+        text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+        if init.parent.name == "figures":
+            modules = {"studio"}
+        modules |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        missing[str(init.parent.relative_to(ROOT))] = {name for name in modules if not re.search(rf"\b{name}\b", text)}
+    assert {room: names for room, names in missing.items() if names} == {}
 
 
 def test_the_architecture_has_a_line_for_each_room() -> None:
