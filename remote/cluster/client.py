@@ -16,7 +16,7 @@ from typing import Any
 from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotThere, Unreachable
 from remote.cluster.kinds import KINDS, POD, Kind
 from remote.cluster.kubeconfig import Target, connect
-from remote.cluster.kubectl import Kubectl, not_installed, refusal
+from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed, refusal
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.yamltext import documents
 from remote.hosts.command import Command, Secret, mask
@@ -93,10 +93,7 @@ class Cluster:
             raise self._refusal(error.status or 0, error.body or error.reason, path) from None
         except (HTTPError, OSError) as error:
             reason = " ".join(str(getattr(error, "reason", None) or error).split())
-            raise Unreachable(
-                f"{self.target.server} does not answer: {reason}; see that the VPN or bastion is up, then the same "
-                "again"
-            ) from None
+            raise Unreachable(f"{self.target.server} does not answer: {reason}; {CHECK_NETWORK}") from None
 
     def _refusal(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
@@ -106,7 +103,7 @@ class Cluster:
         if status == 401:
             return Misconfigured(
                 f"context {self.target.context}: the cluster does not accept the credentials of {self.target.user} "
-                "(expired?); log in again or renew the kubeconfig, then the same again"
+                f"(expired?); {LOG_IN}"
             )
         if status == 403:
             return Forbidden(f"{message}; ask the cluster's administrator for that right")
@@ -208,17 +205,11 @@ class Cluster:
 
     def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
         """Whether our account may do this in the namespace (SelfSubjectAccessReview)."""
-        attributes = {"verb": verb, "resource": kind.plural, "group": kind.group}
-        if kind.is_namespaced:
-            attributes["namespace"] = self.target.namespace
-        if subresource:
-            attributes["subresource"] = subresource
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        answer = self._get("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+        where = {"namespace": self.target.namespace} if kind.is_namespaced else {}
+        attributes = {"verb": verb, "resource": kind.plural, "group": kind.group, "subresource": subresource, **where}
+        version = "authorization.k8s.io/v1"
+        body = {"apiVersion": version, "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
+        answer = self._get(f"/apis/{version}/selfsubjectaccessreviews", body=body)
         return bool(answer.get("status", {}).get("allowed"))
 
     def apply(self, objects: Sequence[Object], *, take_over: bool = False, secrets: tuple[Secret, ...] = ()) -> None:

@@ -32,8 +32,8 @@ def not_installed(error: Exception) -> Misconfigured:
 
 
 _SHOWN = 400  # characters of standard error in a message
-_LOG_IN = "log in again or renew the kubeconfig, then the same again"
-_NETWORK = "see that the VPN or bastion is up, then the same again"
+LOG_IN = "log in again or renew the kubeconfig, then the same again"
+CHECK_NETWORK = "see that the VPN or bastion is up, then the same again"
 
 
 class _Rule(NamedTuple):
@@ -60,8 +60,8 @@ _RULES = (
         "ask the cluster's administrator for that right (manifests/base/access.yaml has the role; to run trials: "
         "get and list on pods, get and create on pods/exec)",
     ),
-    _Rule("Unauthorized", Misconfigured, _LOG_IN),
-    _Rule("provide credentials", Misconfigured, _LOG_IN),
+    _Rule("Unauthorized", Misconfigured, LOG_IN),
+    _Rule("provide credentials", Misconfigured, LOG_IN),
     _Rule("getting credentials", Misconfigured, "the kubeconfig's credential program fails: log in again"),
     _Rule("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
     _Rule("error: stat ", Misconfigured, "see cluster.kubeconfig"),
@@ -70,8 +70,8 @@ _RULES = (
     _Rule("x509:", Misconfigured, "the kubeconfig's authority is not the server's: renew the kubeconfig"),
     _Rule("connection refused", Unreachable, "see that the cluster is up, then the same again"),
     _Rule("no such host", Unreachable, "see that name and network, then the same again"),
-    _Rule("i/o timeout", Unreachable, _NETWORK),
-    _Rule("deadline exceeded", Unreachable, _NETWORK),
+    _Rule("i/o timeout", Unreachable, CHECK_NETWORK),
+    _Rule("deadline exceeded", Unreachable, CHECK_NETWORK),
     _Rule("EOF", Unreachable, "the same again"),
 )
 _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.records.layout import PROGRESS_FILE, RESULT_FILE
@@ -18,23 +17,6 @@ from remote.jobs.transfer import ChecksumMismatch, pull
 OUT_FOLDER = "out"
 TRIAL_FILE = "trial.json"
 PROGRESS = f"{OUT_FOLDER}/{PROGRESS_FILE}"
-
-
-@dataclass(kw_only=True)
-class OpenTrial:
-    """A trial that had no end when the fleet began. `budget`: how many attempts it may have, earlier runs included.
-
-    `begun` and `kept_out` are the folders of attempts: those that a host has taken, and those that found it busy.
-    """
-
-    planned: PlannedTrial
-    budget: int
-    begun: set[str] = field(default_factory=set)
-    kept_out: set[str] = field(default_factory=set)
-
-    def may_follow(self, attempt: Attempt) -> bool:
-        """Whether another attempt may follow this one. Those that only ever found their worker busy do not count."""
-        return attempt.number < self.budget + len(self.kept_out - self.begun)
 
 
 def bring(

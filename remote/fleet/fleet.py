@@ -20,11 +20,10 @@ from pathlib import Path
 
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.attempt import OpenTrial
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
 from remote.fleet.patience import Limits, Patience
-from remote.fleet.queue import TrialQueue
+from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.settle import Settlement
 from remote.fleet.verdict import Verdict
 from remote.fleet.worker import INCOMING, FleetState, Launch, Worker
@@ -58,12 +57,12 @@ class Fleet:
         limits = Limits() if limits is None else limits
         longest_sec = max((one.trial.deadline_sec for one in run.planned), default=0.0)
         planned = {one.trial_id: one for one in run.planned if only is None or one.trial_id in only}
-        queue = TrialQueue(ledger, list(planned.values()))
+        self._trials: dict[str, OpenTrial] = {}
+        queue = TrialQueue(ledger, self._trials)
         self.ledger, self._queue = ledger, queue
         self._patience = Patience(limits, busy_for_sec=limits.give_up_after_sec + longest_sec)
         self._settlement = Settlement(run_folder, ledger, queue, on_event)
         self._incoming = run_folder / INCOMING
-        self._trials: dict[str, OpenTrial] = {}
         state = FleetState(
             run_id=run.run_id,
             run_folder=run_folder,
@@ -74,7 +73,6 @@ class Fleet:
             launch=launch,
             on_event=on_event,
             shared=shared,
-            trials=self._trials,
         )
         self._workers = {host.name: Worker(agents(host), state) for host in hosts}
         self._failure: BaseException | None = None
@@ -97,9 +95,9 @@ class Fleet:
         elif known:
             for attempt in known:
                 self._workers[attempt.worker].earlier.append((trial, attempt))
-                self._queue.release(planned, attempt.worker)
+                self._queue.release(trial, attempt.worker)
         else:
-            self._queue.put(planned)
+            self._queue.put(trial)
 
     def run(self) -> None:
         """Work until every trial has its end. KeyboardInterrupt stops the workers' jobs and ends them as CANCELLED.
@@ -120,9 +118,7 @@ class Fleet:
             self._join(threads)
         if self._failure is not None:
             raise self._failure
-        for trial_id in self.ledger.open_trials():
-            if (trial := self._trials.get(trial_id)) is None:
-                continue
+        for trial in self._queue.open_trials():
             if self.was_stopped:
                 self._end(trial, End.CANCELLED, "cancelled before it started")
             else:

@@ -13,7 +13,7 @@ from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial
 from remote.fleet.events import FleetEvent, Happening, of_attempt
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.queue import TrialQueue
+from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.verdict import Verdict
 
 
@@ -50,10 +50,10 @@ class Settlement:
         self._on_event(replace(of_attempt(Happening.ENDED, planned, attempt), end=verdict.end, reason=verdict.reason))
         self._queue.settle()
 
-    def try_again(self, planned: PlannedTrial, attempt: Attempt, reason: str) -> None:
+    def try_again(self, trial: OpenTrial, attempt: Attempt, reason: str) -> None:
         """This attempt came to nothing: the trial goes back into the queue, unless it has ended by now."""
-        if not self._ledger.is_open(planned.trial_id):
+        if not self._ledger.is_open(trial.trial_id):
             return
-        self._ledger.retried(planned.trial_id, attempt.number, reason)
-        self._on_event(replace(of_attempt(Happening.RETRYING, planned, attempt), reason=reason))
-        self._queue.put(planned)
+        self._ledger.retried(trial.trial_id, attempt.number, reason)
+        self._on_event(replace(of_attempt(Happening.RETRYING, trial.planned, attempt), reason=reason))
+        self._queue.put(trial)

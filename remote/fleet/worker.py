@@ -11,11 +11,11 @@ from pathlib import Path
 from bench.records.result import End
 from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
-from remote.fleet.attempt import OUT_FOLDER, PROGRESS, TRIAL_FILE, OpenTrial, bring
+from remote.fleet.attempt import OUT_FOLDER, PROGRESS, TRIAL_FILE, bring
 from remote.fleet.events import FleetEvent, Happening, of_attempt
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.patience import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
-from remote.fleet.queue import TrialQueue
+from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.settle import Settlement
 from remote.fleet.shared_volume import place_of
 from remote.fleet.verdict import Verdict, judge
@@ -45,7 +45,6 @@ class FleetState:
     launch: Launch
     on_event: Callable[[FleetEvent], None]
     shared: str | None
-    trials: dict[str, OpenTrial]
 
 
 class Worker:
@@ -64,11 +63,11 @@ class Worker:
                     raise Stopped
                 while self.earlier:
                     self._pick_up(*self.earlier[0])
-                    self._queue.pass_on(self.earlier.pop(0)[0].planned.trial_id, self.name)
-                planned = self._queue.take(self.name)
-                if planned is None:
+                    self._queue.pass_on(self.earlier.pop(0)[0], self.name)
+                trial = self._queue.take(self.name)
+                if trial is None:
                     return
-                self._begin(self._fleet.trials[planned.trial_id])
+                self._begin(trial)
             except WorkerLost as lost:
                 if not self._await_return(lost):
                     return
@@ -100,7 +99,7 @@ class Worker:
                     self._fleet.settlement.end(trial.planned, attempt, verdict, result)
                     return True
         except (WorkerLost, Stopped):
-            self._queue.put(trial.planned)
+            self._queue.put(trial)
             raise
         return False
 
@@ -108,7 +107,7 @@ class Worker:
         """An earlier attempt on this host, after a resume or after the host was lost: go on from what it is now."""
         planned, job = trial.planned, self._job(attempt)
         status = self._patience.ask(self.name, job.status)
-        if self._queue.claim(planned.trial_id):
+        if self._queue.claim(trial):
             self._fleet.on_event(of_attempt(Happening.ATTACHED, planned, attempt))
             if status.state is JobState.ABSENT and attempt.folder in trial.begun:
                 # It ran here once; its worker has come back with an empty disk.
@@ -134,7 +133,7 @@ class Worker:
                 trial.kept_out.add(attempt.folder)
             if (trial, attempt) not in self.earlier:
                 self.earlier.append((trial, attempt))
-            self._queue.release(trial.planned, self.name)
+            self._queue.release(trial, self.name)
             raise
         else:
             if outcome is None:
@@ -142,7 +141,7 @@ class Worker:
             verdict, result = outcome
             if resumed and verdict.end is End.CANCELLED and not self._patience.is_halted:
                 # The operator cancelled it in an earlier run, and has now resumed that run.
-                self._fleet.settlement.try_again(trial.planned, attempt, "cancelled earlier")
+                self._fleet.settlement.try_again(trial, attempt, "cancelled earlier")
             else:
                 self._settle(trial, attempt, verdict, result)
 
@@ -202,7 +201,7 @@ class Worker:
 
     def _settle(self, trial: OpenTrial, attempt: Attempt, verdict: Verdict, result: Path | None) -> None:
         if verdict.is_transient and trial.may_follow(attempt) and not self._patience.is_halted:
-            self._fleet.settlement.try_again(trial.planned, attempt, verdict.reason or verdict.end.value)
+            self._fleet.settlement.try_again(trial, attempt, verdict.reason or verdict.end.value)
         else:
             self._fleet.settlement.end(trial.planned, attempt, verdict, result)
 
@@ -229,13 +228,13 @@ class Worker:
 
         True when it answers; False when it is given up, or nothing is left that it could do.
         """
-        held = self.earlier[0][0].planned.trial_id if self.earlier else None
+        held = self.earlier[0][0].trial_id if self.earlier else None
         happened = Happening.WORKER_BUSY if isinstance(lost, WorkerBusy) else Happening.WORKER_LOST
         self._fleet.on_event(FleetEvent(happening=happened, worker=self.name, trial_id=held, reason=str(lost)))
         if not isinstance(lost, ShutOut):  # then what runs goes on, and no other host would take a trial
             for trial, attempt in self.earlier:
                 if trial.planned.worker is None and trial.may_follow(attempt):
-                    self._queue.pass_on(trial.planned.trial_id, self.name)
+                    self._queue.pass_on(trial, self.name)
         reason = self._patience.await_return(self.agent, lost, lambda: self._queue.is_open_for(self.name))
         if reason is None:
             if not self._patience.is_halted:
@@ -243,8 +242,9 @@ class Worker:
             return True
         verdict = Verdict(end=End.LOST, reason=reason)
         for trial, attempt in self.earlier:
-            if self._queue.give_up(trial.planned.trial_id, self.name):
+            if self._queue.give_up(trial, self.name):
                 self._fleet.settlement.end(trial.planned, attempt, verdict)
-        for planned in self._queue.pinned_to(self.name):
-            self._fleet.settlement.end(planned, None, verdict)
+        for trial in self._queue.open_trials():
+            if trial.planned.worker == self.name:
+                self._fleet.settlement.end(trial.planned, None, verdict)
         return False
