@@ -1,15 +1,24 @@
-"""The operator's terminal: a console for tables, and a question."""
+"""The operator's terminal: a console, a table, a question."""
 
 from __future__ import annotations
 
 import sys
 
 from rich.console import Console
+from rich.table import Table
 
 
 def console() -> Console:
     """A console for tables of names, which are not cut where the output is no terminal."""
-    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+    return Console(soft_wrap=True, markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def table(*heads: str) -> Table:
+    """An empty table without lines, whose columns do not wrap."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        made.add_column(head, no_wrap=True)
+    return made
 
 
 def asks(question: str) -> bool:

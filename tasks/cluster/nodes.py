@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from invoke.context import Context
-from rich.table import Table
 from rich.text import Text
 
 from remote.cluster.client import Cluster
@@ -13,7 +12,7 @@ from remote.cluster.diagnosis.nodes import PREEMPTIBLE, Need, NodeReport, examin
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantity import amount, in_gib
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, table
 from tasks.cluster.desired import image_of
 from tasks.connect.cluster import cluster_of
 from tasks.errors import TaskFailed, UsageError
@@ -80,13 +79,11 @@ def report(cluster: Cluster, need: Need) -> list[NodeReport]:
 def show(reports: list[NodeReport]) -> None:
     """The nodes as a table, then one line for each finding; nodes of other instance types are only counted."""
     screen = console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("node", "qualifies", "instance type", "GPUs", "free", "disk", "kubelet", "driver"):
-        table.add_column(head, no_wrap=True)
+    rows = table("node", "qualifies", "instance type", "GPUs", "free", "disk", "kubelet", "driver")
     for one in reports:
         if not one.is_candidate and not one.gpus:
             continue
-        table.add_row(
+        rows.add_row(
             Text(one.name),
             Text("yes", style="green") if one.qualifies else Text("no", style="red"),
             Text(one.instance_type or "-"),
@@ -96,13 +93,13 @@ def show(reports: list[NodeReport]) -> None:
             Text(one.kubelet),
             Text(one.driver or "unknown"),
         )
-    if table.row_count:
-        screen.print(table)
+    if rows.row_count:
+        screen.print(rows)
     for one in reports:
         if one.is_candidate or one.gpus:
             for finding in one.findings:
-                screen.print(f"  {finding}", markup=False, highlight=False)
+                screen.print(f"  {finding}")
     others = [one for one in reports if not one.is_candidate and not one.gpus]
     if others:
         names = ", ".join(one.name for one in others[:3]) + (", ..." if len(others) > 3 else "")
-        screen.print(f"  {len(others)} nodes without GPU, of another instance type: {names}", markup=False)
+        screen.print(f"  {len(others)} nodes without GPU, of another instance type: {names}")

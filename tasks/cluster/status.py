@@ -36,15 +36,15 @@ def show_status(context: Context) -> None:
             state = fleet(jobs, pods, claims, cluster.events())
         for claim in claims:
             phase = claim.get("status", {}).get("phase", "?")
-            screen.print(f"volume claim {claim['metadata']['name']}: {phase}", markup=False, highlight=False)
+            screen.print(f"volume claim {claim['metadata']['name']}: {phase}")
         if state.rows:
             screen.print(table(state))
         for line in together(state.all_findings):
-            screen.print(f"  {line}", markup=False, highlight=False)
+            screen.print(f"  {line}")
         if sets and not jobs:
             names = ", ".join(one["metadata"]["name"] for one in sets)
-            screen.print(f"jobset {names}: its controller has made no Job yet", markup=False, highlight=False)
-        screen.print(f"{state.up} of {len(state.rows)} pods are up", markup=False, highlight=False)
+            screen.print(f"jobset {names}: its controller has made no Job yet")
+        screen.print(f"{state.up} of {len(state.rows)} pods are up")
 
 
 def open_shell(context: Context, pod: str | None) -> None:

@@ -16,7 +16,7 @@ from remote.cluster.diagnosis.finding import Finding, together
 from remote.cluster.diagnosis.imagepull import BACK_OFF_SEC, LOGIN_CAUSES
 from remote.cluster.diagnosis.readiness import Fleet, fleet
 from remote.cluster.errors import ClusterError, Unreachable
-from tasks.cli.terminal import console
+from tasks.cli import terminal
 from tasks.errors import Resumable, TaskFailed
 from tasks.settings.load import Settings
 
@@ -52,7 +52,7 @@ def wait(
 
     `new_login`: the pull secret is new, and the pods may still report that the old one was refused.
     """
-    screen = console()
+    screen = terminal.console()
     began = heard = time.monotonic()
     limit = settings.cluster.ready_within_sec
     patience = Patience(login_sec=BACK_OFF_SEC if new_login else 0.0)
@@ -76,7 +76,7 @@ def wait(
                 live.update(Group(table(state), *wrong), refresh=True)
             else:
                 for line in _lines([news[key] for key in news if key not in before]):
-                    screen.print(line, markup=False, highlight=False)
+                    screen.print(line)
             together_sec = _TOGETHER_SEC if news.keys() != before.keys() else min(_MOST_TOGETHER_SEC, 2 * together_sec)
             before = news
             if state.is_up:
@@ -90,9 +90,9 @@ def wait(
                 raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
             within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
             _until_news(cluster, within_sec, together_sec)
-    screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s", markup=False, highlight=False)
+    screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s")
     if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
-        screen.print("set fleet.kind to pods, and `inv bench` runs on them", markup=False, highlight=False)
+        screen.print("set fleet.kind to pods, and `inv bench` runs on them")
 
 
 def _until_news(cluster: Cluster, within_sec: float, together_sec: float) -> None:
@@ -134,9 +134,7 @@ class Patience:
 
 def table(state: Fleet) -> Table:
     """Every pod: its node, state and restarts."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("job", "index", "pod", "node", "state", "restarts"):
-        shown.add_column(head, no_wrap=True)
+    shown = terminal.table("job", "index", "pod", "node", "state", "restarts")
     for row in state.rows:
         style = "green" if row.is_up else "red" if row.findings else "yellow"
         cells = (row.job, str(row.index), row.pod or "-", row.node or "-")

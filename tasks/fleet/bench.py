@@ -11,7 +11,6 @@ from typing import Any
 
 from invoke.context import Context
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from bench.records import SUITES
@@ -21,6 +20,7 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.host import Host
 from reports import text
 from tasks.cli.lock import only_one
+from tasks.cli.terminal import table
 from tasks.connect.workers import inspect, workers
 from tasks.errors import UsageError
 from tasks.fleet import execute, plan
@@ -126,25 +126,17 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:
     each = expected_sec(settings.results_folder, run.planned)
-    console = Console()
-    console.print(
+    print(
         f"plan: suite {run.suite}, profile {run.profile}, {text.count(len(run.planned), 'trial')} "
-        f"({', '.join(_times(run))}) over {text.count(len(run.workers), 'worker')} of kind {run.fleet_kind}",
-        markup=False,
-        soft_wrap=True,
+        f"({', '.join(_times(run))}) over {text.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
     is_mixed = any(planned.trial.kind != "training" for planned in run.planned)
-    heads = (
-        ("trial", "kind", "size", "steps", "expected") if is_mixed else ("trial", "seq x batch", "steps", "expected")
-    )
-    for head in heads:
-        table.add_column(head, no_wrap=True)
-    table.add_column("why")
+    rows = table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
+    rows.add_column("why")
     # One line a trial: the plan holds it once for each worker and repeat.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial, expected = planned.trial, each[planned.trial_id]
-        table.add_row(
+        rows.add_row(
             Text(trial.trial_id),
             *([trial.kind] if is_mixed else []),
             size_of(trial),
@@ -152,11 +144,11 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
             "-" if expected is None else duration(expected),
             Text(trial.reason),
         )
-    console.print(table)
-    console.print(f"on {', '.join(run.workers)}", markup=False, soft_wrap=True)
+    Console().print(rows)
+    print(f"on {', '.join(run.workers)}")
     total = expected_total_sec(run.planned, len(run.workers), each)
     took = "unknown: not every trial has run here before" if total is None else f"about {duration(total)}"
-    console.print(f"expected time: {took}; nothing was touched", markup=False, soft_wrap=True)
+    print(f"expected time: {took}; nothing was touched")
 
 
 def _times(run: RunRecord) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -161,18 +161,22 @@ def _with_unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f} {unit}"
 
 
-def _print_lines(console: Console, watch: Watch) -> None:
+def _rounds(watch: Watch) -> Iterator[list[Look]]:
+    """A round of looks every EVERY_SEC, without end."""
     while True:
         began = time.monotonic()
-        for row in rows(watch.round(wait_sec=EVERY_SEC)):
-            known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
-            console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
+        yield watch.round(wait_sec=EVERY_SEC)
         time.sleep(max(0.0, EVERY_SEC - (time.monotonic() - began)))
 
 
+def _print_lines(console: Console, watch: Watch) -> None:
+    for looks in _rounds(watch):
+        for row in rows(looks):
+            known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
+            console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
+
+
 def _show_live(console: Console, watch: Watch) -> None:
-    with Live(table(watch.round(wait_sec=EVERY_SEC)), console=console, auto_refresh=False) as live:
-        while True:
-            began = time.monotonic()
-            live.update(table(watch.round(wait_sec=EVERY_SEC)), refresh=True)
-            time.sleep(max(0.0, EVERY_SEC - (time.monotonic() - began)))
+    with Live(console=console, auto_refresh=False) as live:
+        for looks in _rounds(watch):
+            live.update(table(looks), refresh=True)

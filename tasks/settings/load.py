@@ -27,7 +27,7 @@ from bench.records.layout import IMAGE_FILE
 from tasks.errors import UsageError
 from tasks.settings import layers
 from tasks.settings.layers import Keys, SettingsLayer, SettingsLayers, found_text
-from tasks.settings.sections import LEAVES, SOURCE_OF_PRICE, Section, Sections, expected, field, kind_of, section
+from tasks.settings.sections import LEAVES, TWO_SETTINGS, Section, Sections, expected, field, kind_of, section
 
 _IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # as image and manifests have them
 
@@ -191,25 +191,19 @@ def _put(into: dict[str, Any], keys: Keys, value: Any) -> None:
 
 def _first_problem(error: ValidationError, found: SettingsLayers) -> str:
     problem = error.errors()[0]
-    if problem["type"] == "price_without_source":
-        priced = ("cost", problem["ctx"]["priced"])
-        price = found.strongest(priced)
-        at = price.where(priced) if price is not None else "settings"
-        source = SOURCE_OF_PRICE[priced[1]]
-        return f"{at}: cost.{source}: expected text that says where the price is from, found null"
-    if problem["type"] == "shm_beyond_memory":
-        shm = ("cluster", "shm")
-        layer, sizes = found.strongest(shm), problem["ctx"]
-        at = layer.where(shm) if layer is not None else "settings"
-        return (
-            f"{at}: cluster.shm: expected at most cluster.memory, {sizes['memory']}, of which it is a part, "
-            f"found {sizes['shm']}"
-        )
+    if problem["type"] == TWO_SETTINGS:
+        context = problem["ctx"]
+        at = _where(found, context["at"])
+        return f"{at}: {context['name']}: expected {problem['msg']}, found {context['found']}"
     place = problem["loc"]
     keys = tuple(part for part in place if isinstance(part, str))
     layer = found.strongest(keys)
-    at = layer.where(keys) if layer is not None else "settings"
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     words = "text" if isinstance(place[-1], int) else expected(field(keys))
     advice = "; a list stands in files only" if layer is not None and layer.environment and "list" in words else ""
-    return f"{at}: {name}: expected {words}, found {found_text(problem['input'])}{advice}"
+    return f"{_where(found, keys)}: {name}: expected {words}, found {found_text(problem['input'])}{advice}"
+
+
+def _where(found: SettingsLayers, keys: Keys) -> str:
+    layer = found.strongest(keys)
+    return "settings" if layer is None else layer.where(keys)

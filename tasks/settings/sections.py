@@ -87,6 +87,7 @@ class BenchSection(Section):
     seed: int = Field(default=42, ge=0, le=2**31 - 1)
 
 
+TWO_SETTINGS = "two_settings"  # an error's type: its message is what was expected, its context says where
 SOURCE_OF_PRICE = {"price_usd_per_gpu_hour": "price_source", "hosted_usd_per_10000_samples": "hosted_source"}
 
 
@@ -163,7 +164,8 @@ class CostSection(Section):
     def _every_dollar_names_its_source(self) -> CostSection:
         for priced, source in SOURCE_OF_PRICE.items():
             if getattr(self, priced) is not None and getattr(self, source) is None:
-                raise PydanticCustomError("price_without_source", "a price needs its source", {"priced": priced})
+                place = {"at": ("cost", priced), "name": f"cost.{source}", "found": "null"}
+                raise PydanticCustomError(TWO_SETTINGS, "text that says where the price is from", place)
         return self
 
 
@@ -208,7 +210,10 @@ class ClusterSection(Section):
     @model_validator(mode="after")
     def _shared_memory_is_a_part_of_memory(self) -> ClusterSection:
         if amount(self.shm) > amount(self.memory):
-            raise PydanticCustomError("shm_beyond_memory", "shm is a part of memory", self.model_dump())
+            place = {"at": ("cluster", "shm"), "name": "cluster.shm", "found": self.shm}
+            raise PydanticCustomError(
+                TWO_SETTINGS, f"at most cluster.memory, {self.memory}, of which it is a part", place
+            )
         return self
 
 

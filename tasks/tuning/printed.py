@@ -19,27 +19,25 @@ from tasks.tuning.surrogate import Surrogate
 
 def show_plan(record: TuneRecord, workers: int) -> None:
     """How many candidates there are and fit, and the first wave."""
-    limit, console = record.memory(), Console()
+    limit = record.memory()
     fitting = [one for one in record.candidates if limit.fits(one)]
     room = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
-    console.print(
+    print(
         f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {len(fitting)} fit ({room}); "
-        f"first wave over {text.count(workers, 'worker')}:",
-        markup=False,
-        soft_wrap=True,
+        f"first wave over {text.count(workers, 'worker')}:"
     )
     table = _table("configuration", "predicted GiB", "useful positions")
     for one in choose(Surrogate(record.candidates), {}, limit, workers):
         peak = limit.corrected(one)
         size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
         table.add_row(one.key, size, f"{100 * one.useful_share:.0f} %")
-    console.print(table)
-    console.print("nothing was touched", markup=False)
+    Console().print(table)
+    print("nothing was touched")
 
 
 def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured], about: Mapping[str, Any]) -> None:
     """The front as a table, what the search cost, and the command that runs the best again."""
-    console, best_at = Console(), titles(kept)
+    best_at = titles(kept)
     table = _table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
     for one in kept:
         between = "-" if one.interval is None else f"{one.interval.low:,.0f} to {one.interval.high:,.0f}"
@@ -52,15 +50,13 @@ def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured]
             best_at[one.trial.trial_id],
         )
     on = f"on {record.gpu}" if record.gpu else "on CPUs, profile tiny: these numbers say nothing about a GPU"
-    console.print(
+    print(
         f"search {record.tune_id}: {about['tried']} of {len(record.candidates)} candidates tried, "
-        f"{about['worker_sec'] / 60:.1f} worker-minutes, {on}",
-        markup=False,
-        soft_wrap=True,
+        f"{about['worker_sec'] / 60:.1f} worker-minutes, {on}"
     )
-    console.print(table)
+    Console().print(table)
     folder = Path(settings.results.folder) / "tune" / record.tune_id
-    console.print(f"`inv bench --trials {folder / 'best.json'}` runs the best again", markup=False, soft_wrap=True)
+    print(f"`inv bench --trials {folder / 'best.json'}` runs the best again")
 
 
 def _gib(count: int | None) -> str:

@@ -9,14 +9,15 @@ best.json      the fastest as a trial, for `inv bench --trials`
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, TrialError
+from bench.records.durable import write_atomic
 from tasks.errors import UsageError, cannot_write
+from tasks.fleet.folders import make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 
 FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
@@ -73,12 +74,12 @@ class TuneRecord:
                 for one in self.candidates
             ],
         }
-        _write(self._home / RECORD_FILE, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        _write_json(self._home / RECORD_FILE, document)
 
     def write_answer(self, document: Mapping[str, Any], best: str) -> None:
         """Raises OSError."""
-        _write(self._home / BEST_FILE, best)
-        _write(self._home / ANSWER_FILE, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(self._home / BEST_FILE, best.encode())
+        _write_json(self._home / ANSWER_FILE, document)
 
     @property
     def _home(self) -> Path:
@@ -96,20 +97,12 @@ _PLAIN = (
 def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
     """Give the search its folder. Raises UsageError."""
     try:
-        for number in range(1, 1000):
-            name = record.tune_id if number == 1 else f"{record.tune_id}-{number}"
-            folder = results_folder / FOLDER / name
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                folder.mkdir()
-            except FileExistsError:
-                continue
-            record.tune_id, record.folder = name, folder
-            record.write()
-            return record
+        (results_folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        record.tune_id, record.folder = make_folder(results_folder / FOLDER, record.tune_id)
+        record.write()
     except OSError as error:
         raise cannot_write(results_folder, error) from None
-    raise UsageError(f"results.folder: {results_folder / FOLDER} holds a thousand searches of one second; clear it")
+    return record
 
 
 def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
@@ -145,10 +138,5 @@ def _read(folder: Path) -> TuneRecord:
     return TuneRecord(folder=folder, candidates=candidates, **plain)
 
 
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())

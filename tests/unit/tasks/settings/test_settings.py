@@ -130,7 +130,7 @@ def test_another_projects_section_may_stand_in_the_users_own_file(project: Path,
 
 
 SIZE = "a whole number from 1 to 1024"
-SECTIONS = "model, data, results, fleet, bench, tune, build, image, registry, hub, cost, cluster"
+SECTIONS = ", ".join(Sections.model_fields)
 FLEET = ", ".join(FleetSection.model_fields)
 PATH_NEEDED = "a folder's path"
 
@@ -369,3 +369,31 @@ def test_a_yes_or_no_setting_comes_from_the_environment_too(context: Make, monke
     monkeypatch.setenv("INVOKE_CLUSTER_PREEMPTIBLE", "perhaps")
     words = 'environment INVOKE_CLUSTER_PREEMPTIBLE: cluster.preemptible: expected true or false, found "perhaps"'
     assert refusal(context()) == words
+
+
+@pytest.mark.parametrize("place", ["file", "environment"])
+def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
+    place: str, project: Path, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if place == "file":
+        (project / "f.yaml").write_text("cluster:\n  registry_user: ns/me-in-a-file\n")
+        runtime, user, where = "f.yaml", "ns/me-in-a-file", "f.yaml:2"
+    else:
+        monkeypatch.setenv("INVOKE_CLUSTER_REGISTRY_USER", "ns/me")
+        runtime, user, where = None, "ns/me", "environment INVOKE_CLUSTER_REGISTRY_USER"
+    for _ in range(2):  # a command loads its settings more than once
+        assert load(context(runtime)).registry.user == user
+    assert capsys.readouterr().err == f"{where}: cluster.registry_user is now registry.user; rename it there\n"
+
+
+def test_an_old_name_that_says_nothing_is_dropped_and_one_that_contradicts_is_refused(
+    project: Path, context: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "f.yaml").write_text("registry: {user: ns/a}\ncluster: {registry_user: null}\n")
+    assert load(context("f.yaml")).registry.user == "ns/a"
+    assert capsys.readouterr().err == ""
+    (project / "f.yaml").write_text("registry: {user: ns/a}\ncluster: {registry_user: ns/b}\n")
+    assert refusal(context("f.yaml")) == (
+        "f.yaml:2: cluster.registry_user is now registry.user, and both are set, "
+        'to "ns/b" and "ns/a"; remove the old one'
+    )

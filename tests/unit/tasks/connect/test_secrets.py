@@ -1,0 +1,60 @@
+"""The registry's password: from a file of the operator's own, or from standard input."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tasks.connect.secrets import registry_password
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+from tasks.settings.sections import RegistrySection
+
+
+def password(root: Path, file: str | None = None) -> str:
+    settings = Settings(root=root, registry=RegistrySection(password_file=file))
+    return registry_password(settings, "ns/me", "fra.ocir.io", "inv push").reveal()
+
+
+@pytest.mark.parametrize(("piped", "token"), [("token\n", "token"), ("token", "token"), ("a b \n", "a b ")])
+def test_a_piped_password_is_one_line(piped: str, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    assert password(tmp_path) == token
+
+
+@pytest.mark.parametrize("stdin", [io.StringIO(""), io.StringIO("\n"), None])
+def test_no_password_is_a_usage_error_with_an_example(
+    stdin: io.StringIO | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(UsageError) as refused:
+        password(tmp_path)
+    assert str(refused.value) == (
+        "no auth token for ns/me at fra.ocir.io on standard input; for example: inv push < FILE-WITH-THE-TOKEN"
+    )
+
+
+def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("another\n"))
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text("token\n")
+    assert password(tmp_path, "token") == "token"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "problem"),
+    [
+        ("token\n", 0o640, "others may read it; type: chmod 600"),
+        (" \n", 0o600, "is empty"),
+        (None, 0o600, "cannot be read: No such file or directory"),
+    ],
+)
+def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "token").write_text(text)
+        (tmp_path / "token").chmod(mode)
+    with pytest.raises(UsageError, match=r"^registry\.password_file: .*token: ") as refused:
+        password(tmp_path, "token")
+    assert problem in str(refused.value)
