@@ -104,20 +104,8 @@ class BuildPlan:
 
     def to_job(self) -> dict[str, Any]:
         """The document for `remote.image.onvm.build`."""
-        return {
-            "image": self.image,
-            "label": f"{LABEL}.build",
-            "digest": self.digest,
-            "docker": [self.argv[0]],
-            "environment": dict(self.environment),
-            "base": self.base,
-            "argv": list(self.argv),
-            "code_folder": self.code_folder,
-            "code": [list(pair) for pair in self.code],
-            "packed": [asdict(file) for file in self.packed],
-            "context": self.context,
-            "data_root": self.data_root,
-        }
+        own = {key: value for key, value in asdict(self).items() if key not in ("needs", "notes")}
+        return {**own, "label": f"{LABEL}.build", "docker": [self.argv[0]]}
 
 
 def model_folders(look: Look) -> tuple[ModelFolder, ...]:

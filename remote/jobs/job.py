@@ -7,7 +7,7 @@ Completion is a file written last with the exit code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -149,13 +149,6 @@ def slot_of(host: Host) -> str:
 
 
 def _status(line: Mapping[str, Any]) -> JobStatus:
-    progress = line.get("progress")
-    return JobStatus(
-        state=JobState(line["state"]),
-        progress=progress if isinstance(progress, dict) else None,
-        heartbeat_age_sec=line.get("heartbeat_age_sec"),
-        exit_code=line.get("exit_code"),
-        signal=line.get("signal"),
-        why=line.get("why"),
-        wall_time_sec=line.get("wall_time_sec"),
-    )
+    known = {each.name: line.get(each.name) for each in fields(JobStatus)}
+    progress = known["progress"] if isinstance(known["progress"], dict) else None
+    return JobStatus(**{**known, "state": JobState(line["state"]), "progress": progress})

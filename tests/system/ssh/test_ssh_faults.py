@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import remote.ssh.connection
-import remote.ssh.host
+import remote.ssh.session
 from remote.hosts.command import Command, Secret
 from remote.hosts.host import CommandFailed, CommandTimedOut, HostUnreachable, check
 from remote.jobs import transfer
@@ -85,7 +85,7 @@ def test_a_command_whose_link_is_gone_ends_at_its_deadline_on_the_host(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient(monkeypatch)
-    monkeypatch.setattr(remote.ssh.host, "MARGIN_SEC", 1.0)
+    monkeypatch.setattr(remote.ssh.session, "MARGIN_SEC", 1.0)
     with from_laptop(network) as host:
         with pytest.raises((HostUnreachable, CommandTimedOut)):
             run(

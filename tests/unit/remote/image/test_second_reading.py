@@ -13,7 +13,7 @@ from remote.hosts.host import AddressWrong
 from remote.image import sdk as images
 from remote.image.engine import EngineError
 from remote.image.modelfetch import FetchError, _as_files
-from remote.ssh import connection as sshconnect
+from remote.ssh import connection
 from remote.ssh.config import Hop
 
 
@@ -21,9 +21,9 @@ def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: p
     def shut(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/home/me/.ssh/known_hosts")
 
-    monkeypatch.setattr(sshconnect, "known_keys", shut)
+    monkeypatch.setattr(connection, "known_keys", shut)
     with pytest.raises(AddressWrong, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
-        sshconnect._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
+        connection._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
 
 
 @pytest.mark.parametrize("kind", [requests.ReadTimeout, requests.ConnectionError])
