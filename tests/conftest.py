@@ -20,6 +20,8 @@ from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
 
+# A thread a core in several workers wait for each other: 6 s of processor time for a test of recipes; with one 0.3 s.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 FIRST = {name: place for place, name in enumerate(("system", "faults", "integration", "unit"))}
 
 

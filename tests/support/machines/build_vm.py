@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.inv_server import InvServer
 from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
 from tests.support.machines.network import USER, VM, Network, running_network
@@ -59,6 +60,14 @@ class BuildVm:
         self._engine: subprocess.Popen[Any] | None = None
         self._registry: subprocess.Popen[Any] | None = None
         self._typed: list[subprocess.Popen[str]] = []
+        self._server = InvServer(self.folder, lambda argv, **options: network.laptop.start(*argv, **options))
+
+    def __enter__(self) -> BuildVm:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.__exit__(*error)
 
     def begin_anew(self) -> None:
         """Undo what a test that failed in its middle may have left. Takes milliseconds where nothing is wrong."""
@@ -79,9 +88,7 @@ class BuildVm:
 
     def inv(self, *words: str, check: bool = False, **settings: str) -> subprocess.CompletedProcess[str]:
         """Type `inv ...` on the laptop. `settings` are INVOKE_... variables without their prefix."""
-        done: subprocess.CompletedProcess[str] = self.network.laptop.run(
-            *self._argv(*words), env=self._environment(settings), timeout=INV_SEC, check=False
-        )
+        done = self._server.inv(*words, cwd=self.project, env=self._environment(settings), timeout_sec=INV_SEC)
         if check:
             assert done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -314,8 +321,7 @@ def running_build_vm() -> Iterator[BuildVm]:
     reason = base_image.why_not()
     if reason is not None:
         pytest.skip(reason)
-    with running_network() as network:
-        build_vm = BuildVm(network)
+    with running_network() as network, BuildVm(network) as build_vm:
         Path(build_vm.tmpdir).mkdir()
         build_vm.own(Path(build_vm.tmpdir))
         (build_vm.folder / "laptop-home").mkdir()
@@ -332,7 +338,7 @@ def running_build_vm() -> Iterator[BuildVm]:
 def _make_project(build_vm: BuildVm) -> None:
     build_vm.project.mkdir()
     for name in ("bench", "remote", "reports", "tasks", "image"):
-        shutil.copytree(ROOT / name, build_vm.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, build_vm.project / name)  # with what is compiled
     for name in ("tasks.py", "invoke.yaml"):
         shutil.copy(ROOT / name, build_vm.project / name)
     digest = make_wheel(build_vm.project / "wheels")
