@@ -149,6 +149,6 @@ def slot_of(host: Host) -> str:
 
 
 def _status(line: Mapping[str, Any]) -> JobStatus:
-    known = {each.name: line.get(each.name) for each in fields(JobStatus)}
+    known: dict[str, Any] = {each.name: line.get(each.name) for each in fields(JobStatus)}
     progress = known["progress"] if isinstance(known["progress"], dict) else None
     return JobStatus(**{**known, "state": JobState(line["state"]), "progress": progress})
