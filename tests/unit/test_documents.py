@@ -49,11 +49,17 @@ def test_the_architecture_has_a_line_for_each_room() -> None:
     assert [str(room) for room in packages if f"| `{room}` |" not in text] == []
 
 
-def test_no_walk_passes_more_than_ten_rooms() -> None:
+def test_a_walk_passes_at_most_ten_files_and_the_functions_it_names() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     walks = text.split("## Four walks")[1].split("\n## ")[0].split("\n**")[1:]
     assert len(walks) == 4
-    assert max(len(re.findall(r"^\d+\. ", walk, re.MULTILINE)) for walk in walks) <= 10
+    steps = [re.findall(r"^\d+\. `([^`]+)`((?:.|\n   )+)", walk, re.MULTILINE) for walk in walks]
+    assert max(len(walk) for walk in steps) <= 10
+    calls = [(file, name) for walk in steps for file, text in walk for name in re.findall(r"`(\w+)\(\)`", text)]
+    assert len(calls) > 20
+    assert [
+        (file, name) for file, name in calls if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ] == []
 
 
 def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
