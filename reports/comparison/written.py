@@ -28,21 +28,8 @@ import pandas as pd
 
 from reports.comparison.compare import ComparedRow, Comparison, Side
 
-_OF_ROW = (
-    "configuration",
-    "kind",
-    "metric",
-    "context",
-    "run_id",
-    "verdict",
-    "why",
-    "speed_ratio",
-    "low",
-    "high",
-    "p_value",
-    "p_corrected",
-    "shows_percent",
-)
+_WORDS = ("configuration", "kind", "metric", "context", "run_id", "verdict", "why")
+_OF_ROW = (*_WORDS, "speed_ratio", "low", "high", "p_value", "p_corrected", "shows_percent")
 _OF_SIDE = {
     "": "value",
     "_low": "low",
@@ -52,7 +39,6 @@ _OF_SIDE = {
     "_noise_percent": "processes_noise_percent",
     "_steps_noise_percent": "steps_noise_percent",
 }
-_WORDS = frozenset(_OF_ROW[:7])
 
 
 def frame(of: Comparison) -> pd.DataFrame:

@@ -23,26 +23,13 @@ from reports.read.run import ReportError, Run
 from reports.summary.summary import Summary
 
 _COST_COLUMNS = (
-    "configuration",
-    "price_name",
-    "price_usd_per_gpu_hour",
-    "price_source",
+    *("configuration", "price_name", "price_usd_per_gpu_hour", "price_source"),
     "price_dated",
-    "usd_per_1000_samples",
-    "usd_per_million_useful_tokens",
-    "gpus",
-    "speedup",
-    "speedup_is_measured",
-    "speedup_source",
-    "training_sec_10000_samples",
-    "training_sec_low",
-    "training_sec_high",
-    "usd_10000_samples",
-    "usd_low",
-    "usd_high",
-    "startup_sec",
-    "boot_volume_usd",
-    "usd_billed",
+    *("usd_per_1000_samples", "usd_per_million_useful_tokens"),
+    *("gpus", "speedup", "speedup_is_measured", "speedup_source"),
+    *("training_sec_10000_samples", "training_sec_low", "training_sec_high"),
+    *("usd_10000_samples", "usd_low", "usd_high"),
+    *("startup_sec", "boot_volume_usd", "usd_billed"),
 )
 
 
@@ -103,26 +90,13 @@ def costs(summary: Summary) -> pd.DataFrame:
     """What every configuration costs at every price on every number of GPUs; empty where there is no price."""
     lines = [
         (
-            row.label,
-            cost.price.name,
-            cost.price.usd_per_gpu_hour,
-            cost.price.source,
+            *(row.label, cost.price.name, cost.price.usd_per_gpu_hour, cost.price.source),
             None if cost.price.dated is None else cost.price.dated.isoformat(),
-            cost.usd_per_1000_samples.value,
-            cost.usd_per_million_useful_tokens.value,
-            plan.gpus,
-            plan.scaling.speedup,
-            plan.scaling.is_measured,
-            plan.scaling.source,
-            plan.training_sec.value,
-            plan.training_sec.low,
-            plan.training_sec.high,
-            plan.usd.value,
-            plan.usd.low,
-            plan.usd.high,
-            plan.startup_sec,
-            plan.boot_volume_usd,
-            plan.usd_billed.value,
+            *(cost.usd_per_1000_samples.value, cost.usd_per_million_useful_tokens.value),
+            *(plan.gpus, plan.scaling.speedup, plan.scaling.is_measured, plan.scaling.source),
+            *(plan.training_sec.value, plan.training_sec.low, plan.training_sec.high),
+            *(plan.usd.value, plan.usd.low, plan.usd.high),
+            *(plan.startup_sec, plan.boot_volume_usd, plan.usd_billed.value),
         )
         for row in summary.rows
         for cost in row.costs

@@ -29,28 +29,13 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the page's long tables, so that it stays a page; summary.json has all of them.
 MOST_ROWS, MOST_RAW, MOST_FAILURES = 400, 500, 200
 
-# The first five are words, the others numbers; reasons stand in the list of failures.
+# Words first, then numbers; reasons stand in the list of failures.
 _RAW_COLUMNS = (
-    "trial_id",
-    "configuration",
-    "kind",
-    "worker",
-    "status",
-    "attempt",
-    "n_steps",
-    "n_measurements",
-    "step_time_sec",
-    "samples_per_sec",
-    "tokens_per_sec",
-    "useful_tokens_per_sec",
-    "padding_percent",
-    "first_loss",
-    "last_loss",
-    "peak_vram_bytes",
-    "peak_rss_bytes",
-    "load_time_sec",
-    "wall_time_sec",
-    "started_at",
+    *("trial_id", "configuration", "kind", "worker", "status"),
+    *("attempt", "n_steps", "n_measurements"),
+    *("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent"),
+    *("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes"),
+    *("load_time_sec", "wall_time_sec", "started_at"),
 )
 
 
@@ -146,7 +131,7 @@ def _labelled(svg: str, shape: str, picture: Picture) -> Markup:
 
 def _sort_key(value: object) -> float | str | None:
     """A number to sort by, empty for unknown; None for words, which sort as they are."""
-    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
+    if _is_unknown(value):
         return ""
     return float(value) if isinstance(value, (int, float)) else None
 
@@ -161,10 +146,14 @@ def _ends(row: ConfigurationRow) -> str:
 
 
 def _cell(value: object) -> str:
-    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
+    if _is_unknown(value):
         return ""
     if isinstance(value, float):
         return text.number(value, max(2, text.decimals(value)))
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def _is_unknown(value: object) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value))

@@ -116,22 +116,12 @@ def _measurements(summary: Summary) -> list[str]:
 def _failures(summary: Summary) -> list[str]:
     parts = []
     if summary.failures:
-        parts.append(
-            _table(
-                ("trial", "worker", "end", "reason", "steps", "measurements"),
-                [
-                    (
-                        one.trial_id,
-                        one.worker or "none",
-                        one.end.value,
-                        one.reason or "not known",
-                        str(one.n_steps),
-                        str(one.n_measurements),
-                    )
-                    for one in summary.failures
-                ],
-            )
-        )
+        ends = [
+            (one.trial_id, one.worker or "none", one.end.value, one.reason or "not known", *taken)
+            for one in summary.failures
+            for taken in [(str(one.n_steps), str(one.n_measurements))]
+        ]
+        parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), ends))
     if summary.missing:
         rows = [(one.trial_id, one.worker or "any", one.reason) for one in summary.missing]
         parts.append(_table(("planned trial without a usable result", "worker", "why"), rows))

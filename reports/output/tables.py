@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -14,9 +15,9 @@ from bench.records.result import End
 from reports import text
 from reports.read import measurements
 from reports.read.run import Run
-from reports.statistics.values import Estimate, Measured, Ratio
+from reports.statistics.values import Measured, Ratio
 from reports.summary import cost, sentences
-from reports.summary.summary import ConfigurationRow, Other, Summary
+from reports.summary.summary import SETTINGS, ConfigurationRow, Other, Summary
 
 SUMMARY_SCHEMA_VERSION = 2
 ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
@@ -46,9 +47,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "baseline": summary.baseline,
         "price": None if summary.price is None else _price(summary.price),
         "prices": [_price(one) for one in summary.prices],
-        "hosted": None
-        if summary.hosted is None
-        else {"usd_per_10000_samples": summary.hosted.usd_per_10000_samples, "source": summary.hosted.source},
+        "hosted": None if summary.hosted is None else asdict(summary.hosted),
         "billed": _billed(summary.billed),
         "counts": {"planned": len(record.planned)}
         | {end.value: summary.counts.get(end, 0) for end in End}
@@ -56,23 +55,11 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "configurations": [_configuration(row) for row in summary.rows],
         "other_configurations": [_other(one) for one in summary.others],
         "failures": [
-            {
-                "trial_id": one.trial_id,
-                "configuration": one.configuration,
-                "worker": one.worker,
-                "end": one.end.value,
-                "reason": one.reason,
-                "attempt": one.attempt,
-                "n_steps": one.n_steps,
-                "n_measurements": one.n_measurements,
-            }
+            {name: value for name, value in asdict(one).items() if name != "log_tail"} | {"end": one.end.value}
             for one in summary.failures
         ],
-        "missing": [
-            {"trial_id": one.trial_id, "configuration": one.configuration, "worker": one.worker, "reason": one.reason}
-            for one in summary.missing
-        ],
-        "rejected": [{"file": one.file, "reason": one.reason} for one in summary.rejected],
+        "missing": [asdict(one) for one in summary.missing],
+        "rejected": [asdict(one) for one in summary.rejected],
         "fingerprint": {
             "devices": list(summary.hosts.devices),
             "common": summary.hosts.common,
@@ -116,21 +103,14 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "configuration": row.label,
         "reason": row.reason,
         "is_baseline": row.is_baseline,
-        "max_seq_len": row.max_seq_len,
-        "micro_batch_size": row.micro_batch_size,
-        "gradient_accumulation_steps": row.gradient_accumulation_steps,
-        "layout": row.layout,
-        "base_precision": row.base_precision,
-        "lora_rank": row.lora_rank,
-        "optimizer": row.optimizer,
-        "gradient_checkpointing": row.gradient_checkpointing,
+        **{name: getattr(row, name) for name in SETTINGS[1:]},
         "planned": row.planned,
         "ends": {end.value: amount for end, amount in row.ends.items()},
         "missing": row.missing,
         "n_workers": 0 if measured is None else measured.n_workers,
         "n_processes": 0 if measured is None else measured.n_processes,
         "n_steps": 0 if measured is None else measured.n_steps,
-        **{name: None if measured is None else _estimate(getattr(measured, name)) for name in ESTIMATES},
+        **{name: None if measured is None else asdict(getattr(measured, name)) for name in ESTIMATES},
         "padding_percent": None if measured is None else measured.padding_percent,
         "worker_spread": None if measured is None else measured.worker_spread,
         "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
@@ -139,12 +119,9 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "flags": [] if measured is None else list(measured.flags),
         "samples_ratio": _ratio(row.samples_ratio),
         "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
-        "usd_per_1000_samples": None if row.cost is None else _amount(row.cost.usd_per_1000_samples),
+        "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
         "costs": [_cost(one) for one in row.costs],
-        "first_loss": row.first_loss,
-        "last_loss": row.last_loss,
-        "peak_vram_bytes": row.peak_vram_bytes,
-        "peak_rss_bytes": row.peak_rss_bytes,
+        **{name: getattr(row, name) for name in ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes")},
         "load_time_sec": row.load_time_sec,
     }
 
@@ -201,10 +178,6 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     return line
 
 
-def _estimate(of: Estimate) -> dict[str, Any]:
-    return {"value": of.value, "low": of.low, "high": of.high, "n": of.n, "over": of.over}
-
-
 def _noise(of: Measured | None) -> dict[str, float | None] | None:
     if of is None:
         return None
@@ -226,26 +199,22 @@ def _price(of: cost.Price) -> dict[str, Any]:
     }
 
 
-def _amount(of: cost.Amount) -> dict[str, float | None]:
-    return {"value": of.value, "low": of.low, "high": of.high}
-
-
 def _cost(of: cost.Cost) -> dict[str, Any]:
     return {
         "price": _price(of.price),
-        "usd_per_1000_samples": _amount(of.usd_per_1000_samples),
-        "usd_per_million_useful_tokens": _amount(of.usd_per_million_useful_tokens),
+        "usd_per_1000_samples": asdict(of.usd_per_1000_samples),
+        "usd_per_million_useful_tokens": asdict(of.usd_per_million_useful_tokens),
         "fine_tuning_10000_samples": [
             {
                 "gpus": plan.gpus,
                 "speedup": plan.scaling.speedup,
                 "speedup_is_measured": plan.scaling.is_measured,
                 "speedup_source": plan.scaling.source,
-                "training_sec": _amount(plan.training_sec),
-                "usd": _amount(plan.usd),
+                "training_sec": asdict(plan.training_sec),
+                "usd": asdict(plan.usd),
                 "startup_sec": plan.startup_sec,
                 "boot_volume_usd": plan.boot_volume_usd,
-                "usd_billed": _amount(plan.usd_billed),
+                "usd_billed": asdict(plan.usd_billed),
             }
             for plan in of.fine_tunings
         ],

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from bench.records.durable import write_atomic
 from bench.records.layout import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
-from bench.records.run import RunRecord
+from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
 from reports.output.html import INDEX_FILE, without_refresh
 from reports.read.run import ReportError
@@ -48,10 +48,7 @@ class Progress:
 
 def look(run_folder: Path) -> Progress:
     """What results are there of those that are planned. Raises ReportError when run.json cannot be trusted."""
-    try:
-        planned = {plan.trial_id for plan in RunRecord.read(run_folder / RUN_FILE).planned}
-    except ResultError as error:
-        raise ReportError(str(error)) from None
+    planned = {plan.trial_id for plan in _planned(run_folder)}
     seen = set()
     for trial_id in planned:
         try:
@@ -64,11 +61,14 @@ def look(run_folder: Path) -> Progress:
 
 def patience_sec(run_folder: Path) -> float:
     """How long nothing may change: the longest trial's deadline, and some. Raises ReportError."""
+    return max((plan.trial.deadline_sec for plan in _planned(run_folder)), default=0.0) + GRACE_SEC
+
+
+def _planned(run_folder: Path) -> list[PlannedTrial]:
     try:
-        planned = RunRecord.read(run_folder / RUN_FILE).planned
+        return RunRecord.read(run_folder / RUN_FILE).planned
     except ResultError as error:
         raise ReportError(str(error)) from None
-    return max((plan.trial.deadline_sec for plan in planned), default=0.0) + GRACE_SEC
 
 
 def watch(

@@ -90,41 +90,23 @@ class Run:
         return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
 
 
+_MEASURED = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")
+_PEAKS = ("peak_vram_bytes", "peak_rss_bytes")
 _TRIAL_COLUMNS = {
-    "trial_id": "str",
-    "configuration": "str",
-    "kind": "str",
-    "worker": "str",
-    "status": "str",
-    "reason": "str",
+    **dict.fromkeys(("trial_id", "configuration", "kind", "worker", "status", "reason"), "str"),
     "attempt": "int64",
-    "written_by": "str",
-    "started_at": "str",
-    "wall_time_sec": "float64",
-    "load_time_sec": "float64",
-    "n_steps": "int64",
-    "n_measurements": "int64",
-    "step_time_sec": "float64",
-    "samples_per_sec": "float64",
-    "tokens_per_sec": "float64",
-    "useful_tokens_per_sec": "float64",
-    "padding_percent": "float64",
-    "first_loss": "float64",
-    "last_loss": "float64",
-    "peak_vram_bytes": "Int64",
-    "peak_rss_bytes": "Int64",
+    **dict.fromkeys(("written_by", "started_at"), "str"),
+    **dict.fromkeys(("wall_time_sec", "load_time_sec"), "float64"),
+    **dict.fromkeys(("n_steps", "n_measurements"), "int64"),
+    **dict.fromkeys(("step_time_sec", *_MEASURED), "float64"),
+    **dict.fromkeys(_PEAKS, "Int64"),
 }
-_FROM_METRICS = (
-    "load_time_sec",
-    "samples_per_sec",
-    "tokens_per_sec",
-    "useful_tokens_per_sec",
-    "padding_percent",
-    "first_loss",
-    "last_loss",
-    "peak_vram_bytes",
-    "peak_rss_bytes",
-)
+_STEP_COLUMNS = {
+    **dict.fromkeys(("trial_id", "configuration", "worker", "status", "phase"), "str"),
+    "step": "int64",
+    **dict.fromkeys(("step_time_sec", "loss", "samples"), "float64"),  # packed samples are fractions
+    **dict.fromkeys(("tokens", "useful_tokens"), "int64"),
+}
 
 
 def trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
@@ -148,28 +130,13 @@ def trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> p
         }
         if (metrics := result.metrics) is not None:
             row["step_time_sec"] = metrics.step_time_sec.median
-            row |= {name: getattr(metrics, name) for name in _FROM_METRICS}
+            row |= {name: getattr(metrics, name) for name in ("load_time_sec", *_MEASURED, *_PEAKS)}
         rows.append(row)
     return pd.DataFrame(rows, columns=list(_TRIAL_COLUMNS)).astype(_TRIAL_COLUMNS)
 
 
 def _steps_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "trial_id",
-            "configuration",
-            "worker",
-            "status",
-            "phase",
-            "step",
-            "step_time_sec",
-            "loss",
-            "samples",
-            "tokens",
-            "useful_tokens",
-        )
-    }
+    columns: dict[str, list[Any]] = {name: [] for name in _STEP_COLUMNS}
     for trial_id, label in label_of.items():
         if (result := results.get(trial_id)) is None:
             continue
@@ -184,9 +151,4 @@ def _steps_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> p
             columns["step"] += range(before + 1, before + count + 1)
             for name in ("step_time_sec", "loss", "samples", "tokens", "useful_tokens"):
                 columns[name] += getattr(steps, name)
-    frame = pd.DataFrame(columns)
-    return frame.astype(
-        dict.fromkeys(("step", "tokens", "useful_tokens"), "int64")
-        | dict.fromkeys(("step_time_sec", "loss", "samples"), "float64")  # packed samples are fractions
-        | dict.fromkeys(("trial_id", "configuration", "worker", "status", "phase"), "str")
-    )
+    return pd.DataFrame(columns).astype(_STEP_COLUMNS)

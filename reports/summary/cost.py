@@ -151,22 +151,27 @@ def price(usd_per_gpu_hour: float | None, source: str | None) -> Price | None:
     """The price a setting gives, or None. Raises ValueError unless it is a positive amount with a source."""
     if usd_per_gpu_hour is None:
         return None
-    if not 0 < usd_per_gpu_hour < float("inf"):
-        raise ValueError(f"price_usd_per_gpu_hour: expected an amount above 0, found {usd_per_gpu_hour}")
-    if not source or not source.strip():
-        raise ValueError("price_source: a price needs its source, e.g. 'list price B95909, 2025-06'")
-    return Price(usd_per_gpu_hour=usd_per_gpu_hour, source=source)
+    wants = "price_source: a price needs its source, e.g. 'list price B95909, 2025-06'"
+    known = _with_source("price_usd_per_gpu_hour", usd_per_gpu_hour, source, wants)
+    return Price(usd_per_gpu_hour=usd_per_gpu_hour, source=known)
 
 
 def hosted(usd_per_10000_samples: float | None, source: str | None) -> Hosted | None:
     """The hosted service to compare with, or None. Raises ValueError unless it is a positive amount with a source."""
     if usd_per_10000_samples is None:
         return None
-    if not 0 < usd_per_10000_samples < float("inf"):
-        raise ValueError(f"hosted_usd_per_10000_samples: expected an amount above 0, found {usd_per_10000_samples}")
+    wants = "hosted_source: a hosted service's price needs its source: who asks it, and when"
+    known = _with_source("hosted_usd_per_10000_samples", usd_per_10000_samples, source, wants)
+    return Hosted(usd_per_10000_samples=usd_per_10000_samples, source=known)
+
+
+def _with_source(setting: str, amount: float, source: str | None, wants: str) -> str:
+    """The source of an amount above 0; raises ValueError."""
+    if not 0 < amount < float("inf"):
+        raise ValueError(f"{setting}: expected an amount above 0, found {amount}")
     if not source or not source.strip():
-        raise ValueError("hosted_source: a hosted service's price needs its source: who asks it, and when")
-    return Hosted(usd_per_10000_samples=usd_per_10000_samples, source=source)
+        raise ValueError(wants)
+    return source
 
 
 def seconds_for(amount: float, rate: Estimate) -> Amount:
@@ -234,7 +239,7 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
     if not held > 0:
         return None
     by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
-    jumps = () if by_ledger else ("whether the workers' clocks jumped: the run has no ledger",)
+    jumps = () if by_ledger else ("whether the workers' clocks jumped: the run's ledger is missing or incomplete",)
     return Billed(
         workers=len(spans),
         held_sec=held,

@@ -16,9 +16,11 @@ from reports.statistics import configurations, processes
 from reports.statistics.values import Measured, Process, Ratio
 from reports.summary import cost, pivot, scaling, sentences
 from reports.summary.prices import Pricing, choose
-from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, Other, Summary
+from reports.summary.summary import PROFILE_NOTES, SETTINGS, ConfigurationRow, Failure, Other, Summary
 
 BASELINE = "baseline"
+_MEDIANS = ("first_loss", "last_loss", "load_time_sec")  # over workers
+_LARGEST = ("peak_vram_bytes", "peak_rss_bytes")
 TRAINING = "training"  # the kind whose configurations are compared with each other
 
 
@@ -122,8 +124,8 @@ def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, Meas
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Configuration -> column -> median (loss, load time) or largest (memory) of its successes; unknown is left out."""
     good = trials[trials["status"] == End.SUCCEEDED.value].groupby("configuration", sort=False)
-    middle = good[["first_loss", "last_loss", "load_time_sec"]].median()
-    largest = good[["peak_vram_bytes", "peak_rss_bytes"]].max()
+    middle = good[list(_MEDIANS)].median()
+    largest = good[list(_LARGEST)].max()
     return {
         str(label): {str(name): value for name, value in row.items() if pd.notna(value)}
         for label, row in middle.join(largest).to_dict(orient="index").items()
@@ -141,22 +143,15 @@ def _row(
     missing: int,
     costs: tuple[cost.Cost, ...],
 ) -> ConfigurationRow:
-    trial = configuration.planned[0].trial
+    settings: dict[str, Any] = {name: getattr(configuration.planned[0].trial, name) for name in SETTINGS}
+    known: dict[str, Any] = {name: over_workers.get(name) for name in (*_MEDIANS, *_LARGEST)}
 
     def against_baseline(rate: str) -> Ratio | None:
         return None if mine is None or base is None else configurations.ratio(mine, base, rate)
 
     return ConfigurationRow(
         label=configuration.label,
-        reason=trial.reason,
-        max_seq_len=trial.max_seq_len,
-        micro_batch_size=trial.micro_batch_size,
-        gradient_accumulation_steps=trial.gradient_accumulation_steps,
-        layout=trial.layout,
-        base_precision=trial.base_precision,
-        lora_rank=trial.lora_rank,
-        optimizer=trial.optimizer,
-        gradient_checkpointing=trial.gradient_checkpointing,
+        **settings,
         is_baseline=is_baseline,
         planned=len(configuration.planned),
         ends=ends,
@@ -165,11 +160,7 @@ def _row(
         samples_ratio=against_baseline("samples_per_sec"),
         useful_tokens_ratio=against_baseline("useful_tokens_per_sec"),
         costs=costs,
-        first_loss=over_workers.get("first_loss"),
-        last_loss=over_workers.get("last_loss"),
-        peak_vram_bytes=over_workers.get("peak_vram_bytes"),
-        peak_rss_bytes=over_workers.get("peak_rss_bytes"),
-        load_time_sec=over_workers.get("load_time_sec"),
+        **known,
     )
 
 

@@ -23,6 +23,13 @@ PROFILE_NOTES: dict[str, str | None] = {
 }
 
 
+# What a row repeats of its trial.
+SETTINGS = (
+    *("reason", "max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
+    *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationRow:
     """One configuration. `measured` is None where no trial of it succeeded; so is all that follows from it.

@@ -38,7 +38,7 @@ def test_a_torn_or_foreign_line_leaves_its_attempt_out(tmp_path):
 def test_a_run_without_a_ledger_says_what_its_held_time_rests_on(tmp_path):
     synthetic.write_run(tmp_path)
     assert starts.read(tmp_path) == {}
-    assert "the run has no ledger" in summarize(load(tmp_path)).billed.unknown[-1]
+    assert "the run's ledger is missing or incomplete" in summarize(load(tmp_path)).billed.unknown[-1]
 
 
 def test_the_held_time_of_a_run_goes_by_its_ledger(tmp_path):
@@ -46,7 +46,7 @@ def test_the_held_time_of_a_run_goes_by_its_ledger(tmp_path):
     ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan in record.planned:
         ledger.started(plan.trial_id, 1, plan.worker, "/jobs")
-    assert "the run has no ledger" not in " ".join(summarize(load(tmp_path)).billed.unknown)
+    assert "the run's ledger is missing or incomplete" not in " ".join(summarize(load(tmp_path)).billed.unknown)
 
 
 def test_a_ledger_that_cannot_be_read_is_named(tmp_path):

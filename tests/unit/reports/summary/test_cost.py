@@ -145,7 +145,7 @@ def test_a_pod_that_moved_to_a_node_with_another_clock_was_held_for_as_long_as_t
     for ledger in ({}, {(before.trial_id, 1): 1000.0}, {(before.trial_id, 1): 1000.0, ("moved", 1): 1080.0}):
         guessed = cost.billed([before, moved], ledger)
         assert guessed.held_sec > 6 * 3600
-        assert guessed.unknown[-1] == "whether the workers' clocks jumped: the run has no ledger"
+        assert guessed.unknown[-1] == "whether the workers' clocks jumped: the run's ledger is missing or incomplete"
 
 
 def test_a_run_whose_trials_do_not_say_when_they_ran_has_no_bill():
