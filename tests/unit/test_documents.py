@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import ns
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
@@ -47,6 +48,11 @@ def test_the_architecture_has_a_line_for_each_room() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     packages = [path.parent.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")]
     assert [str(room) for room in packages if f"| `{room}` |" not in text] == []
+
+
+def test_the_reference_names_every_task() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert [name for name in ns.task_names if f"`inv {name}" not in text and f"inv {name} " not in text] == []
 
 
 def test_a_walk_passes_at_most_ten_files_and_the_functions_it_names() -> None:
