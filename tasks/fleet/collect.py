@@ -9,7 +9,7 @@ ledger, so that the folder has one record for every planned trial.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from remote.hosts.host import HostError, OperatorRefused, one_line
 from remote.jobs.agent import Agent
 from remote.jobs.incoming import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
-from remote.jobs.transfer import pull
+from remote.jobs.transfer import Moved, pull
 from reports import text
 from tasks.connect.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
@@ -49,6 +49,12 @@ class Collected:
     is_open: bool = False
     is_unsafe: bool = False
 
+    def with_files(self, *moves: Moved) -> Collected | None:
+        """The trial with these files; None where there are none."""
+        came, already = sum(len(one.came) for one in moves), sum(len(one.already) for one in moves)
+        size = sum(one.byte_count for one in moves)
+        return replace(self, came=came, already=already, byte_count=size, missing=None) if came or already else None
+
 
 def collect_run(context: Context, name: str | None) -> None:
     settings = load(context)
@@ -58,13 +64,10 @@ def collect_run(context: Context, name: str | None) -> None:
     except LedgerError as error:
         raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
     agents = {host.name: Agent(host) for host in workers(settings)}
-
-    def bring(planned: PlannedTrial) -> Collected:
-        return _bring(run, folder, planned, entries.get(planned.trial_id), agents, settings.shared_results)
-
+    collection = _Collection(run=run, folder=folder, entries=entries, agents=agents, shared=settings.shared_results)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
-            done = pool.map(bring, run.planned)
+            done = pool.map(collection.bring, run.planned)
             is_seen = sys.stdout.isatty()  # elsewhere the bar would leave an empty line
             collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
         _write_sums(folder)
@@ -78,97 +81,70 @@ def collect_run(context: Context, name: str | None) -> None:
     _conclude(run, folder, collected)
 
 
-def _bring(
-    run: RunRecord,
-    folder: Path,
-    planned: PlannedTrial,
-    entry: Entry | None,
-    agents: dict[str, Agent],
-    shared: str | None,
-) -> Collected:
-    trial_id = planned.trial_id
-    if entry is None or entry.end is None:
-        return Collected(trial_id=trial_id, missing="has not ended", is_open=True)
-    into = folder / TRIALS_FOLDER / trial_id
-    into.mkdir(parents=True, exist_ok=True)
-    attempt = entry.winner
-    here = Collected(trial_id=trial_id)
-    if attempt is not None:
-        here = _from_its_worker(trial_id, entry, attempt, agents, into)
-        if here.missing is not None and not here.is_unsafe and shared is not None:
-            here = _from_the_volume(run, here, entry, attempt, agents, into, shared)
-    try:
-        known = TrialResult.read(into / RESULT_FILE)
-        has_the_end = (known.trial_id, known.status) == (trial_id, entry.end)
-    except ResultError as error:
-        has_the_end = False
-        if (into / RESULT_FILE).exists():
-            # The damaged file stays, for the report to name: writing over it would hide that something went wrong.
-            return replace(here, missing=here.missing or str(error))
-    if not has_the_end:
-        _record_end(run, planned, entry, into)
-    return here
+@dataclass(frozen=True, kw_only=True)
+class _Collection:
+    """A run that is collected: its ledger's entries by trial id, its workers' agents by name, their shared folder."""
 
+    run: RunRecord
+    folder: Path
+    entries: Mapping[str, Entry]
+    agents: Mapping[str, Agent]
+    shared: str | None
 
-def _from_its_worker(trial_id: str, entry: Entry, attempt: Attempt, agents: dict[str, Agent], into: Path) -> Collected:
-    """The files of one attempt from the worker that ran it."""
-    agent = agents.get(attempt.worker)
-    if agent is None:
-        return Collected(trial_id=trial_id, missing=f"{attempt.worker} is not in this fleet; see fleet.size")
-    try:
-        return _pull(trial_id, agent, attempt, into, without=_unwanted(entry))
-    except ChecksumMismatch as error:
-        return Collected(trial_id=trial_id, missing=one_line(error), is_unsafe=True)
-    except OperatorRefused:
-        raise  # every other worker would answer the same
-    except HostError as error:
-        return Collected(trial_id=trial_id, missing=one_line(error))
-
-
-def _from_the_volume(
-    run: RunRecord,
-    before: Collected,
-    entry: Entry,
-    attempt: Attempt,
-    agents: dict[str, Agent],
-    into: Path,
-    shared: str,
-) -> Collected:
-    """The attempt's files on the shared volume, through any worker that answers; `before` where none has them."""
-    place = place_of(shared, run.run_id, before.trial_id, attempt.number)
-    for agent in agents.values():
+    def bring(self, planned: PlannedTrial) -> Collected:
+        """Fetch one trial's files, and write the record of its end where it left no result."""
+        here, entry = Collected(trial_id=planned.trial_id), self.entries.get(planned.trial_id)
+        if entry is None or entry.end is None:
+            return replace(here, missing="has not ended", is_open=True)
+        into = self.folder / TRIALS_FOLDER / planned.trial_id
+        into.mkdir(parents=True, exist_ok=True)
+        if entry.winner is not None:
+            # The fleet could not trust a result of a LOST trial; it stays on its worker.
+            without = {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
+            here = self._from_its_worker(here, entry.winner, into, without)
+            if here.missing is not None and not here.is_unsafe and self.shared is not None:
+                here = self._from_the_volume(here, entry.winner, into, without)
         try:
-            moved = pull(agent, place, into, without=_unwanted(entry))
+            known = TrialResult.read(into / RESULT_FILE)
+            has_the_end = (known.trial_id, known.status) == (planned.trial_id, entry.end)
+        except ResultError as error:
+            has_the_end = False
+            if (into / RESULT_FILE).exists():
+                # The damaged file stays, for the report to name: writing over it would hide that something went wrong.
+                return replace(here, missing=here.missing or str(error))
+        if not has_the_end:
+            _record_end(self.run, planned, entry, into)
+        return here
+
+    def _from_its_worker(self, here: Collected, attempt: Attempt, into: Path, without: Collection[str]) -> Collected:
+        """The files of one attempt, its log and its output folder, from the worker that ran it."""
+        agent = self.agents.get(attempt.worker)
+        if agent is None:
+            return replace(here, missing=f"{attempt.worker} is not in this fleet; see fleet.size")
+        try:
+            log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
+            rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
         except ChecksumMismatch as error:
-            return replace(before, missing=one_line(error), is_unsafe=True)
-        except HostError:
-            continue
-        if moved.came or moved.already:
-            return Collected(
-                trial_id=before.trial_id, came=len(moved.came), already=len(moved.already), byte_count=moved.byte_count
-            )
-        return before
-    return before
+            return replace(here, missing=one_line(error), is_unsafe=True)
+        except OperatorRefused:
+            raise  # every other worker would answer the same
+        except HostError as error:
+            return replace(here, missing=one_line(error))
+        missing = f"{agent.host.name} no longer has its files"
+        return here.with_files(log, rest) or replace(here, missing=missing)
 
-
-def _unwanted(entry: Entry) -> set[str]:
-    # The fleet could not trust a result of a LOST trial; it stays on its worker.
-    return {PROGRESS_FILE, RESULT_FILE} if entry.end is End.LOST else {PROGRESS_FILE}
-
-
-def _pull(trial_id: str, agent: Agent, attempt: Attempt, into: Path, *, without: Collection[str]) -> Collected:
-    """The files of one attempt: its log, and what lies in its output folder."""
-    log = pull(agent, attempt.folder, into, only=(LOG_FILE,))
-    rest = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", into, without=without)
-    came, already = (*log.came, *rest.came), (*log.already, *rest.already)
-    missing = None if came or already else f"{agent.host.name} no longer has its files"
-    return Collected(
-        trial_id=trial_id,
-        came=len(came),
-        already=len(already),
-        byte_count=log.byte_count + rest.byte_count,
-        missing=missing,
-    )
+    def _from_the_volume(self, here: Collected, attempt: Attempt, into: Path, without: Collection[str]) -> Collected:
+        """The attempt's files on the shared volume, through the first worker that answers; `here` if there are none."""
+        place = place_of(str(self.shared), self.run.run_id, here.trial_id, attempt.number)
+        for agent in self.agents.values():
+            try:
+                moved = pull(agent, place, into, without=without)
+            except ChecksumMismatch as error:
+                return replace(here, missing=one_line(error), is_unsafe=True)
+            except HostError:
+                continue
+            return here.with_files(moved) or here
+        return here
 
 
 def _record_end(run: RunRecord, planned: PlannedTrial, entry: Entry, into: Path) -> None:

@@ -52,22 +52,26 @@ def plan_of(
     settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
 ) -> RunRecord:
     """The run of these trials over these hosts, spread and repeated as the settings say. Starts nothing."""
-    names = [host.name for host in hosts]
-    return plan.make_run(
-        settings,
-        suite_name=suite_name,
-        planned=plan.plan_trials(
-            trials,
-            names,
-            settings.bench.spread,
-            settings.bench.repeats,
-            is_over_pods=settings.fleet.kind == "pods",
-        ),
+    bench, is_over_pods = settings.bench, settings.fleet.kind == "pods"
+    now = datetime.datetime.now(datetime.timezone.utc)
+    names, cluster = [host.name for host in hosts], where(settings)
+    # Jobs in pods are found by the run's id, so two operators who start in the same second need different ones.
+    parts = [f"{now:%Y%m%d-%H%M%S}", suite_name, *([secrets.token_hex(3)] if is_over_pods else [])]
+    return RunRecord(
+        run_id="-".join(parts),
+        created_at=now.isoformat(timespec="seconds"),
+        suite=suite_name,
+        profile=bench.profile,
+        spread=bench.spread,
+        fleet_kind=settings.fleet.kind,
         workers=names,
-        inputs=inputs,
-        cluster=where(settings),
-        now=datetime.datetime.now(datetime.timezone.utc),
-        word=secrets.token_hex(3) if settings.fleet.kind == "pods" else "",
+        planned=plan.plan_trials(trials, names, bench.spread, bench.repeats, is_over_pods=is_over_pods),
+        settings=settings.public(),
+        provenance={
+            **plan.git_state(settings.root),
+            "inputs": dict(inputs),
+            **({"cluster": cluster} if cluster else {}),
+        },
     )
 
 

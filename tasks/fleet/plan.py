@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.layout import RESULT_FILE
 from bench.records.result import End, TrialResult
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from bench.records.sealed import ResultError
 from tasks.cli.git import git
 from tasks.errors import UsageError
@@ -104,40 +103,6 @@ def plan_trials(
                 parts = [trial.trial_id, *([] if worker is None else [worker]), *([f"r{turn}"] if repeats > 1 else [])]
                 planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=worker))
     return planned
-
-
-def make_run(
-    settings: Settings,
-    *,
-    suite_name: str,
-    planned: list[PlannedTrial],
-    workers: list[str],
-    inputs: Mapping[str, Any],
-    cluster: Mapping[str, str],
-    now: datetime.datetime,
-    word: str = "",
-) -> RunRecord:
-    """The run's record. `inputs` is what the workers reported of model and data; `cluster` says where its pods are.
-
-    `word` ends the run's id. Jobs in pods are found by that id, so two operators who start in the same second need
-    different ones.
-    """
-    return RunRecord(
-        run_id="-".join([f"{now:%Y%m%d-%H%M%S}", suite_name, *([word] if word else [])]),
-        created_at=now.isoformat(timespec="seconds"),
-        suite=suite_name,
-        profile=settings.bench.profile,
-        spread=settings.bench.spread,
-        fleet_kind=settings.fleet.kind,
-        workers=workers,
-        planned=planned,
-        settings=settings.public(),
-        provenance={
-            **git_state(settings.root),
-            "inputs": dict(inputs),
-            **({"cluster": dict(cluster)} if cluster else {}),
-        },
-    )
 
 
 def git_state(root: Path) -> dict[str, Any]:
