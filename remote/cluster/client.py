@@ -20,7 +20,7 @@ from remote.cluster.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.yamltext import documents
 from remote.hosts.command import Command, Secret, mask
-from remote.hosts.host import CommandTimedOut, Completed
+from remote.hosts.host import CommandTimedOut, Completed, one_line
 from remote.hosts.process import CannotStart, run_program
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
@@ -92,14 +92,14 @@ class Cluster:
         except ApiException as error:
             raise self._refusal(error.status or 0, error.body or error.reason, path) from None
         except (HTTPError, OSError) as error:
-            reason = " ".join(str(getattr(error, "reason", None) or error).split())
+            reason = one_line(getattr(error, "reason", None) or error)
             raise Unreachable(f"{self.target.server} does not answer: {reason}; {CHECK_NETWORK}") from None
 
     def _refusal(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
         with contextlib.suppress(ValueError):
             text = json.loads(text).get("message") or text
-        message = " ".join(text.split())[:300]
+        message = one_line(text)[:300]
         if status == 401:
             return Misconfigured(
                 f"context {self.target.context}: the cluster does not accept the credentials of {self.target.user} "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from remote.cluster.errors import Misconfigured
+from remote.hosts.host import one_line
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -76,7 +77,7 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
         except FileNotFoundError:
             continue
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise Misconfigured(f"kubeconfig {name}: cannot be read: {_one_line(error)}; mend it") from None
+            raise Misconfigured(f"kubeconfig {name}: cannot be read: {one_line(error)}; mend it") from None
         if not isinstance(document, dict):
             raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig; mend it")
         is_there = True
@@ -86,7 +87,7 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
                     into.setdefault(str(entry["name"]), dict(entry.get(one) or {}))
             current = current or document.get("current-context")
         except (KeyError, TypeError, ValueError) as error:
-            raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig: {_one_line(error)}; mend it") from None
+            raise Misconfigured(f"kubeconfig {name}: holds no kubeconfig: {one_line(error)}; mend it") from None
     if not is_there:
         raise Misconfigured(
             f"kubeconfig {where}: not there; make one (`oci ce cluster create-kubeconfig ...`), "
@@ -109,13 +110,13 @@ def connect(target: Target) -> ApiClient:
     try:
         load_kube_config(target.kubeconfig, target.context, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, ValueError) as error:
-        raise Misconfigured(f"context {target.context}: {_one_line(error)}; mend the kubeconfig") from None
+        raise Misconfigured(f"context {target.context}: {one_line(error)}; mend the kubeconfig") from None
     finally:
         root.handlers = before
     if logged.messages and not configuration.api_key and not configuration.cert_file:
         # The client logs a failed credential plugin and goes on as nobody, which the server answers with 401 or 403.
         raise Misconfigured(
-            f"context {target.context}: no credentials: {_one_line(logged.messages[-1])}; log in again, then the same"
+            f"context {target.context}: no credentials: {one_line(logged.messages[-1])}; log in again, then the same"
         )
     return ApiClient(configuration)
 
@@ -129,7 +130,3 @@ class _Logged(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())

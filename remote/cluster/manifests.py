@@ -24,7 +24,7 @@ from remote.cluster.errors import ClusterError, Misconfigured
 from remote.cluster.kubectl import not_installed
 from remote.cluster.labels import Object
 from remote.cluster.yamltext import documents
-from remote.hosts.host import CommandTimedOut
+from remote.hosts.host import CommandTimedOut, one_line
 from remote.hosts.process import CannotStart, run_program
 
 DIGEST = "qlora-fleet/rendered"
@@ -132,7 +132,7 @@ def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
         except CommandTimedOut as error:
             raise ClusterError(str(error)) from None
         if completed.exit_code != 0:
-            stderr = " ".join(completed.stderr.decode(errors="replace").split())
+            stderr = one_line(completed.stderr.decode(errors="replace"))
             # Kustomize prints the path to the mistake first and the mistake last.
             raise Misconfigured(f"{manifests}: cannot be rendered: ...{stderr[-300:]}; see `git diff manifests/`")
     return [stamped(one) for one in yaml.load_all(completed.stdout, Loader=_LOADER) if one]

@@ -1,8 +1,7 @@
 """What is to be done to the cluster: from the objects that should be there and those that are, to actions. Pure.
 
-An object is unchanged when the digest of what was rendered, kept in an annotation, is the same *and* everything
-rendered is still so in the cluster: the digest notices what left the manifests, the comparison what was changed by
-hand.
+An object is unchanged when the digest of the rendered object (an annotation) is the same and every rendered field has
+the same value in the cluster. The digest detects a field that left the manifests, the comparison a change by hand.
 """
 
 from __future__ import annotations

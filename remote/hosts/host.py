@@ -111,6 +111,6 @@ def check(host: Host, command: Command, completed: Completed) -> Completed:
     return completed
 
 
-def one_line(error: BaseException) -> str:
-    """An error's message as one line, for a reason or a table cell."""
+def one_line(error: object) -> str:
+    """A message as one line, for a reason or a table cell."""
     return " ".join(str(error).split())

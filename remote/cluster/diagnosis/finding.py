@@ -45,10 +45,6 @@ def first(rules: Sequence[Rule], text: str) -> Rule | None:
     return next((rule for rule in rules if re.search(rule.pattern, text)), None)
 
 
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def together(findings: Iterable[Finding]) -> list[str]:
     """One line for each reason and remedy, with every pod or claim that it concerns."""
     subjects: dict[tuple[str, str], list[str]] = {}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from remote.cluster.labels import Object
+from remote.hosts.host import one_line
 
 PULL_REASONS = (
     "ErrImagePull",
@@ -143,7 +144,7 @@ def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tupl
             what = "the registry has no image of this digest"
         names = match.groupdict().get("names")
         return cause, f"{image}: {what}" + (f" ({names})" if names else ""), remedy, may_pass
-    last = next((" ".join(message.split()) for message in messages if message), reason)
+    last = next((one_line(message) for message in messages if message), reason)
     return "pull", f"{image}: {last}", "see `kubectl describe pod`", True
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first, one_line
+from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first
 from remote.cluster.diagnosis.imagepull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
 from remote.cluster.labels import Object
+from remote.hosts.host import one_line
 
 
 def events_of(thing: Object, events: Iterable[Object]) -> list[Object]:

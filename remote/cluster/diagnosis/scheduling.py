@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from remote.cluster.diagnosis.finding import Finding, Rule, first, one_line
+from remote.cluster.diagnosis.finding import Finding, Rule, first
+from remote.hosts.host import one_line
 
 _PART = re.compile(r"(\d+) (Insufficient [^\s,]*[^\s,.]|node\(s\) [^,]*?|Too many pods[^,]*?)(?=,|\. |\.$|$)")
 _GPU = "nvidia.com/gpu"
