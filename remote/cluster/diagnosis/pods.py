@@ -120,7 +120,7 @@ def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Obje
     elif code == 143:
         found = ("terminated", f"{who} got SIGTERM (143)", "wait for its replacement")
     elif code == 137:
-        found = ("killed", f"{who} was killed (137){again}", f"{see}; memory, or a deletion")
+        found = ("killed", f"{who} was killed (137){again}", f"{see}; 137: out of memory, or deleted")
     else:
         found = ("crash", f"{who} ended with exit {code}{again}", see)
     return Finding(*found, SOON_SEC)
