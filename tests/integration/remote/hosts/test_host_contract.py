@@ -16,6 +16,7 @@ from remote.hosts.command import Command
 from remote.hosts.host import CommandTimedOut, Completed, Host
 from remote.hosts.local import LocalHost
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
+from tests.support.hosts.stand_in import StandIn
 from tests.support.machines.ssh_client import local_or_ssh
 
 
@@ -28,6 +29,18 @@ def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet
 @pytest.fixture
 def host(local: LocalFleet) -> Host:
     return local.host()
+
+
+@pytest.fixture(params=["local", "ssh", "pod"])
+def any_host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """A pod too, for what the others have in common with it; test_pod_host.py has the rest."""
+    if request.param == "pod":
+        monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
+        with LocalFleet(tmp_path):  # and whatever a command left behind is an error
+            yield StandIn(tmp_path).host
+        return
+    with local_or_ssh(request, tmp_path) as local:
+        yield local.host()
 
 
 def run(host: Host, *argv: str, folder: Path | None = None, **options: object) -> Completed:
@@ -43,52 +56,54 @@ def script(text: str) -> tuple[str, ...]:
     ("text", "exit_code"),
     [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)],
 )
-def test_the_exit_code_is_the_commands_own_and_signals_count_from_128(host: Host, text: str, exit_code: int) -> None:
-    assert run(host, "sh", "-c", text).exit_code == exit_code
+def test_the_exit_code_is_the_commands_own_and_signals_count_from_128(
+    any_host: Host, text: str, exit_code: int
+) -> None:
+    assert run(any_host, "sh", "-c", text).exit_code == exit_code
 
 
-def test_both_streams_come_back_apart(host: Host) -> None:
-    completed = run(host, "sh", "-c", "echo out; echo err >&2")
+def test_both_streams_come_back_apart(any_host: Host) -> None:
+    completed = run(any_host, "sh", "-c", "echo out; echo err >&2")
     assert (completed.stdout, completed.stderr) == (b"out\n", b"err\n")
 
 
-def test_megabytes_go_both_ways_at_once(host: Host) -> None:
+def test_megabytes_go_both_ways_at_once(any_host: Host) -> None:
     content = os.urandom(5 << 20)
-    assert run(host, "cat", stdin=content).stdout == content
-    assert run(host, "cat", stdin=io.BytesIO(content)).stdout == content
+    assert run(any_host, "cat", stdin=content).stdout == content
+    assert run(any_host, "cat", stdin=io.BytesIO(content)).stdout == content
 
 
-def test_pieces_reach_the_sink_in_order_in_the_calling_thread(host: Host) -> None:
+def test_pieces_reach_the_sink_in_order_in_the_calling_thread(any_host: Host) -> None:
     content, heard, threads = os.urandom(1 << 20), bytearray(), set()
 
     def hear(piece: bytes) -> None:
         heard.extend(piece)
         threads.add(threading.get_ident())
 
-    completed = run(host, "cat", stdin=content, on_stdout=hear)
+    completed = run(any_host, "cat", stdin=content, on_stdout=hear)
     assert (bytes(heard), completed.stdout) == (content, b"")
     assert threads == {threading.get_ident()}
 
 
-def test_a_program_that_never_reads_its_input_does_not_hang_us(host: Host) -> None:
-    assert run(host, "sh", "-c", "exit 3", stdin=b"x" * (1 << 20)).exit_code == 3
-    assert run(host, *script("import os; os.close(0); print('done')"), stdin=b"x" * (1 << 20)).stdout == b"done\n"
+def test_a_program_that_never_reads_its_input_does_not_hang_us(any_host: Host) -> None:
+    assert run(any_host, "sh", "-c", "exit 3", stdin=b"x" * (8 << 20)).exit_code == 3
+    assert run(any_host, *script("import os; os.close(0); print('done')"), stdin=b"x" * (8 << 20)).stdout == b"done\n"
 
 
-def test_without_input_a_program_reads_its_end_at_once(host: Host) -> None:
-    assert run(host, "cat").stdout == b""
-    assert run(host, "cat", stdin=b"").stdout == b""
+def test_without_input_a_program_reads_its_end_at_once(any_host: Host) -> None:
+    assert run(any_host, "cat").stdout == b""
+    assert run(any_host, "cat", stdin=b"").stdout == b""
 
 
-def test_a_command_that_is_not_there_ends_with_127_and_the_reason(host: Host) -> None:
-    completed = run(host, "/no/such/program")
+def test_a_command_that_is_not_there_ends_with_127_and_the_reason(any_host: Host) -> None:
+    completed = run(any_host, "/no/such/program", stdin=b"x" * 100_000)
     assert completed.exit_code == 127
     assert b"/no/such/program" in completed.stderr
     assert completed.stderr.rstrip().endswith(b": No such file or directory")
 
 
-def test_a_folder_that_is_not_there_ends_with_127_and_names_the_folder(host: Host, tmp_path: Path) -> None:
-    completed = run(host, "true", folder=tmp_path / "absent")
+def test_a_folder_that_is_not_there_ends_with_127_and_names_the_folder(any_host: Host, tmp_path: Path) -> None:
+    completed = run(any_host, "true", folder=tmp_path / "absent")
     assert completed.exit_code == 127
     assert completed.stderr == f"{tmp_path}/absent: No such file or directory".encode()
 

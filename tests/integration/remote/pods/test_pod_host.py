@@ -6,12 +6,9 @@ kubectl is a stand-in here (see stand_in_kubectl.py); the program in the pod is 
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,58 +17,13 @@ from pathlib import Path
 import pytest
 
 from remote.cluster.errors import Forbidden, Misconfigured, Unreachable
-from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.delivery import source
-from remote.hosts.host import CommandTimedOut, Completed, HostUnreachable
-from remote.pods.host import PodHost
-from remote.pods.listing import PodGone, Pods
+from remote.hosts.host import CommandTimedOut, HostUnreachable
+from remote.pods.listing import PodGone
 from remote.pods.wire import Ending, Reply, bootstrap, request
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, kill_kubectls, processes_under, wait_for
-from tests.support.paths import ROOT
-
-STAND_IN = ROOT / "tests" / "support" / "hosts" / "stand_in_kubectl.py"
-
-
-def line(name: str, index: int, *, created: str = "2026-01-01T00:00:00Z", phase: str = "Running", **more: str) -> str:
-    """A pod as LIST_TEMPLATE prints it."""
-    parts = [name, str(index), created, more.get("deleted", ""), more.get("node", "node-1"), "10.0.0.1"]
-    return "\t".join([*parts, phase, more.get("reason", ""), more.get("ready", "True")]) + "\n"
-
-
-class StandIn:
-    """A folder with the stand-in's files, and the host behind it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        program = folder / "kubectl"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {STAND_IN} "$@"\n')
-        program.chmod(0o755)
-        self.pods = Pods(Kubectl(namespace="n", program=str(program)), "app=bench")
-        self.host = PodHost(
-            name="worker-0",
-            index=0,
-            pods=self.pods,
-            workdir=str(folder / "scratch"),
-            container="bench",
-            python=(sys.executable,),
-        )
-        self.list_pods(line("bench-0-abc", 0))
-
-    def list_pods(self, *lines: str) -> None:
-        (self.folder / "pods.txt").write_text("".join(lines))
-        self.pods._read_at = None
-
-    def fault(self, fault: str, after: int = 0, *, times: int = 1, **more: str) -> None:
-        (self.folder / "fault.json").write_text(json.dumps({"fault": fault, "after": after, "times": times, **more}))
-
-    def calls(self, verb: str) -> int:
-        return (self.folder / "calls.log").read_text().splitlines().count(verb)
-
-    def run(self, *argv: str, **options: object) -> Completed:
-        more = {name: options.pop(name) for name in ("environment", "folder") if name in options}
-        options.setdefault("timeout_sec", PATIENCE_SEC)
-        return self.host.run(Command(argv=argv, **more), **options)  # type: ignore[arg-type]
+from tests.support.hosts.stand_in import StandIn, line
 
 
 @pytest.fixture
@@ -81,63 +33,10 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
         yield StandIn(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "exit_code"),
-    [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)],
-)
-def test_the_exit_code_is_the_commands_own_and_signals_count_from_128(
-    stand_in: StandIn, text: str, exit_code: int
-) -> None:
-    assert stand_in.run("sh", "-c", text).exit_code == exit_code
-
-
-def test_both_streams_come_back_apart_and_without_what_kubectl_says_itself(stand_in: StandIn) -> None:
-    completed = stand_in.run("sh", "-c", "echo out; echo err >&2")
-    assert (completed.stdout, completed.stderr) == (b"out\n", b"err\n")
-
-
-def test_megabytes_go_both_ways_at_once(stand_in: StandIn) -> None:
-    content = os.urandom(5 << 20)
-    assert stand_in.run("cat", stdin=content).stdout == content
-    assert stand_in.run("cat", stdin=io.BytesIO(content)).stdout == content
-
-
-def test_pieces_reach_the_sink_in_order_in_the_calling_thread(stand_in: StandIn) -> None:
-    content, heard, threads = os.urandom(1 << 20), bytearray(), set()
-
-    def hear(piece: bytes) -> None:
-        heard.extend(piece)
-        threads.add(threading.get_ident())
-
-    completed = stand_in.run("cat", stdin=content, on_stdout=hear)
-    assert (bytes(heard), completed.stdout) == (content, b"")
-    assert threads == {threading.get_ident()}
-
-
-def test_a_program_that_never_reads_its_input_does_not_hang_us(stand_in: StandIn) -> None:
-    assert stand_in.run("sh", "-c", "exit 3", stdin=b"x" * (8 << 20)).exit_code == 3
-    assert stand_in.run("sh", "-c", "exec <&-; echo done", stdin=b"x" * (8 << 20)).stdout == b"done\n"
-
-
-def test_without_input_a_program_reads_its_end_at_once(stand_in: StandIn) -> None:
-    assert stand_in.run("cat").stdout == b""
-    assert stand_in.run("cat", stdin=b"").stdout == b""
-
-
 def test_input_is_whole_also_for_a_program_that_closed_its_output(stand_in: StandIn, tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     stand_in.run("sh", "-c", 'exec >&- 2>&-; cat > "$0"', str(tmp_path / "copy"), stdin=content)
     assert (tmp_path / "copy").read_bytes() == content
-
-
-def test_a_command_that_is_not_there_ends_with_127_and_the_reason(stand_in: StandIn) -> None:
-    completed = stand_in.run("/no/such/program", stdin=b"x" * 100_000)
-    assert (completed.exit_code, completed.stderr) == (127, b"/no/such/program: No such file or directory")
-
-
-def test_a_folder_that_is_not_there_ends_with_127_and_names_the_folder(stand_in: StandIn) -> None:
-    completed = stand_in.run("true", folder="/no/such/folder")
-    assert (completed.exit_code, completed.stderr) == (127, b"/no/such/folder: No such file or directory")
 
 
 def test_folder_environment_and_odd_words_arrive_as_they_are(stand_in: StandIn, tmp_path: Path) -> None:
