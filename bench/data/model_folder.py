@@ -46,7 +46,7 @@ def check_model(folder: Path) -> ModelFacts:
                 raise InputError(
                     f"{path}: a pickle, which can run code when it is read; remove it: only safetensors are used"
                 )
-        config = _object(folder / "config.json")
+        config = config_of(folder)
         _check_architecture(folder / "config.json", config)
         headers = dict(_read_weights(folder))
         shapes = {name: shape for header in headers.values() for name, shape in header.shapes.items()}
@@ -64,6 +64,11 @@ def check_model(folder: Path) -> ModelFacts:
         )
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder that was checked."""
+    return _object(folder / "config.json")
 
 
 def _object(path: Path) -> dict[str, Any]:

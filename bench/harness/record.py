@@ -95,14 +95,17 @@ class Record:
     def add(
         self,
         name: str,
-        value: float | None,
+        value: float | Interval | None,
         *,
-        interval: Interval | None = None,
         share_percent: float | None = None,
         note: str | None = None,
         **context: Any,
     ) -> None:
-        """Keep one measurement, log it, and count it as a step of the progress. `context`: what was measured."""
+        """Keep one measurement, log it, and count it as a step of the progress. `context`: what was measured.
+
+        The value of an interval is its median.
+        """
+        interval, value = (value, value.median) if isinstance(value, Interval) else (None, value)
         self.measurements.append(
             Measurement(
                 name=name, value=value, interval=interval, share_percent=share_percent, context=context, note=note

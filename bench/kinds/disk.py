@@ -51,8 +51,7 @@ def add_reads(record: Record, folder: Path, most_bytes: int, stops: Stops) -> No
             _read(files, most_bytes, stops)  # so that the warm read is one
             continue
         rates, count = _read(files, most_bytes, stops)
-        found = summarize(rates)
-        record.add("disk_read_gb_per_sec", found.median, interval=found, cold=cold, bytes=count)
+        record.add("disk_read_gb_per_sec", summarize(rates), cold=cold, bytes=count)
 
 
 def _read(files: list[Path], most_bytes: int, stops: Stops) -> tuple[list[float], int]:

@@ -222,7 +222,7 @@ def _add_matmul(record: Record, session: Session, chip: chips.Chip | None, dtype
         return
     published = None if chip is None else chip.matmul_tflops(dtype)
     share = chips.share_percent(found.median, published)
-    record.add("matmul_tflops", found.median, interval=found, share_percent=share, dtype=dtype, size=size)
+    record.add("matmul_tflops", found, share_percent=share, dtype=dtype, size=size)
 
 
 def _add_copies(record: Record, session: Session, chip: chips.Chip | None, scale: Scale, stops: Stops) -> None:
@@ -236,7 +236,7 @@ def _add_copies(record: Record, session: Session, chip: chips.Chip | None, scale
         [2 * count / second / 1e9 for second in sample_sec(session, lambda: target.copy_(source), scale.budget_sec)]
     )
     share = chips.share_percent(found.median, None if chip is None else chip.memory_gb_per_sec)
-    record.add("device_copy_gb_per_sec", found.median, interval=found, share_percent=share, bytes=count)
+    record.add("device_copy_gb_per_sec", found, share_percent=share, bytes=count)
     stops.check()
     if not session.placement.is_cuda:
         for name in ("host_to_device_gb_per_sec", "device_to_host_gb_per_sec"):
@@ -252,6 +252,6 @@ def _add_copies(record: Record, session: Session, chip: chips.Chip | None, scale
         return host.copy_(target, non_blocking=True)
 
     for name, call in (("host_to_device_gb_per_sec", to_device), ("device_to_host_gb_per_sec", to_host)):
-        found = summarize([count / second / 1e9 for second in sample_sec(session, call, scale.budget_sec)])
-        record.add(name, found.median, interval=found, bytes=count, pinned=True)
+        rates = [count / second / 1e9 for second in sample_sec(session, call, scale.budget_sec)]
+        record.add(name, summarize(rates), bytes=count, pinned=True)
         stops.check()

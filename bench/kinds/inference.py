@@ -211,8 +211,7 @@ class Generation:
             values["decode_time_per_token_sec"] = [seconds / later for seconds in decode]
             values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
         for name, repeated in values.items():
-            interval = summarize(repeated)
-            self.record.add(name, interval.median, interval=interval, **context)
+            self.record.add(name, summarize(repeated), **context)
 
     def _free(self) -> None:
         gc.collect()

@@ -26,7 +26,7 @@ from bench.harness.record import Record, peak_rss_bytes
 from bench.machine import pagecache
 from bench.qlora.session import Session, open_session
 from bench.qlora.step import load_base
-from bench.records.interval import summarize
+from bench.records.interval import Interval, summarize
 
 WARM_REPEATS = 3
 # The check itself and other readers of the folder leave a few pages.
@@ -126,12 +126,11 @@ class Loading:
     files: tuple[Path, ...]
     stops: Stops
 
-    def add(self, name: str, value: float | None, **more: Any) -> None:
+    def add(self, name: str, value: float | Interval | None, **more: Any) -> None:
         self.record.add(name, value, precision=self.record.trial.base_precision, **more)
 
     def add_repeated(self, name: str, values: list[float], **more: Any) -> None:
-        interval = summarize(values)
-        self.add(name, interval.median, interval=interval, **more)
+        self.add(name, summarize(values), **more)
 
     # Loads -------------------------------------------------------------------------------------------------------
 

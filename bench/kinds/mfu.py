@@ -5,9 +5,9 @@ The product is measured on the same device right after the last step, at the tra
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from bench.data.model_folder import config_of
 from bench.harness.ends import is_out_of_memory
 from bench.harness.record import Record
 from bench.kinds import hardware
@@ -34,11 +34,10 @@ def add_ceilings(record: Record, session: Session) -> None:
         return _add_none(record, dtype, size, "no memory left for it beside the training")
     chip = chips.lookup(record.fingerprint["gpu_name"])
     share = chips.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
-    record.add("matmul_tflops", ceiling.median, interval=ceiling, share_percent=share, dtype=dtype, size=size)
+    record.add("matmul_tflops", ceiling, share_percent=share, dtype=dtype, size=size)
     trial, steps = record.trial, record.steps
-    config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
     cost = flops.per_token(
-        config,
+        config_of(Path(trial.model)),
         # Whole samples attend to less than a row: attention is not counted.
         sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
         rank=trial.lora_rank,
@@ -49,8 +48,7 @@ def add_ceilings(record: Record, session: Session) -> None:
     found = summarize([flops.mfu_percent(cost.model, rate, ceiling.median) for rate in rates])
     record.add(
         "mfu_percent",
-        found.median,
-        interval=found,
+        found,
         flop_per_token=cost.model,
         recomputed_flop_per_token=cost.recompute // trial.checkpoint_every,
         matmul_dtype=dtype,

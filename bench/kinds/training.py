@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from bench import stack
 from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
 from bench.data.inputs import Inputs
+from bench.data.model_folder import config_of
 from bench.harness.ends import NotFinite, Stops
 from bench.harness.phases import PHASES
 from bench.harness.record import Record
@@ -68,8 +68,8 @@ def _add_prediction(record: Record) -> None:
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
     if built != trial.recipe:
         trial = dataclasses.replace(trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0)
-    config = json.loads((Path(trial.model) / "config.json").read_text(encoding="utf-8"))
-    record.add("predicted_peak_vram_bytes", footprint.peak_bytes(config, trial), recipe=built)
+    peak = footprint.peak_bytes(config_of(Path(trial.model)), trial)
+    record.add("predicted_peak_vram_bytes", peak, recipe=built)
 
 
 def _load(record: Record, modules: stack.Stack, placement: Placement, stops: Stops) -> TrainingStep:
@@ -96,8 +96,7 @@ def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
     """One measurement a phase, over the steps measured so far; none without a step."""
     clock = "device" if record.fingerprint.get("device") == "cuda" else "host"
     for phase in PHASES if phases else ():
-        interval = summarize([step[phase] for step in phases])
-        record.add(f"step_{phase}_sec", interval.median, interval=interval, clock=clock)
+        record.add(f"step_{phase}_sec", summarize([step[phase] for step in phases]), clock=clock)
 
 
 def _one_step(record: Record, step: TrainingStep, batches: Iterator[Batch], steps: Steps, stops: Stops) -> None:

@@ -40,8 +40,8 @@ class Chip:
 
     def matmul_tflops(self, dtype: str) -> float | None:
         """The figure for fp32, tf32, bf16, fp16, int8 or fp8; None where the document prints none."""
-        figures = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16}
-        return (figures | {"int8": self.int8, "fp8": self.fp8})[dtype]
+        figure: float | None = getattr(self, dtype)
+        return figure
 
 
 _TABLE = Path(__file__).with_name("chips.json")

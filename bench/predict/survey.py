@@ -5,7 +5,6 @@ Takes seconds: samples are tokenized, no weights are read. One JSON document cov
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from bench import stack
 from bench.data.batches import BUCKET_TOKENS, load_tokenizer, make_rows
 from bench.data.chats import read_data
 from bench.data.inputs import Conversation
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, config_of
 from bench.data.packing import Row, apart, bucketed
 from bench.machine import nvml
 from bench.predict import flops, footprint
@@ -31,7 +30,7 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     """Facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
     facts = check_model(Path(model))
     data_facts, conversations = read_data(Path(data))
-    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    config = config_of(Path(model))
     lengths = sample_lengths(model, data, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),

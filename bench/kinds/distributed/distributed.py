@@ -239,16 +239,14 @@ def report(record: Record, reported: Reported, backend: str) -> None:
     ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
         amount = sum(row[column] for table in on for row in table) / len(on)
-        interval = efficiency.rate(amount, times)
-        record.add(name, interval.median, interval=interval, **ranks)
+        record.add(name, efficiency.rate(amount, times), **ranks)
     for rank in range(world_size):
-        own = summarize([table[rank][0] for table in on])
-        record.add("step_time_sec", own.median, interval=own, rank=rank, world_size=world_size)
+        record.add("step_time_sec", summarize([table[rank][0] for table in on]), rank=rank, world_size=world_size)
     record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in reported.peaks["rss_bytes"]]
     record.fingerprint["gradient_buckets_bytes"] = reported.buckets
     if world_size == 1:
         for name in ALONE:
-            record.add(name, None, note="one rank has nobody to talk to", **ranks)
+            record.add(name, None, note="one rank does not communicate", **ranks)
         return
     _communication(record, reported, ranks)
 
@@ -267,18 +265,16 @@ ALONE = (
 def _communication(record: Record, reported: Reported, ranks: dict[str, Any]) -> None:
     world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
     for size, seconds in reported.reduced.items():
-        algorithm = efficiency.rate(size / 1e9, summarize(seconds))
-        bus = efficiency.rate(size / 1e9 * efficiency.bus_factor(world_size), summarize(seconds))
+        on_bus = size / 1e9 * efficiency.bus_factor(world_size)
         context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
-        record.add("all_reduce_gb_per_sec", algorithm.median, interval=algorithm, **context)
-        record.add("all_reduce_bus_gb_per_sec", bus.median, interval=bus, **context)
+        record.add("all_reduce_gb_per_sec", efficiency.rate(size / 1e9, summarize(seconds)), **context)
+        record.add("all_reduce_bus_gb_per_sec", efficiency.rate(on_bus, summarize(seconds)), **context)
     without, with_ = reported.slowest("off"), reported.slowest("on")
     alone = median(t for block in without for t in block)
     bound = summarize(reported.reduced[gradient])
     record.add(
         "communication_bound_sec",
-        bound.median,
-        interval=bound,
+        bound,
         gradient_bytes=gradient,
         efficiency_without_overlap_percent=round(100.0 * alone / (alone + bound.median), 3),
         efficiency_with_full_overlap_percent=round(100.0 * alone / max(alone, bound.median), 3),
@@ -287,15 +283,14 @@ def _communication(record: Record, reported: Reported, ranks: dict[str, Any]) ->
     with_exchange = efficiency.efficiency_percent(without, with_)
     record.add(
         "efficiency_percent",
-        with_exchange.median,
-        interval=with_exchange,
+        with_exchange,
         against="the same ranks without communication",
         step_time_without_sec=round(alone, 6),
         blocks=len(without),
         **ranks,
     )
     share = efficiency.remainder_percent(with_exchange)
-    record.add("communication_share_no_sync_percent", share.median, interval=share, blocks=len(without), **ranks)
+    record.add("communication_share_no_sync_percent", share, blocks=len(without), **ranks)
     # The last rank waits for none: its buckets are under way for as long as the exchange of data takes.
     hooked = [table for block in reported.tables["hooked"].values() for table in block]
     least = summarize([min(row[5] for row in table) for table in hooked])
@@ -303,8 +298,7 @@ def _communication(record: Record, reported: Reported, ranks: dict[str, Any]) ->
     timed = {"buckets": len(reported.buckets), "overlapped": "with the backward pass", **ranks}
     record.add(
         "communication_time_sec",
-        least.median,
-        interval=least,
+        least,
         rank_that_waits_most_sec=round(most.median, 6),
         **timed,
     )

@@ -366,7 +366,7 @@ def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:
     ]
     alone = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
     if world == 1:
-        return [*taken, *(_said(name, None, note="one rank has nobody to talk to", **ranks) for name in alone)]
+        return [*taken, *(_said(name, None, note="one rank does not communicate", **ranks) for name in alone)]
     bound = {2: 0.00030, 4: 0.00038}[world]
     for size in (1 << 20, 54_525_952, 1 << 28):
         rate = {2: 183.0, 4: 143.0}[world] * (0.2 if size < 1 << 22 else 1.0)

@@ -40,18 +40,12 @@ def committed(code: Path) -> str:
     return git(code.parent, "rev-parse", "HEAD")
 
 
-def test_a_clean_checkout_is_its_commit(committed):
+def test_a_checkout_is_its_commit_and_dirty_where_the_code_itself_was_changed(committed, code: Path):
     assert fingerprint.code_version() == (committed, False)
-
-
-def test_a_changed_file_makes_the_checkout_dirty(committed, code: Path):
-    (code / "__init__.py").write_text("changed = True")
-    assert fingerprint.code_version() == (committed, True)
-
-
-def test_a_change_elsewhere_leaves_the_code_clean(committed, code: Path):
     (code.parent / "notes.txt").write_text("elsewhere")
     assert fingerprint.code_version() == (committed, False)
+    (code / "__init__.py").write_text("changed = True")
+    assert fingerprint.code_version() == (committed, True)
 
 
 @pytest.mark.usefixtures("committed")
@@ -136,14 +130,17 @@ def test_what_the_driver_cannot_tell_is_none(cell):
     assert (gpu["power_cap_watts"], gpu["power_cap_default_watts"]) == (None, 149.5)
 
 
-@pytest.mark.parametrize("said", ["", "No devices were found", 'Field "x" is not a valid field to query.'])
-def test_a_driver_that_tells_nothing_shows_no_gpu(said):
-    assert fingerprint.read_gpus(said) == []
-
-
-def test_every_gpu_is_described():
-    gpus = fingerprint.read_gpus(f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}")
-    assert [gpu["index"] for gpu in gpus] == [0, 1]
+@pytest.mark.parametrize(
+    ("table", "indices"),
+    [
+        ("", []),
+        ("No devices were found", []),
+        ('Field "x" is not a valid field to query.', []),
+        (f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}", [0, 1]),
+    ],
+)
+def test_every_gpu_that_the_driver_tells_of_is_described(table, indices):
+    assert [gpu["index"] for gpu in fingerprint.read_gpus(table)] == indices
 
 
 def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variables(tmp_path: Path, monkeypatch):

@@ -152,7 +152,7 @@ def test_quantities_taken_once_on_different_things_become_one_list_beside_each_o
     run = run_of(folder, *trials)
     alone = [
         synthetic.measurement("global_samples_per_sec", 1.0, world_size=1),
-        synthetic.measurement("efficiency_percent", None, note="one rank has nobody to talk to", world_size=1),
+        synthetic.measurement("efficiency_percent", None, note="one rank does not communicate", world_size=1),
     ]
     both = [
         synthetic.measurement("global_samples_per_sec", 1.9, world_size=2),
@@ -165,7 +165,7 @@ def test_quantities_taken_once_on_different_things_become_one_list_beside_each_o
     assert [one.title for one in table.columns] == ["ddp-1", "ddp-2"]
     assert [line.keys for line in table.lines] == [("global, samples/s", ""), ("efficiency, %", "")]
     assert table.lines[1].cells == (
-        pivot.Cell(value="none", under=("one rank has nobody to talk to",)),
+        pivot.Cell(value="none", under=("one rank does not communicate",)),
         pivot.Cell(value="95.0", under=("93.1 to 96.9", "against no communication")),
     )
 

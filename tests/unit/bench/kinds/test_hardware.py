@@ -10,6 +10,7 @@ import pytest
 from bench.kinds import disk, hardware, mfu
 from bench.kinds.hardware import Lacking
 from bench.records.result import Steps
+from tests.support.kept_record import KeptRecord
 
 
 def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
@@ -100,16 +101,10 @@ def test_a_slow_call_is_sampled_the_least_number_of_times(on_cpu, monkeypatch):
     assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.LEAST_SAMPLES
 
 
-class Kept:
-    """The part of a record that measuring writes to."""
-
-    def __init__(self, trial: Any = None) -> None:
-        self.added: dict[str, list[Any]] = {}
-        self.trial, self.fingerprint = trial, {"gpu_name": None}
-        self.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
-
-    def add(self, name: str, value: float | None, **rest: Any) -> None:
-        self.added.setdefault(name, []).append((value, rest))
+def kept(trial: Any = None) -> Any:
+    record: Any = KeptRecord(trial, gpu_name=None)
+    record.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
+    return record
 
 
 def stops() -> Any:
@@ -124,30 +119,28 @@ def weights(tmp_path):
 
 
 def test_the_folders_weights_are_read_cold_if_they_can_be_and_then_warm(weights):
-    record = Kept()
+    record = kept()
     disk.add_reads(record, weights, 1 << 30, stops())
-    (cold, about_cold), (warm, about_warm) = record.added["disk_read_gb_per_sec"]
-    assert (about_cold["cold"], about_warm["cold"]) == (True, False)
-    assert (cold is None) == ("note" in about_cold)
-    assert warm > 0
-    assert about_warm["bytes"] == 8 << 20
-    assert about_warm["interval"].n == 8
+    cold, warm = record.named("disk_read_gb_per_sec")
+    assert (cold["cold"], warm["cold"]) == (True, False)
+    assert (cold["value"] is None) == ("note" in cold)
+    assert (warm["value"] > 0, warm["bytes"], warm["interval"].n) == (True, 8 << 20, 8)
 
 
 def test_reading_stops_at_the_most_that_was_asked_for(weights):
-    record = Kept()
+    record = kept()
     disk.add_reads(record, weights, 4 << 20, stops())
-    assert record.added["disk_read_gb_per_sec"][1][1]["bytes"] == 4 << 20
+    assert record.named("disk_read_gb_per_sec")[1]["bytes"] == 4 << 20
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
     monkeypatch.setattr(disk, "drop_from_cache", lambda _files: False)
-    record = Kept()
+    record = kept()
     disk.add_reads(record, weights, 1 << 30, stops())
-    (cold, about_cold), (warm, about_warm) = record.added["disk_read_gb_per_sec"]
-    assert (cold, about_cold["cold"]) == (None, True)
-    assert "could not be dropped" in about_cold["note"]
-    assert (about_warm["cold"], warm > 0) == (False, True)
+    cold, warm = record.named("disk_read_gb_per_sec")
+    assert (cold["value"], cold["cold"]) == (None, True)
+    assert "could not be dropped" in cold["note"]
+    assert (warm["cold"], warm["value"] > 0) == (False, True)
 
 
 def test_a_file_just_read_is_not_taken_for_cold(weights):
@@ -161,11 +154,11 @@ def test_mfu_without_memory_for_a_product_is_unknown_and_not_a_failed_training(o
         raise MemoryError
 
     monkeypatch.setattr(hardware, "matmul_tflops", refuse)
-    record = Kept()
+    record = kept()
     mfu.add_ceilings(record, on_cpu)
-    assert record.added["matmul_tflops"][0][0] is None
-    assert record.added["matmul_tflops"][0][1]["note"] == "no memory left for it beside the training"
-    assert record.added["mfu_percent"][0][0] is None
+    (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
+    assert (product["value"], share["value"]) == (None, None)
+    assert product["note"] == "no memory left for it beside the training"
 
 
 def test_any_other_fault_of_the_product_is_the_trials_own(on_cpu, monkeypatch):
@@ -174,7 +167,7 @@ def test_any_other_fault_of_the_product_is_the_trials_own(on_cpu, monkeypatch):
 
     monkeypatch.setattr(hardware, "matmul_tflops", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        mfu.add_ceilings(Kept(), on_cpu)
+        mfu.add_ceilings(kept(), on_cpu)
 
 
 def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):
@@ -183,12 +176,14 @@ def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
     trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
-    record = Kept(trial)
+    record = kept(trial)
     mfu.add_ceilings(record, on_cpu)
-    ((ceiling, about_ceiling),) = record.added["matmul_tflops"]
-    ((percent, about),) = record.added["mfu_percent"]
+    (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
+    ceiling = product["value"]
     assert ceiling * 1e12 == pytest.approx(2 * 512**3 / 1e-3)
-    assert (about_ceiling["dtype"], about_ceiling["size"], about_ceiling["share_percent"]) == ("fp32", 512, None)
+    assert (product["dtype"], product["size"], product["share_percent"]) == ("fp32", 512, None)
     flop = 4 * (7 * 64 + 256) + 6 * 16 + 3 * (4 * 8 * 16)
-    assert about["flop_per_token"] == flop
-    assert percent == pytest.approx(100 * flop * 200 / (ceiling * 1e12))  # 100 tokens in the median step of 0.5 s
+    assert share["flop_per_token"] == flop
+    assert share["value"] == pytest.approx(
+        100 * flop * 200 / (ceiling * 1e12)
+    )  # 100 tokens in the median step of 0.5 s

@@ -10,6 +10,7 @@ from bench.kinds import inference
 from bench.kinds.decoding import Answer
 from bench.kinds.inference import Generation, attend_to_all, batch_sizes, check_length
 from bench.stack import Stack
+from tests.support.kept_record import KeptRecord
 
 
 class OutOfMemoryError(RuntimeError):
@@ -23,20 +24,6 @@ class Tokens:
         return SimpleNamespace(float=lambda: SimpleNamespace(mean=lambda: 0.75))
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class Listing:
-    """A record that keeps what it is told."""
-
-    def __init__(self, trial: Any) -> None:
-        self.trial = trial
-        self.added: list[dict[str, Any]] = []
-
-    def add(self, name: str, value: float | None, **more: Any) -> None:
-        self.added.append({"name": name, "value": value, **more})
-
-    def of(self, name: str, **context: Any) -> list[dict[str, Any]]:
-        return [e for e in self.added if e["name"] == name and context.items() <= e.items()]
 
 
 @pytest.fixture
@@ -65,7 +52,7 @@ def generation(make_trial, monkeypatch) -> Any:
         session: Any = SimpleNamespace(
             modules=SimpleNamespace(torch=SimpleNamespace(cuda=cuda)), placement=SimpleNamespace(is_cuda=is_cuda)
         )
-        record: Any = Listing(make_trial(kind="inference", max_seq_len=100))
+        record: Any = KeptRecord(make_trial(kind="inference", max_seq_len=100))
         return Generation(record=record, session=session, model=None, new_tokens=5, repeats=3)
 
     return make
@@ -106,20 +93,20 @@ def test_rates_count_all_sequences_and_the_first_token_is_the_prefills(generatio
             "decode_tokens_per_sec": 8.0,
             "peak_memory_bytes": 77,
         }
-    (entry,) = bench.record.of("decode_tokens_per_sec", path="fast")
+    (entry,) = bench.record.named("decode_tokens_per_sec", path="fast")
     assert entry["interval"].n == 3
     assert (entry["batch"], entry["precision"], entry["prompt_tokens"], entry["new_tokens"]) == (4, "nf4", 100, 5)
-    assert bench.record.of("agreeing_tokens_percent", batch=4)[0]["value"] == 75.0
+    assert bench.record.named("agreeing_tokens_percent", batch=4)[0]["value"] == 75.0
 
 
 def test_a_path_that_runs_out_of_memory_ends_there_and_the_other_goes_on(generation):
     bench = generation(breaks_at=2)
     assert bench.measure_all(PROMPTS, [1, 2, 4], STOPS) == {"default": 4, "fast": 1}
-    values = {batch: bench.record.of("decode_tokens_per_sec", path="fast", batch=batch) for batch in (1, 2, 4)}
+    values = {batch: bench.record.named("decode_tokens_per_sec", path="fast", batch=batch) for batch in (1, 2, 4)}
     assert [entry["value"] for (entry,) in values.values()] == [2.0, None, None]
     assert values[2][0]["note"] == "out of memory: CUDA out of memory. Tried to allocate 2 GiB"
     assert values[4][0]["note"] == "not tried: batch 1 was the last that fitted"
-    assert len(bench.record.of("decode_tokens_per_sec", path="default")) == 3
+    assert len(bench.record.named("decode_tokens_per_sec", path="default")) == 3
 
 
 def test_memory_that_runs_out_during_a_capture_is_found_behind_its_error(generation):
@@ -137,7 +124,7 @@ def test_any_other_error_is_the_trials_end(generation):
 def test_without_a_gpu_the_fast_path_is_left_out_and_says_so(generation):
     bench = generation(is_cuda=False)
     assert bench.measure_all(PROMPTS, [1, 2], STOPS) == {"default": 2}
-    skipped = bench.record.of("decode_tokens_per_sec", path="fast")
+    skipped = bench.record.named("decode_tokens_per_sec", path="fast")
     assert [(entry["batch"], entry["value"]) for entry in skipped] == [(1, None), (2, None)]
     assert all("no CUDA device" in entry["note"] for entry in skipped)
 

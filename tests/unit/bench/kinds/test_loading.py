@@ -10,24 +10,9 @@ import pytest
 from bench.kinds import loading
 from bench.kinds.loading import Drop, Load, Loading, weight_files
 from bench.machine import pagecache
+from tests.support.kept_record import KeptRecord
 
 BIG = 1 << 20
-
-
-class Listing:
-    """A record that keeps what it is told."""
-
-    def __init__(self, trial: Any) -> None:
-        self.trial, self.flags, self.peak_vram_bytes = trial, [], None
-        self.fingerprint = {"gpu_memory_bytes": 1000}
-        self.added: list[dict[str, Any]] = []
-
-    def add(self, name: str, value: float | None, **more: Any) -> None:
-        self.added.append({"name": name, "value": value, **more})
-
-    def named(self, name: str) -> dict[str, Any]:
-        (entry,) = (entry for entry in self.added if entry["name"] == name)
-        return entry
 
 
 @pytest.fixture
@@ -35,7 +20,7 @@ def bench(make_trial, tmp_path) -> Loading:
     (tmp_path / "model.safetensors").write_bytes(bytes(BIG))
     session: Any = SimpleNamespace(placement=SimpleNamespace(is_cuda=False))
     stops: Any = SimpleNamespace(check=lambda: None)
-    record: Any = Listing(make_trial(kind="loading"))
+    record: Any = KeptRecord(make_trial(kind="loading"), gpu_memory_bytes=1000)
     return Loading(record=record, session=session, files=(tmp_path / "model.safetensors",), stops=stops)
 
 
@@ -121,10 +106,10 @@ def test_a_drop_that_cannot_be_seen_is_measured_and_says_so(bench, monkeypatch):
 def test_memory_is_what_the_last_load_held_and_the_most_that_any_left(bench):
     bench.add_memory([one_load(leftover_bytes=5, host_peak_bytes=90), one_load()])
     record = bench.record
-    assert record.named("device_memory_bytes")["value"] == 250
-    assert record.named("device_memory_share_percent")["value"] == 25.0
-    assert record.named("device_memory_leftover_bytes")["value"] == 5
-    assert record.named("host_memory_peak_bytes")["value"] == 90
+    assert record.named("device_memory_bytes")[0]["value"] == 250
+    assert record.named("device_memory_share_percent")[0]["value"] == 25.0
+    assert record.named("device_memory_leftover_bytes")[0]["value"] == 5
+    assert record.named("host_memory_peak_bytes")[0]["value"] == 90
     assert record.flags == []
 
 
@@ -137,9 +122,9 @@ def test_without_a_gpu_its_memory_is_unknown_not_zero(bench):
     none = dict.fromkeys(("device_bytes", "device_peak_bytes", "leftover_bytes", "host_peak_bytes"))
     bench.add_memory([one_load(**none)])
     for name in ("bytes", "share_percent", "peak_bytes", "leftover_bytes"):
-        entry = bench.record.named(f"device_memory_{name}")
+        (entry,) = bench.record.named(f"device_memory_{name}")
         assert (entry["value"], entry["note"]) == (None, "no CUDA device")
-    assert "of the whole process" in bench.record.named("host_memory_peak_bytes")["note"]
+    assert "of the whole process" in bench.record.named("host_memory_peak_bytes")[0]["note"]
 
 
 def test_a_system_that_does_not_count_anew_is_told_from_one_that_does(monkeypatch, tmp_path):
