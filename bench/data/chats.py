@@ -35,7 +35,7 @@ def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
         raise InputError(f"{path}: empty; expected one chat per line, as JSON")
     if not conversations:
         raise InputError(
-            f"{path}: none of its {skipped} chats has a user's and an assistant's text; there is nothing to train on"
+            f"{path}: no chat of {skipped} has a user's and an assistant's text; there is nothing to train on"
         )
     facts = DataFacts(path=str(path), sha256=digest.hexdigest(), samples=len(conversations), skipped=skipped)
     return facts, conversations

@@ -33,6 +33,6 @@ def _check_enough(trial: Trial, data: DataFacts) -> None:
     if data.samples < needed:
         each = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
         raise InputError(
-            f"{trial.data}: {data.samples} usable samples are fewer than a batch of {needed} ({each}); "
+            f"{trial.data}: expected at least {needed} usable samples ({each}), found {data.samples}; "
             "bring more data, or make the batch smaller"
         )

@@ -50,7 +50,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     trial, (_, data_facts, _) = record.trial, inputs
     if data_facts.samples < trial.world_size:
         raise InputError(
-            f"{trial.data}: holds {data_facts.samples} samples for {trial.world_size} ranks; each needs one of its own"
+            f"{trial.data}: expected a sample for each of {trial.world_size} ranks, found {data_facts.samples}"
         )
     limits, endpoint, machines = make_limits(trial), rendezvous(), Machines.from_environment()
     backend = choose_backend(trial, visible_gpus(), machines)

@@ -77,7 +77,7 @@ class Machines:
         """The global ranks of a machine (this one by default). Raises InputError where they cannot be divided."""
         each, rest = divmod(world_size, self.count)
         if rest or not each:
-            raise InputError(f"world_size: {world_size} ranks cannot be shared out over {self.count} machines")
+            raise InputError(f"world_size: {world_size} ranks cannot be divided among {self.count} machines")
         machine = self.rank if machine is None else machine
         return range(machine * each, (machine + 1) * each)
 

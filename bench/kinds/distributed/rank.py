@@ -209,7 +209,7 @@ class Rank:
                 "trained_parameters": count,
                 "gradient_bytes": self.gradient_bytes,
             },
-            log=f"rank 0 loaded the model; {count:,} parameters in {self.gradient_bytes:,} bytes of gradients travel",
+            log=f"rank 0 loaded the model; {count:,} trained parameters, {self.gradient_bytes:,} bytes of gradients",
         )
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]

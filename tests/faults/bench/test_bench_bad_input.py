@@ -80,7 +80,7 @@ def test_a_sequence_longer_than_the_model_allows_is_refused(refused, tiny_data):
 def test_fewer_samples_than_a_batch_are_refused_with_both_numbers(refused, tmp_path):
     data = write_chats(tmp_path / "few.jsonl", 7)
     said = refused(data=data)
-    assert said.startswith(f"{data}: 7 usable samples are fewer than a batch of 8 (micro_batch_size); ")
+    assert said.startswith(f"{data}: expected at least 8 usable samples (micro_batch_size), found 7; ")
     assert "micro_batch_size x world_size" in refused("kind=distributed", "world_size=4", data=data)
 
 

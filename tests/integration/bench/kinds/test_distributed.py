@@ -93,7 +93,7 @@ def test_fewer_samples_than_ranks_are_refused(ddp_trial, data_file, tmp_path):
     facts, conversations = read_data(data_file)
     trial = ddp_trial(world_size=21, data=str(data_file))
     record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), trial, Clock())
-    with pytest.raises(InputError, match="holds 20 samples for 21 ranks"):
+    with pytest.raises(InputError, match="expected a sample for each of 21 ranks, found 20"):
         distributed.measure(record, (None, facts, conversations), None)
 
 

@@ -88,7 +88,7 @@ def test_a_bad_line_17_is_refused_by_its_number(tmp_path: Path, line, said):
 )
 def test_a_file_without_one_usable_pair_is_refused(tmp_path: Path, line):
     (tmp_path / "d.jsonl").write_bytes(line * 3)
-    assert "none of its 3 chats has a user's and an assistant's text" in refusal(tmp_path / "d.jsonl")
+    assert "no chat of 3 has a user's and an assistant's text" in refusal(tmp_path / "d.jsonl")
 
 
 def test_chats_without_a_pair_are_counted_and_left_out(tmp_path: Path):

@@ -82,7 +82,7 @@ def test_a_place_that_makes_no_sense_is_refused_by_name(monkeypatch, name, value
 def test_ranks_that_cannot_be_shared_out_are_refused():
     found = Machines.from_environment()
     for world_size in (2, 6):
-        with pytest.raises(InputError, match=f"{world_size} ranks cannot be shared out over 4 machines"):
+        with pytest.raises(InputError, match=f"{world_size} ranks cannot be divided among 4 machines"):
             found.ranks_here(world_size)
 
 
