@@ -74,7 +74,7 @@ def _data_is_there(data: Path) -> bool:
         return False
     sums = _sums_file(data)
     if not sums.is_file():
-        raise InputError(f"{data}: there is a file that demo did not make; name another --data, or move it away")
+        raise InputError(f"{data}: it was not made by demo; name another --data, or move it away")
     if sums.read_text(encoding="utf-8").split()[:1] != [sha256_of(data)]:
         raise InputError(f"{data}: changed since demo made it (see {sums.name}); remove it and run demo again")
     return True
@@ -99,7 +99,7 @@ def _model_is_there(model: Path) -> bool:
         return False
     sums = model / SUMS_FILE
     if not sums.is_file():
-        raise InputError(f"{model}: there is something that demo did not make; name another --model, or move it away")
+        raise InputError(f"{model}: it was not made by demo; name another --model, or move it away")
     for line in sums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if not (model / name).is_file() or sha256_of(model / name) != digest:

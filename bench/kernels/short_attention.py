@@ -269,7 +269,7 @@ def _attention_scatter(
 ):  # fmt: skip
     row, column = tl.arange(0, TOKENS * PACK), tl.arange(0, WIDTH)
     token, head = start + row // PACK, head + row % PACK
-    there = token < length  # what lies behind the sample comes as 0, and adds 0
+    there = token < length  # rows after the sample's end are 0 and add nothing
     place = token * QUERIES + head
     q = tl.load(joined + (token * stride + head * WIDTH)[:, None] + column[None, :], mask=there[:, None], other=0.0)
     d_found = tl.load(d_out + place[:, None] * WIDTH + column[None, :], mask=there[:, None], other=0.0)

@@ -233,8 +233,8 @@ def _memory_bytes() -> int | None:
 
 
 def _driver() -> str | None:
-    said = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-    return said.splitlines()[0].strip() if said else None
+    output = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    return output.splitlines()[0].strip() if output else None
 
 
 def _output(*argv: str) -> str | None:

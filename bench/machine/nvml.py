@@ -191,5 +191,5 @@ def _count(library: Any) -> int:
         return 0
 
 
-def _text(said: Any) -> str | None:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said  # bytes in releases before 11.5
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes in releases before 11.5

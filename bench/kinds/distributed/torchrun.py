@@ -177,13 +177,13 @@ class Torchrun:
                 return RankFailed(f"rank {rank} was killed by {name} in {self._seen[rank].place}{self.last(rank)}")
         for rank in known.get("gone", []):
             return RankGone(f"rank {rank} is gone with its machine in {self._seen[rank].place}{self.last(rank)}")
-        said = [
+        errors = [
             error
             for rank in range(self._trial.world_size)
             if (error := read_object(self.folder / f"error-{rank}.json"))
         ]
-        if said:
-            first = min(said, key=lambda error: float(error["at"]))
+        if errors:
+            first = min(errors, key=lambda error: float(error["at"]))
             if first["kind"] == "input":
                 return InputError(first["reason"])
             words = f"rank {first['rank']}: {first['reason']} (in {self._seen[first['rank']].place})"

@@ -188,13 +188,13 @@ def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, 
     with pytest.raises(InputError, match="changed since demo made it"):
         demo.make(model, data, said.append)
     demo._sums_file(data).unlink()
-    with pytest.raises(InputError, match="a file that demo did not make"):
+    with pytest.raises(InputError, match="it was not made by demo; name another --data"):
         demo.make(model, data, said.append)
 
 
 def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, monkeypatch):
     monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: [("q", "a")] * demo.LEAST_PAIRS)
-    with pytest.raises(InputError, match="something that demo did not make"):
+    with pytest.raises(InputError, match="it was not made by demo; name another --model"):
         demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
     demo.write_sums(model_folder)
     demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
