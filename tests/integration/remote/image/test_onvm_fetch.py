@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from remote.image.onvm.hub import failure
 from remote.image.onvm.job import Failed
 from remote.image.onvm.sources import files_of, snapshot_in
 from tests.support.hosts.local_fleet import LocalFleet
+from tests.support.hosts.pythons import other_python
 
 COMMIT = "a" * 40
 
@@ -145,10 +145,7 @@ def test_the_hubs_failures_have_their_kinds() -> None:
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 def test_a_model_comes_from_a_cache_under_another_python_without_any_package(local: LocalFleet, version: str) -> None:
-    found = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
-    python = next((one for one in reversed(found) if one is not None), None)
-    if python is None:
-        pytest.skip(f"no Python {version} on this machine")
+    python = other_python(version)
     home = cache(local.folder / "cache", COMMIT)
     weights = b"\x02\0\0\0\0\0\0\0{}"
     for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):

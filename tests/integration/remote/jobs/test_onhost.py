@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,23 +16,12 @@ from remote.jobs.onhost.basics import Refusal, inside
 from remote.jobs.onhost.files import LONGEST_NAME, part_of
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
-
-
-def other_python(version: str) -> str | None:
-    """A Python of that version that starts: on the PATH, or one of pyenv's, whose shims need not start."""
-    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    for program in [f"python{version}", *map(str, versions.glob(f"{version}.*/bin/python{version}"))]:
-        with contextlib.suppress(OSError):
-            if subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode == 0:
-                return program
-    return None
+from tests.support.hosts.pythons import other_python
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_a_job_runs_under_another_python(local: LocalFleet, version: str) -> None:
     python = other_python(version)
-    if python is None:
-        pytest.skip(f"no Python {version} on this machine")
     host = LocalHost(name="old", workdir=local.host().workdir, python=(python,))
     job = Job(Agent(host), f"{host.workdir}/job", slot=f"{host.workdir}/slot")
     job.start(JobSpec(command=Command(argv=("sh", "-c", "echo hello; exit 7")), deadline_sec=60.0))
@@ -45,8 +32,6 @@ def test_a_job_runs_under_another_python(local: LocalFleet, version: str) -> Non
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) -> None:
     python = other_python(version)
-    if python is None:
-        pytest.skip(f"no Python {version} on this machine")
     agent, content = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(python,))), os.urandom(3 << 20)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "large").write_bytes(content)
