@@ -114,16 +114,9 @@ RECORDED_CAUSES = {
         "not-ready": "readiness-failing readiness-tcp-failing",
         "runs-as-root": "run-as-nonroot-image-is-root",
     },
-    "eviction-and-deadline": {
-        "deadline": "deadline-exceeded",
-        "evicted": "evicted-emptydir evicted-ephemeral",
-    },
-    "quota": {
-        "quota": "job-quota",
-    },
-    "pod-security": {
-        "pod-security": "job-restricted warned",
-    },
+    "eviction-and-deadline": {"deadline": "deadline-exceeded", "evicted": "evicted-emptydir evicted-ephemeral"},
+    "quota": {"quota": "job-quota"},
+    "pod-security": {"pod-security": "job-restricted warned"},
     "volume-claims": {
         "class-missing": "pending-class-missing",
         "provisioner-silent": "pending-external-provisioner",
