@@ -75,12 +75,12 @@ def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[Co
     places |= {f"image/locks/{profile}{end}": root / f"image/locks/{profile}{end}" for end in (".in", ".txt")}
     places |= {str(path.relative_to(root)): path for path in bench_files(root)}
     if wheels is not None:
-        found = sorted(wheels.glob("*.whl"))
-        if not found:
+        files = sorted(wheels.glob("*.whl"))
+        if not files:
             raise ContextError(
                 f"image.wheels: {wheels}: no wheels in it; fill it with `pip download --dest {wheels} ...`"
             )
-        places |= {f"wheels/{path.name}": path for path in found}
+        places |= {f"wheels/{path.name}": path for path in files}
     for place, path in places.items():
         if not path.is_file():
             raise ContextError(f"{place}: not found; the image cannot be built without it")

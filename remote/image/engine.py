@@ -78,15 +78,15 @@ class Look:
 def observe(host: Host, client: Client) -> EngineFacts:
     """Ask the engine. Raises EngineError for one that is missing, down, shut to this user, or without BuildKit."""
     version = _ask(host, client, "version", "--format", "{{json .}}")
-    found, server = version["Client"], version["Server"]
+    ours, server = version["Client"], version["Server"]
     if _numbers(server["Version"]) < _BUILDKIT_SINCE:
         raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
-    if _numbers(found["Version"]) >= (23,):
+    if _numbers(ours["Version"]) >= (23,):
         # From 23.0 on the client builds through a plugin that distributions package separately.
         plugin = client.command("buildx", "version")
         if host.run(plugin, timeout_sec=_LOOK_SEC).exit_code != 0:
             raise EngineError(
-                f"{host.name}: {client.program} {found['Version']} has no BuildKit: its plugin buildx is missing; "
+                f"{host.name}: {client.program} {ours['Version']} has no BuildKit: its plugin buildx is missing; "
                 "apt-get install docker-buildx (or docker-buildx-plugin), or name another client in image.client"
             )
     info = _ask(host, client, "info", "--format", "{{json .}}")

@@ -59,13 +59,13 @@ def reference(text: str, default_tag: str) -> Reference:
 
 
 def _check_ocir(text: str, host: str, parts: list[str]) -> None:
-    found = _OCIR.match(host.lower())
-    if found is None:
+    ocir = _OCIR.match(host.lower())
+    if ocir is None:
         return
-    if found["key"] is not None and not _REGION_KEY.match(found["key"]):
-        raise NameWrong(f"{text!r}: {found['key']!r} is no region key; expected three letters like fra, iad, phx")
-    if found["region"] is not None and not _REGION_ID.match(found["region"]):
-        raise NameWrong(f"{text!r}: {found['region']!r} is no region; expected one like eu-frankfurt-1")
+    if ocir["key"] is not None and not _REGION_KEY.match(ocir["key"]):
+        raise NameWrong(f"{text!r}: {ocir['key']!r} is no region key; expected three letters like fra, iad, phx")
+    if ocir["region"] is not None and not _REGION_ID.match(ocir["region"]):
+        raise NameWrong(f"{text!r}: {ocir['region']!r} is no region; expected one like eu-frankfurt-1")
     if len(parts) < 2:
         raise NameWrong(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
 

@@ -43,9 +43,9 @@ def known_keys(files: Iterable[str], host: str, port: int) -> list[KnownKey]:
     contents = [(file, Path(file).read_text(errors="replace")) for file in files if Path(file).is_file()]
     host = host.lower()
     for name in dict.fromkeys((name_of(host, port), host)):
-        found = [key for file, content in contents for key in _keys_in(file, content, name)]
-        if found:
-            return found
+        keys = [key for file, content in contents for key in _keys_in(file, content, name)]
+        if keys:
+            return keys
     return []
 
 
@@ -69,14 +69,14 @@ def _matches(patterns: str, name: str) -> bool:
         except (binascii.Error, ValueError):
             return False
         return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), expected)
-    found = False
+    matches = False
     for pattern in patterns.lower().split(","):
         # Brackets are literal here: `[host]:2222` is a name and not a set of letters.
         if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
-            found = True
-    return found
+            matches = True
+    return matches
 
 
 def fingerprint(blob: bytes) -> str:

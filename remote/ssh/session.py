@@ -165,12 +165,12 @@ class Session:
         """Drop what a login shell's start-up files print before the command begins."""
         assert self._noise is not None  # noqa: S101 - for the type checker
         self._noise.extend(piece)
-        found = re.search(rb"%s (\d+)\n" % self._mark, self._noise)
-        if found is None:
+        mark = re.search(rb"%s (\d+)\n" % self._mark, self._noise)
+        if mark is None:
             if len(self._noise) > _MOST_NOISE_BYTES:
                 raise HostUnreachable(f"{self._name}: its login shell prints without end before a command begins")
             return b""
-        self._group, rest, self._noise = int(found[1]), bytes(self._noise[found.end() :]), None
+        self._group, rest, self._noise = int(mark[1]), bytes(self._noise[mark.end() :]), None
         return rest
 
     def end(self) -> None:

@@ -80,10 +80,10 @@ def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
     if "RepositoryNotFoundError" in names or status in (401, 403):
         hint = "check its name and the token's rights" if asked["token"] else "a private one needs hub.token_file"
         return {"kind": "usage", "message": f"{model}: the hub at {endpoint} shows no such model; {hint}"}
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in said:
-        return {"kind": "transient", "message": f"{model}: the hub at {endpoint}: {said}"}
-    return {"kind": "failed", "message": f"{model}: the hub at {endpoint}: {type(error).__name__}: {said}"}
+    message = " ".join(str(error).split())[:300] or type(error).__name__
+    if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in message:
+        return {"kind": "transient", "message": f"{model}: the hub at {endpoint}: {message}"}
+    return {"kind": "failed", "message": f"{model}: the hub at {endpoint}: {type(error).__name__}: {message}"}
 
 
 def main() -> int:
