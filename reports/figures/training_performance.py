@@ -37,8 +37,8 @@ class Data:
     @property
     def caption(self) -> str:
         return (
-            "Left: each mark is one step of one worker, the line is the configuration's step time; something disturbed "
-            "the steps far to the right. Right: hatched is padding, which is computed for nothing."
+            "Steps: each mark is one step of one worker, the line is the configuration's step time; something "
+            "disturbed the steps far to the right. Tokens: hatched is padding, which is computed for nothing."
         )
 
     @property

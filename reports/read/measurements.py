@@ -33,20 +33,11 @@ TELEMETRY = "telemetry"
 MISLEADING_ON_CPUS = frozenset({"mfu_percent"})
 MOST_CONTEXT_COLUMNS = 24
 COLUMNS = {
-    "trial_id": "str",
-    "configuration": "str",
-    "kind": "str",
-    "section": "str",
-    "worker": "str",
-    "status": "str",
-    "name": "str",
-    "value": "float64",
-    "low": "float64",
-    "high": "float64",
+    **dict.fromkeys(("trial_id", "configuration", "kind", "section", "worker", "status", "name"), "str"),
+    **dict.fromkeys(("value", "low", "high"), "float64"),
     "n": "Int64",
     "share_percent": "float64",
-    "context": "str",
-    "note": "str",
+    **dict.fromkeys(("context", "note"), "str"),
 }
 
 # A name's ending, the unit in words, and what to divide by to get there. The first that fits counts.

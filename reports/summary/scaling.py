@@ -19,16 +19,8 @@ from reports.summary.cost import FINE_TUNING_GPUS, Scaling, assumed
 GLOBAL_RATE = "global_samples_per_sec"
 # What must be equal for a distributed trial to be another one's configuration on more GPUs.
 _SAME = (
-    "profile",
-    "model",
-    "max_seq_len",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "layout",
-    "base_precision",
-    "lora_rank",
-    "optimizer",
-    "gradient_checkpointing",
+    *("profile", "model", "max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
+    *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
 )
 
 
@@ -79,7 +71,7 @@ def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup
     if (here := own.get(gpus)) is not None:
         return Scaling(gpus=gpus, speedup=here.speedup, is_measured=True, source=f"measured: {here.label}")
     if (there := others.get(gpus)) is not None:
-        source = f"assumed: as {there.label} was measured to scale, another configuration"
+        source = f"assumed: the scaling measured with {there.label}, another configuration"
         return Scaling(gpus=gpus, speedup=there.speedup, is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)

@@ -55,7 +55,7 @@ def test_another_configurations_scaling_is_an_assumption_that_names_it():
     other = key(synthetic.result(synthetic.planned((synthetic.trial("baseline"),), ["worker-1"])[0]))
     four = scalings(other, found)[2]
     assert (four.speedup, four.is_measured) == (pytest.approx(3.767, abs=1e-3), False)
-    assert four.source == "assumed: as ddp-4 was measured to scale, another configuration"
+    assert four.source == "assumed: the scaling measured with ddp-4, another configuration"
 
 
 def test_more_gpus_than_were_measured_are_assumed_to_be_as_efficient():
