@@ -40,6 +40,21 @@ def plan_of(run, trial_id):
     return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
+def rewrite(folder, run, of, **more):
+    """Write again the results for which `of` gives other fields of the fingerprint."""
+    for plan in run.planned:
+        if (changed := of(plan)) is not None:
+            fingerprint = synthetic.fingerprint(**changed)
+            synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=fingerprint, **more))
+
+
+def fail(folder, run, *names, status=End.FAILED, reason="no luck"):
+    """The trials of these names ended so; without names, all of them."""
+    for plan in run.planned:
+        if not names or plan.trial.name in names:
+            synthetic.write_result(folder, synthetic.result(plan, status=status, reason=reason))
+
+
 def test_golden_numbers_reach_every_file(exact):
     assert exact.finding == (
         "optimized processed 4.00x (4.00 to 4.00) as many samples per second as baseline "
@@ -121,7 +136,10 @@ def test_a_configuration_that_is_not_shown_to_be_faster_is_not_recommended(folde
     synthetic.write_run(folder, synthetic.record(trials), speeds={"baseline": 0.15, "other": 0.15})
     made = build(folder)
     assert made.recommendation.startswith("Stay with baseline: ")
+    assert made.finding.startswith("No configuration was shown to be faster than baseline")
+    assert made.rows[1].samples_ratio.verdict is None
     assert 'baseline <span class="tag">recommended</span>' in read(made, "index.html")
+    assert "faster</small>" not in read(made, "index.html")
 
 
 def scripts(page: str) -> list[str]:
@@ -247,8 +265,7 @@ def test_missing_and_rejected_are_listed_by_name(folder):
 
 def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
     run = synthetic.exact_run(folder)
-    for plan in run.planned:
-        synthetic.write_result(folder, synthetic.result(plan, status=End.FAILED, reason="no luck"))
+    fail(folder, run)
     made = build(folder)
     assert made.exit_code == 1
     assert made.finding == "No trial of this run succeeded (8 FAILED): there is nothing to compare."
@@ -260,8 +277,7 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
 def test_a_report_of_failures_takes_the_old_figures_away(folder):
     run = synthetic.exact_run(folder)
     figures = build(folder).index.parent / "figures"
-    for plan in run.planned:
-        synthetic.write_result(folder, synthetic.result(plan, status=End.FAILED, reason="no luck"))
+    fail(folder, run)
     build(folder)
     assert list(figures.iterdir()) == []
 
@@ -269,9 +285,7 @@ def test_a_report_of_failures_takes_the_old_figures_away(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
     run = synthetic.exact_run(folder)
-    for plan in run.planned:
-        if plan.trial.name == "baseline":
-            synthetic.write_result(folder, synthetic.result(plan, status=End.TIMED_OUT, reason="too slow"))
+    fail(folder, run, "baseline", status=End.TIMED_OUT, reason="too slow")
     made = build(folder)
     assert made.finding.startswith("optimized processed 100 (100 to 100) samples per second per worker on 4 workers")
     assert "baseline has no successful trial, so no configuration can be compared with it." in made.cautions
@@ -311,16 +325,6 @@ def test_slower_configurations_are_not_called_faster(folder):
     synthetic.write_run(folder, speeds={"baseline": 0.1, "optimized": 0.4}, exact=True)
     finding = build(folder).finding
     assert finding.startswith("No configuration was faster than baseline: the next, optimized, processed 0.50x")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_without_a_clear_difference_none_is_claimed(folder):
-    trials = (synthetic.trial("baseline"), synthetic.trial("other", lora_rank=8))
-    synthetic.write_run(folder, synthetic.record(trials), speeds={"baseline": 0.15, "other": 0.15})
-    made = build(folder)
-    assert made.finding.startswith("No configuration was shown to be faster than baseline")
-    assert made.rows[1].samples_ratio.verdict is None
-    assert "faster</small>" not in read(made, "index.html")
 
 
 def test_useful_tokens_tell_what_samples_hide(exact):
@@ -364,10 +368,13 @@ def test_a_price_without_a_source_is_refused_before_anything_is_written(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_mixed_gpus_are_pointed_out(folder):
     run = synthetic.exact_run(folder)
-    for worker, gpu in (("worker-1", "NVIDIA A10"), ("worker-2", "NVIDIA H200")):
-        plan = plan_of(run, f"optimized.{worker}")
-        mixed = synthetic.fingerprint(device="cuda", gpu_name=gpu)
-        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.08, fingerprint=mixed))
+    gpus = {"optimized.worker-1": "NVIDIA A10", "optimized.worker-2": "NVIDIA H200"}
+    rewrite(
+        folder,
+        run,
+        lambda plan: {"device": "cuda", "gpu_name": gpus[plan.trial_id]} if plan.trial_id in gpus else None,
+        step_time_sec=0.08,
+    )
     made = build(folder)
     assert any("different devices (CPU, NVIDIA A10, NVIDIA H200)" in caution for caution in made.cautions)
     differences = json.loads(read(made, "summary.json"))["fingerprint"]["differences"]
@@ -377,10 +384,7 @@ def test_mixed_gpus_are_pointed_out(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_worker_with_another_driver_is_named(folder):
     run = synthetic.exact_run(folder)
-    for plan in run.planned:
-        if plan.worker == "worker-4":
-            other = synthetic.fingerprint(gpu_driver="580.1")
-            synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=other))
+    rewrite(folder, run, lambda plan: {"gpu_driver": "580.1"} if plan.worker == "worker-4" else None)
     said = page_text(build(folder))
     assert "580.1 on worker-4" in said
     assert "none on worker-1, worker-2, worker-3" in said
@@ -389,9 +393,7 @@ def test_a_worker_with_another_driver_is_named(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_condition_that_differs_is_a_caution(folder):
     run = synthetic.exact_run(folder)
-    for plan in run.planned:
-        other = synthetic.fingerprint(recipe="stock" if plan.worker == "worker-4" else "fast")
-        synthetic.write_result(folder, synthetic.result(plan, exact=True, step_time_sec=0.1, fingerprint=other))
+    rewrite(folder, run, lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"}, step_time_sec=0.1)
     said = "Not every trial ran under the same conditions: recipe differs; the fingerprint says where."
     assert build(folder).cautions == (said,)
 
@@ -399,9 +401,7 @@ def test_a_condition_that_differs_is_a_caution(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
     run = synthetic.exact_run(folder)
-    for plan in run.planned:
-        few = synthetic.fingerprint(cpu_allowed_cores=2)
-        synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=few))
+    rewrite(folder, run, lambda _: {"cpu_allowed_cores": 2})
     assert any("4 workers of 1 thread shared 2 cores" in caution for caution in build(folder).cautions)
 
 
@@ -412,9 +412,7 @@ def test_enough_cores_are_no_contention(exact):
 @pytest.mark.usefixtures("undrawn")
 def test_pods_on_machines_of_their_own_do_not_contend(folder):
     run = synthetic.exact_run(folder, fleet_kind="kubernetes")
-    for plan in run.planned:
-        few = synthetic.fingerprint(cpu_allowed_cores=1)
-        synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=few))
+    rewrite(folder, run, lambda _: {"cpu_allowed_cores": 1})
     made = build(folder)
     assert made.cautions == ()
     assert "on 4 workers (CPU, profile tiny)" in made.finding

@@ -28,6 +28,7 @@ def environment(**changed):
 
 def run(folder, run_id, *, told=None, full=None, profile="gpu", fleet_kind="kubernetes", trials=None):
     record = synthetic.record(trials, run_id=run_id, workers=2, profile=profile, fleet_kind=fleet_kind)
+    folder.mkdir(exist_ok=True)
     record.write(folder)
     for plan in record.planned:
         fingerprint = synthetic.fingerprint(**GPU | {"data_sha256": "d" * 8} | (told or {}))
@@ -42,7 +43,6 @@ def two(tmp_path):
     def make(first=None, second=None):
         found = []
         for name, given in (("a", first or {}), ("b", second or {})):
-            (tmp_path / name).mkdir()
             found.append(run(tmp_path / name, name, **{"full": environment()} | given))
         return found
 
@@ -82,9 +82,8 @@ def test_without_a_lock_every_packages_version_counts(two):
 
 
 def test_on_a_cpu_the_processor_and_its_threads_count_on_a_gpu_they_do_not(tmp_path):
-    def made(name, told, **more):
-        (tmp_path / name).mkdir()
-        return run(tmp_path / name, name, told=told, **more)
+    def made(name, told):
+        return run(tmp_path / name, name, told=told)
 
     cpu = {"device": "cpu", "gpu_name": None}
     slow, fast = made("a", cpu), made("b", cpu | {"cpu_model": "Another", "torch_threads": 2})
@@ -94,9 +93,7 @@ def test_on_a_cpu_the_processor_and_its_threads_count_on_a_gpu_they_do_not(tmp_p
 
 def test_on_one_machine_the_number_of_workers_counts(tmp_path):
     cpu = {"device": "cpu", "gpu_name": None}
-    (tmp_path / "a").mkdir()
     here = run(tmp_path / "a", "a", told=cpu, fleet_kind="local")
-    (tmp_path / "b").mkdir()
     apart = run(tmp_path / "b", "b", told=cpu)
     assert [one.name for one in unlike([here, apart])] == ["workers"]
 
@@ -144,8 +141,7 @@ def test_a_damaged_environment_file_is_as_good_as_none(tmp_path, content):
 
 
 def test_the_same_gpus_are_known_by_their_uuids(two):
-    same = two()
-    assert same_gpus(*same)
+    assert same_gpus(*two())
 
 
 def test_other_gpus_of_the_same_kind_are_alike_but_not_the_same(two):
@@ -156,6 +152,5 @@ def test_other_gpus_of_the_same_kind_are_alike_but_not_the_same(two):
 
 
 def test_without_uuids_nothing_is_known_to_be_the_same(tmp_path):
-    (tmp_path / "a").mkdir()
     one = run(tmp_path / "a", "a")
     assert not same_gpus(one, one)
