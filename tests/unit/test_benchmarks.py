@@ -15,6 +15,8 @@ from tests.benchmarks import __main__ as table
 from tests.benchmarks import _tune_worlds, fast_step, tune_replay
 from tests.benchmarks._gpu import Draw, drawn, metered
 
+pytestmark = pytest.mark.slow
+
 SMALL = mistral_7b.CONFIG | {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -6,6 +6,8 @@ import pytest
 
 from bench.data.corpus import documentation_pairs
 
+pytestmark = pytest.mark.slow
+
 SOURCE = '''"""A module that would explode if it were imported, documented at length."""
 raise SystemExit("imported")
 

@@ -21,7 +21,7 @@ from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import ALL_LINEAR, Trial
 
 # `stack.load` silences the first for a process; pytest takes that back for every test.
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
 WORDS = 96

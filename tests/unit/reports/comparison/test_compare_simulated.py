@@ -23,6 +23,8 @@ from tests.support.reports import synthetic
 from tests.support.reports.noise import ON_A_GPU, Noise
 from tests.support.thorough import examples
 
+pytestmark = pytest.mark.slow
+
 RUNS = examples(400)
 STEPS = 20
 EMPTY = pd.DataFrame()  # compare reads results, not frames

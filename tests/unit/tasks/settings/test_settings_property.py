@@ -17,6 +17,8 @@ from tasks.settings.load import Settings, load
 from tasks.settings.sections import LEAVES, Sections
 from tests.support.thorough import examples
 
+pytestmark = pytest.mark.slow
+
 ODD = (
     *("yes", "no", "on", "off", "~", "null", ".inf", "-.INF", ".NaN", "0x1F", "0o17", "017", "1_000", "1:30", "1e3"),
     *("1.e+3", "+1", "-0", "2025-01-31", "2025-13-45", "2025-01-31T25:00:00Z", "!!int x", "!!int", "!!float y"),
