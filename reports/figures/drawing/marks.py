@@ -156,14 +156,20 @@ def label_mark(axes: Any, y: float, words: str, name: str, sheet: Sheet) -> floa
     """
     middle = _middle(y, sheet)
     place = {"xy": (0.0, middle - WORDS_ABOVE), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}  # lines of the panel do not run through the words
+    background = {
+        "facecolor": PAPER,
+        "edgecolor": "none",
+        "pad": 0.6,
+    }  # lines of the panel do not run through the words
     width_in = axes.get_position().width * axes.figure.get_figwidth()
     size = WORDS_SIZE if text_size.width_in(words, WORDS_SIZE) <= width_in else LEAST_WORDS_SIZE
     words = text_size.shorten(words, width_in, size)
-    axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=size, bbox=ground, **place)
+    axes.annotate(words, xytext=(0, 1.5), va="bottom", fontsize=size, bbox=background, **place)
     if sheet.narrow:
         shown = text_size.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
-        axes.annotate(shown, xytext=(0, 13.5), va="bottom", fontsize=NAME_SIZE, fontweight="bold", bbox=ground, **place)
+        axes.annotate(
+            shown, xytext=(0, 13.5), va="bottom", fontsize=NAME_SIZE, fontweight="bold", bbox=background, **place
+        )
     return middle
 
 

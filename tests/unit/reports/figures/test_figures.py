@@ -294,3 +294,7 @@ def test_a_process_that_hangs_ends_the_report_with_one_line_that_names_the_figur
     monkeypatch.setattr(studio, "DRAW_SEC", 0.01)
     with pytest.raises(DrawError, match="01_executive_summary: not drawn within 0 s"):
         studio._awaited(Job(chart=CHARTS[0], drawing=None), Future())
+
+
+def test_what_a_drawing_process_imports_beforehand_is_there():
+    studio._warm_up()  # names in strings: in another process a wrong one would only be slow
