@@ -73,7 +73,16 @@ class Agent:
                 if on_line is not None:
                     on_line(line)
 
-        self._call(verb, arguments, payload, bulk, hear, timeout_sec, idle_timeout_sec)
+        self.raw(
+            verb,
+            arguments,
+            payload=payload,
+            on_bytes=hear,
+            bulk=bulk,
+            proves_itself=False,
+            timeout_sec=timeout_sec,
+            idle_timeout_sec=idle_timeout_sec,
+        )
         return lines
 
     def line(
@@ -92,24 +101,12 @@ class Agent:
         *,
         payload: object,
         on_bytes: Callable[[bytes], None],
+        bulk: Readable | None = None,
+        proves_itself: bool = True,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> None:
         """Call a verb whose answer `on_bytes` reads and checks. Raises as `lines` does."""
-        self._call(verb, arguments, payload, None, on_bytes, timeout_sec, idle_timeout_sec, proves_itself=True)
-
-    def _call(
-        self,
-        verb: str,
-        arguments: dict[str, Any],
-        payload: object,
-        bulk: Readable | None,
-        on_stdout: Callable[[bytes], None],
-        timeout_sec: float,
-        idle_timeout_sec: float | None,
-        *,
-        proves_itself: bool = False,
-    ) -> None:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
         argv = (*self.host.python, *PYTHON_FLAGS, self.path(f"{ONHOST}.__main__"), verb, json.dumps(arguments))
@@ -119,7 +116,7 @@ class Agent:
             return self.host.run(
                 command,
                 stdin=_Joined(head, bulk) if bulk is not None else head or None,
-                on_stdout=on_stdout,
+                on_stdout=on_bytes,
                 timeout_sec=timeout_sec,
                 idle_timeout_sec=idle_timeout_sec,
             )

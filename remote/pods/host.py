@@ -83,7 +83,7 @@ class PodHost:
                 environment={**_ENVIRONMENT, **os.environ},
                 stdin=Outgoing(_PROGRAM + asked, stdin, reply),
                 on_stdout=reply.feed,
-                is_complete=lambda: reply.is_complete,
+                is_complete=lambda: reply.ending is not None,
                 timeout_sec=timeout_sec,
                 idle_timeout_sec=self.silence_sec,
             )

@@ -93,25 +93,16 @@ class Reply:
         self._sink = on_stdout
         self._head = bytearray()  # the part received of the greeting, then of a frame's head
         self._channel, self._left, self._last = b"", 0, bytearray()
-        self._greeted = False
+        self.has_begun = False  # the pod has answered
         self._summed = (b"e",) if proves_itself else (b"o", b"e")
         self._sums = {b"o": 0, b"e": 0}
         self.stdout, self.stderr = bytearray(), bytearray()
         self.ending: Ending | None = None
 
-    @property
-    def is_complete(self) -> bool:
-        return self.ending is not None
-
-    @property
-    def has_begun(self) -> bool:
-        """True once the pod has answered at all."""
-        return self._greeted
-
     def feed(self, piece: bytes) -> None:
         """Take a piece of the reply. Raises HostUnreachable if the reply is incomplete or damaged."""
         view = memoryview(piece)
-        if not self._greeted:
+        if not self.has_begun:
             view = self._greet(view)
         while view:
             if not self._left:
@@ -127,7 +118,7 @@ class Reply:
         if not self._greeting.startswith(self._head):
             raise HostUnreachable(f"{self._name}: it is not our program that answers: {bytes(self._head[:60])!r}")
         if len(self._head) == len(self._greeting):
-            self._greeted = True
+            self.has_begun = True
             self._head.clear()
         return view[missing:]
 
@@ -196,7 +187,7 @@ class Outgoing:
         return content
 
     def _frame(self) -> bytes:
-        content = b"" if self._reply.is_complete else self._next()
+        content = b"" if self._reply.ending is not None else self._next()
         self._ended = not content
         return len(content).to_bytes(4, "big") + content
 
