@@ -444,6 +444,7 @@ def test_a_report_folder_that_cannot_be_written_is_named(folder):
         build(folder)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     synthetic.exact_run(folder)
     made = build(folder)

@@ -11,6 +11,7 @@ from reports.output.build import build
 from reports.read.run import ReportError
 from tests.support.reports import synthetic
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 RENEWING = '<meta http-equiv="refresh"'
 
 

@@ -204,6 +204,7 @@ def test_what_a_trial_measured_before_it_failed_is_marked_with_its_end(folder):
     assert names == {"one", "one (OUT_OF_MEMORY)"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
     measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(pivot.MOST_ROWS + 7)))
     made = build(folder)
@@ -238,6 +239,7 @@ def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
     assert "ddp-2" not in re.sub(r"<[^>]+>", " ", read(made, "figures/02_training_performance.svg"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_training_failed_the_rest_is_still_said(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
     synthetic.write_result(folder, synthetic.result(run.planned[0], status=End.FAILED, reason="no luck"))
@@ -258,6 +260,7 @@ def test_telemetry_of_every_kind_stands_together(folder):
     assert [one.unit for one in table.columns] == ["%", "GB", "W", "MHz", "°C"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_flags_are_cautions_with_the_trials_that_raised_them(folder):
     run = run_of(folder, *synthetic.quick())
     for plan, flags in zip(run.planned, (["another process on the GPU", "throttled"], ["throttled"]), strict=True):
@@ -267,6 +270,7 @@ def test_flags_are_cautions_with_the_trials_that_raised_them(folder):
     assert "baseline.worker-1, optimized.worker-1: throttled" in cautions
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_flag_of_every_trial_is_said_of_all_and_not_name_by_name(folder):
     run = run_of(folder, *synthetic.quick(), synthetic.trial("third"))
     for plan in run.planned:
@@ -299,6 +303,7 @@ def test_a_damaged_record_of_measurements_is_rejected_like_any_other(folder):
     assert the_reason(load(folder)) == "not complete JSON; the file is truncated or damaged"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_kinds_that_never_say_a_key_do_not_differ_in_it(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
     one = synthetic.result(run.planned[0], exact=True)
