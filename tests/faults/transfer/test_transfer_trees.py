@@ -11,7 +11,7 @@ from remote.jobs.agent import Agent, HostRefused
 from remote.jobs.incoming import Part
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted
-from tests.support.hosts.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
+from tests.support.hosts.moving import CUT_UNDER_SMALL_FILES, Narrow, fill, move, put_program, tree
 
 ODD_NAMES = [
     "plain.txt",
@@ -87,11 +87,10 @@ def test_a_file_that_another_pull_is_bringing_is_left_to_it(local: LocalFleet) -
     assert tree(target) == content
 
 
-@pytest.mark.parametrize("direction", ["pull", "push"])
+@CUT_UNDER_SMALL_FILES
 def test_a_name_as_long_as_file_systems_take_moves_and_goes_on_where_it_broke(
     local: LocalFleet, direction: str
 ) -> None:
-    leave_to_system_tests(local, direction)
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"n" * 255: 900_000, "deep/" + "日" * 85: 5})
     put_program(local)

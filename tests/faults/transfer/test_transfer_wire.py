@@ -18,13 +18,12 @@ from remote.jobs.agent import Agent
 from remote.jobs.onhost.files import part_of
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
-from tests.support.hosts.moving import Narrow, fill, leave_to_system_tests, move, put_program, tree
+from tests.support.hosts.moving import CUT_UNDER_SMALL_FILES, Narrow, fill, move, put_program, tree
 
 
-@pytest.mark.parametrize("direction", ["pull", "push"])
+@CUT_UNDER_SMALL_FILES
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(local: LocalFleet, direction: str, seed: int) -> None:
-    leave_to_system_tests(local, direction)
     source, target = local.folder / "source", local.folder / "target"
     chooser = random.Random(seed)
     content = fill(source, {"a": 5, "b": 700_000, "empty": 0, "c": 900_000, "d": 1})
@@ -43,9 +42,8 @@ def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(local: LocalFleet
         assert moved.byte_count == total
 
 
-@pytest.mark.parametrize("direction", ["pull", "push"])
+@CUT_UNDER_SMALL_FILES
 def test_a_transfer_that_broke_for_good_is_taken_up_where_it_was(local: LocalFleet, direction: str) -> None:
-    leave_to_system_tests(local, direction)
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 200_000, "b": 2_000_000})
     put_program(local)

@@ -14,7 +14,6 @@ from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
-from tests.support.machines.ssh_client import SshFleet
 
 
 def fill(folder: Path, sizes: dict[str, int], seed: int = 1) -> dict[str, bytes]:
@@ -39,9 +38,10 @@ def move(direction: str, agent: Agent, source: Path, target: Path) -> transfer.M
     return push(agent, source, str(target))
 
 
-def leave_to_system_tests(local: LocalFleet, direction: str) -> None:
-    if isinstance(local, SshFleet) and direction == "push":
-        pytest.skip("SSH has 2 MiB in flight, more than these files; test_ssh_faults.py cuts a cable under larger ones")
+# Not a push over SSH: it has 2 MiB in flight, more than these files; test_ssh_faults.py cuts a cable under larger ones.
+CUT_UNDER_SMALL_FILES = pytest.mark.parametrize(
+    ("local", "direction"), [("local", "pull"), ("local", "push"), ("ssh", "pull")], indirect=["local"]
+)
 
 
 def put_program(local: LocalFleet) -> None:

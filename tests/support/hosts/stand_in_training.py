@@ -23,7 +23,12 @@ HOLD = Path(__file__).with_name("hold")  # while it is there, a trial stays in i
 
 def put_into(project: Path) -> Path:
     """Replace the training of this copy of the project. Returns the file that holds every trial while it exists."""
-    return Path(shutil.copy(__file__, project / "bench" / "kinds" / "training.py")).with_name(HOLD.name)
+    shutil.copy(__file__, project / "bench" / "kinds" / "training.py")
+    return held_by(project)
+
+
+def held_by(project: Path) -> Path:
+    return project / "bench" / "kinds" / HOLD.name
 
 
 def measure(record: Record, _: Inputs, stops: Stops) -> None:

@@ -1,6 +1,6 @@
 """Two operators with whole projects of their own, at the same time, over the same two pods, whose clocks are wrong.
 
-Real kubectl, the tests' own cluster, real trials of the tiny profile. One pod's clock is 7 h ahead of this machine's,
+Real kubectl, the tests' own cluster, trials that compute nothing. One pod's clock is 7 h ahead of this machine's,
 the other's 7 h behind; the kernel's, and so the times of files, cannot be changed by a test and are right.
 """
 
@@ -25,6 +25,7 @@ from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
 from reports.summary.cost import billed
+from tests.support.hosts.stand_in_training import held_by, put_into
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.paths import ROOT
 from tests.support.pods import SELECTOR, SHARED, hosts_of, job, pods_of, skewed_clock, volume
@@ -34,12 +35,23 @@ PODS, OFFSET_SEC = 2, 7 * 3600
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_model: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pods run: bench/, whose trainings compute nothing."""
+    folder = tmp_path_factory.mktemp("workspace")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    put_into(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tiny_model: Path, tiny_data: Path, workspace: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     if why := unavailable():
         pytest.skip(why)
     library = skewed_clock(tmp_path_factory.mktemp("clock"))
     wrong = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_SEC": str(OFFSET_SEC)}
-    seen = [tiny_model, tiny_data.parent, library.parent]
+    seen = [tiny_model, tiny_data.parent, library.parent, workspace]
     with Cluster(nodes=PODS, image_paths=seen, image_environment=wrong) as cluster:
         cluster.apply(*volume(), job(PODS))
         ready = "--for=condition=Ready", "--selector", SELECTOR
@@ -48,11 +60,11 @@ def cluster(tiny_model: Path, tiny_data: Path, tmp_path_factory: pytest.TempPath
         yield cluster
 
 
-def over_pods(project: Any, cluster: Cluster) -> Any:
+def over_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
     """This project's fleet is the cluster's pods. Both operators see the same folders there."""
     pods = {"selector": SELECTOR, "python": sys.executable, "scratch": "/scratch/fleet", "threads": 1}
     settings = {
-        "fleet": {"kind": "pods", "workspace": str(ROOT), "pods": {**pods, "shared": f"{SHARED}/fleet"}},
+        "fleet": {"kind": "pods", "workspace": str(workspace), "pods": {**pods, "shared": f"{SHARED}/fleet"}},
         "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
     }
     (project.folder / "pods.yaml").write_text(json.dumps(settings))
@@ -62,13 +74,13 @@ def over_pods(project: Any, cluster: Cluster) -> Any:
 
 @pytest.fixture
 def operators(
-    project, cluster: Cluster, tmp_path: Path, tiny_model: Path, tiny_data: Path
+    project, cluster: Cluster, workspace: Path, tmp_path: Path, tiny_model: Path, tiny_data: Path
 ) -> Iterator[tuple[Any, Any]]:
     """Two laptops."""
     folder = tmp_path / "another laptop"
     shutil.copytree(project.folder, folder)
     second = type(project)(folder, tiny_model, tiny_data, project.server)
-    yield over_pods(project, cluster), over_pods(second, cluster)
+    yield over_pods(project, cluster, workspace), over_pods(second, cluster, workspace)
     second.clear_away()
 
 
@@ -167,11 +179,16 @@ def test_expired_credentials_stop_a_collect_in_one_line(operators: tuple[Any, An
     assert first.inv("collect").returncode == 0
 
 
-def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(operators: tuple[Any, Any]) -> None:
+def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(
+    operators: tuple[Any, Any], workspace: Path
+) -> None:
     first, second = operators
-    running = first.start("bench", "--only=baseline", "--quick", INVOKE_BENCH_MEASURED_STEPS="8")
+    hold = held_by(workspace)
+    hold.touch()
+    running = first.start("bench", "--only=baseline", "--quick")
     first.wait_until(lambda: first.events("started"), "a trial to begin")
     refused: subprocess.CompletedProcess[str] = second.inv("bench", "--quick", "--only=baseline")
+    hold.unlink()
     out, err = running.communicate(timeout=300)
     assert running.returncode == 0, out + err
     assert refused.returncode == 3, refused.stderr
