@@ -168,12 +168,12 @@ def _lanes(result: TrialResult, frame: pd.DataFrame, *, is_gpu: bool) -> Iterato
 
 def _lane(frame: pd.DataFrame, column: str, title: str, factor: float, *, by_gpu: bool) -> Lane | None:
     known = frame[frame[column].notna()]
+    if known.empty:
+        return None
     groups = [(int(float(str(gpu))), mine) for gpu, mine in known.groupby("gpu")] if by_gpu else [(None, known)]
     curves = tuple(
         _curve(gpu, mine["elapsed_sec"].to_numpy(float), mine[column].to_numpy(float) * factor) for gpu, mine in groups
     )[:_MOST_GPUS]
-    if known.empty:
-        return None
     window = known[known["phase"] == "measure"]
     return Lane(
         title=title, curves=curves, measured_mean=None if window.empty else float(window[column].mean()) * factor

@@ -6,6 +6,7 @@ import itertools
 from concurrent.futures import Future
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from reports.comparison.compare import compare
@@ -239,6 +240,11 @@ def test_telemetry_of_several_gpus_is_one_line_each(a10):
     data = telemetry_figure.gather(summary, alone)
     assert [curve.gpu for curve in data.lanes[0].curves] == [0, 1, 2, 3]
     assert [name for name, _, _ in data.phases][:3] == ["import", "load", "data"]
+
+
+def test_a_quantity_that_a_short_trial_never_sampled_has_no_lane():
+    frame = pd.DataFrame({"elapsed_sec": [0.1], "phase": ["measure"], "cpu_percent": [float("nan")]})
+    assert telemetry_figure._lane(frame, "cpu_percent", "CPU", 1.0, by_gpu=False) is None
 
 
 def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(a10):
