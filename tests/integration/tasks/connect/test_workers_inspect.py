@@ -82,9 +82,9 @@ def test_only_workers_on_this_machine_are_asked_for_the_profiles_gpu(
 ) -> None:
     monkeypatch.setenv("INVOKE_FLEET_KIND", "local")
     monkeypatch.setenv("INVOKE_BENCH_PROFILE", "gpu")
-    for house, question in ((load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
+    for settings, question in ((load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
         hosts = fleet(said())
-        inspect(house, hosts)
+        inspect(settings, hosts)
         assert hosts[0].asked[0][-2:] == question
 
 
