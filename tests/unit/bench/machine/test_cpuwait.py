@@ -1,7 +1,5 @@
 """Waits for a CPU: arithmetic on recorded numbers, files as kernels write them, a contention made here on one core."""
 
-import os
-
 import pytest
 
 from bench.machine import cpuwait
@@ -131,9 +129,3 @@ def test_a_group_that_can_have_no_quota_has_no_periods(system):
     system("proc/self/cgroup", "0::/\n")
     system("cgroup/cpu.stat", USAGE)
     assert read(12).periods_throttled is None
-
-
-@pytest.fixture
-def _counted():
-    if not read(os.getpid()).waited_ns:
-        pytest.skip("this system does not count how long threads wait for a CPU")
