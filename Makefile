@@ -20,13 +20,13 @@ demo: export INVOKE_FLEET_SIZE ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 
 demo: install
 	$(BIN)/inv model.demo bench --quick collect report
 
-# Most of what is slow waits: three at a time on each core. tests/conftest.py says which tests stay together.
-WORKERS ?= $(shell echo $$((3 * $$(nproc))))
-PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
+# Half of what is slow waits: two at a time on each core. tests/conftest.py says which tests stay together.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder
 
 # One minute: what holds for the sources, and the tests that start no process and draw no figure.
 quick: check
-	$(BIN)/pytest --numprocesses=auto --dist=loadgroup --no-loadscope-reorder -m 'not slow' tests/unit
+	$(BIN)/pytest --numprocesses=auto --dist=loadscope --no-loadscope-reorder -m 'not slow' tests/unit
 
 check: install
 	$(BIN)/ruff check .

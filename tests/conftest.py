@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from bench.records import Trial
 from tests.support.hosts.local_fleet import LocalFleet, mounted
@@ -22,7 +23,11 @@ from tests.support.paths import ROOT
 
 # A thread a core in several workers wait for each other: 6 s of processor time for a test of recipes; with one 0.3 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-FIRST = {name: place for place, name in enumerate(("system", "faults", "integration", "unit"))}
+# In this order: what takes minutes by itself must not be begun last. The build VM's tests share one VM, and look at
+# what is left on this machine; of the files in APART each test brings everything of its own.
+SHARED = "tests/system/image/"
+FIRST = (SHARED, "tests/system/", "tests/faults/", "tests/integration/", "tests/")
+APART = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
 
 
 @pytest.fixture
@@ -126,13 +131,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow folders first, so that none of their tests is left at the end; a file's tests stay in one worker."""
-    items.sort(key=lambda item: FIRST.get(item.path.relative_to(ROOT).parts[1], len(FIRST)))
-    for item in items:
-        if not any(item.iter_markers("apart")):
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT / "tests").with_suffix(""))))
+    items.sort(key=lambda item: [item.nodeid.startswith(folder) for folder in FIRST].index(True))
+
+
+class FilesTogether(LoadScopeScheduling):
+    """A file's tests stay in one worker, because they share servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file in APART:
+            return nodeid
+        return SHARED if file.startswith(SHARED) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
+    return FilesTogether(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -33,7 +33,7 @@ PODS = 3
 
 
 @pytest.fixture
-def pod_fleet(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
+def pods(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
     with started(tmp_path, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION) as pods:
         yield pods
 

@@ -105,7 +105,9 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: Po
         faults.clear()
 
     assert pods.struck(strike) == {"start": 1, "middle": 1, "last": 1}
-    remedy = "renew the kubeconfig" if fault == "credentials expired" else "the account has no right to"
+    remedy = (
+        "renew the kubeconfig" if fault == "credentials expired" else "ask the cluster's administrator for that right"
+    )
     assert all(remedy in str(event.reason) for event in pods.heard_of(Happening.WORKER_LOST))
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from bench.records.result import TrialResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def one_line(completed: subprocess.CompletedProcess[str]) -> str:

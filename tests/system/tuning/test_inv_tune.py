@@ -14,7 +14,7 @@ import pytest
 
 from bench.records import Trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = {"INVOKE_TUNE_TRIALS": "2", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
 
 

@@ -14,7 +14,7 @@ from tasks.tuning.record import TuneRecord
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
-pytestmark = [pytest.mark.slow, pytest.mark.apart]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
