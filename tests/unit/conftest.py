@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,17 +20,30 @@ _FORBIDDEN = [
 ]
 
 
+def _refuse(*_args: object, **_options: object) -> NoReturn:
+    raise AssertionError("a unit test may not do this; move it to tests/integration")
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Setup, call and teardown, so that fixtures of every scope are held to it."""
-    if Path(__file__).parent not in item.path.parents:  # pytest calls this hook for tests of every folder
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with _guard(item):
         return (yield)
 
-    def refuse(*_args: object, **_options: object) -> NoReturn:
-        raise AssertionError("a unit test may not do this; move it to tests/integration")
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with _guard(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _guard(item: pytest.Item) -> Iterator[None]:
+    """Setup and call, fixtures included. Not teardown: after the last test, servers of other folders end there."""
+    if Path(__file__).parent not in item.path.parents:  # pytest calls these hooks for tests of every folder
+        yield
+        return
     drawing = [(sys.modules["matplotlib.figure"].Figure, "savefig")] if "matplotlib.figure" in sys.modules else []
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in (*_FORBIDDEN, *drawing):
-            patch.setattr(owner, name, refuse)
-        return (yield)
+            patch.setattr(owner, name, _refuse)
+        yield
