@@ -3,8 +3,6 @@
 Here are all differences between transformers 4.48 and 5.x, and all settings of the whole process.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import inspect

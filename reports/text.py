@@ -3,8 +3,6 @@
 HTML is escaped by jinja2; Markdown and CSV are escaped here.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

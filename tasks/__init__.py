@@ -3,8 +3,6 @@
 Nothing heavy may be imported here or at the top of a verbs module: `inv --list` reads all of them.
 """
 
-from __future__ import annotations
-
 from invoke.collection import Collection
 
 from tasks.cli.startup import exit_with_2_for_wrong_usage, explain_settings_failures

@@ -6,8 +6,6 @@
 Invoke prints an `Exit`'s message and exits with its code; these classes name the codes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ in a package: a folder with all below it, or a module. The floors of a package a
 imports, a circle counting as one; the same over modules is printed beside it.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections import Counter

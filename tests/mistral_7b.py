@@ -6,8 +6,6 @@ Speed and memory depend on shapes, not on values, so random weights measure what
 the demo's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ seeded noise. It shows what a page looks like; no number on it was measured, and
 so.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

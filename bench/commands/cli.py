@@ -1,7 +1,5 @@
 """`python -m bench`: the instrument by hand. What a fleet starts on a worker is the same `run`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ measured without the profiler, less its kernels.
 On a CPU there are no kernels: PyTorch's operators take their place.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -5,8 +5,6 @@ bad input is refused before the first step and leaves no result. The module of t
 `measure(record, inputs, stops)`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

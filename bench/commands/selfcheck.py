@@ -1,7 +1,5 @@
 """Does a trial run here? Imports the stack, names the device, and runs a trial of two steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A trial of a suite, with fields changed on the command line as `key=value`. Standard library alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

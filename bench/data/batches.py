@@ -11,8 +11,6 @@
 Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """Reads a data file: one chat per line, as JSON. Every refusal names the file and the line. Standard library alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -9,8 +9,6 @@ size 1/sqrt(hidden_size) instead of the usual 0.02 the adapters can learn word f
 layer (measured at 64 x 8: 8.7 to 6.6; with 0.02: 8.4 to 7.6).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

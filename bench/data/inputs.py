@@ -1,7 +1,5 @@
 """The inputs of a trial, as values: what a checked model folder and data file hold. Standard library alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -6,8 +6,6 @@ sizes come from the safetensors headers; weights are read only to hash them, and
 Not covered: whether the weights' values are the published ones; SHA256SUMS, written by whoever fetched them, says so.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

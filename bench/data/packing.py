@@ -3,8 +3,6 @@
 A sample is a list of token ids; `bench.data.batches` makes tensors of rows.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Iterator

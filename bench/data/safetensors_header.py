@@ -5,8 +5,6 @@ tensor's name to {dtype, shape, data_offsets: [begin, end]}, then the data; offs
 In a truncated file the last offset lies beyond the end. Standard library alone.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks whether a trial's model and data suit it, before torch is imported. Standard library alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.data.chats import read_data

@@ -6,8 +6,6 @@ Not covered: a call into a library that never returns. Python runs signal handle
 such a trial is ended by SIGKILL and leaves no result.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import signal

@@ -5,8 +5,6 @@ Standard library alone, and pure.
 Not covered: whether the next configuration fits; it halves what memory grows with.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -7,8 +7,6 @@ A step begins with an idle device, so `data` is the wait for the loader and the 
 micro-batches a step, a wait that overlaps a computation counts as that computation.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What people see of a running trial: a log on standard output, and progress.json. Neither is a result."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

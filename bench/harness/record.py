@@ -3,8 +3,6 @@
 Every kind of trial writes into it as it goes, so that everything measured is kept, however the trial ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import resource

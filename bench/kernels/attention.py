@@ -12,8 +12,6 @@ Bytes moved: 2T (Hq + 2 Hk) D in and 2T Hq D out, the scores never leave the chi
 query and a key that it sees.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

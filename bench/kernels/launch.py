@@ -1,7 +1,5 @@
 """Triton where it is installed. Without it the kernels' modules can still be imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from typing import Any

@@ -17,8 +17,6 @@ MOST_RANKS ranks, `backward_` computes both gradients at once: it reads x and d_
 recomputes a normed x instead of reading it. The B side is `bench.kernels.lora_out`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

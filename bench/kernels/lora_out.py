@@ -8,8 +8,6 @@ u: (T, n R); b: (N, R), a row for each column of y. Bytes moved, as R is far bel
 two or three kernels for each function and adapter: it splits the long sum and clears a workspace first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

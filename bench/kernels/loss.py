@@ -11,8 +11,6 @@ backward is d_x times the incoming gradient.
 Bytes moved beside the two products: 3 x 2TV.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -16,8 +16,6 @@ are equal bit by bit; the products and the sum must not become a fused multiply-
 Bytes moved: N/2 + N/64 in, 2N out in bf16; for 7e9 numbers 3.6 GB and 14 GB, once in a forward and once in a backward.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

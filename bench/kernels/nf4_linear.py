@@ -20,8 +20,6 @@ product are rounded to bf16, there the product is.
 Not covered: more than 32 rows, and weights that `nf4.from_bitsandbytes` refuses; the library multiplies those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

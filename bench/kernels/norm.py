@@ -9,8 +9,6 @@ past the norm. A program takes one row, so each tensor is read and written once:
 2 x 2TH, and 4 x 2TH backward.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

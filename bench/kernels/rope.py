@@ -9,8 +9,6 @@ joined: (T, (Hq + 2 Hk) D), a row of query heads, key heads, value heads; cos, s
 forward 2 x 2T (Hq + Hk) D, backward 2 x 2T (Hq + 2 Hk) D.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

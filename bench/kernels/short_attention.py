@@ -16,8 +16,6 @@ Bytes moved: forward 2T (Hq + 2 Hk) D in, 2T Hq D out; backward both twice in, a
 for each pair of a query and a key that it sees and each of 2 products forward, 7 backward.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -7,8 +7,6 @@ joined: (T, 2I), gate then up; act: (T, I). Bytes moved: forward 3 x 2TI; backwa
 overwrite gate and up; 6 where the down projection has an adapter, which needs act: it overwrites its gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,8 +13,6 @@ shape 10.7 GB a token.
 Not covered: several tokens at once, adapters, a sliding window narrower than the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ the same tokens, up to rounding.
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

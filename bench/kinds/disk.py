@@ -7,8 +7,6 @@ Where that cannot be checked, a read does not count as cold.
 Standard library alone. Not covered: caches below the kernel's, in a disk or in a file server.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -8,8 +8,6 @@ Not covered: the links between GPUs (`bench.kinds.distributed.distributed`); ari
 products under 20 us (size 2048 in 8 bit on a Hopper), which show the rate of launching kernels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -8,8 +8,6 @@ Prompts are packed text without padding, and all answers have the same length, s
 `decode_tokens_per_sec` counts all sequences together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Each phase is measured alone: reading every byte of the files, copying the tenso
 weights there. A load overlaps them, so they need not add up to it.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -3,8 +3,6 @@
 The product is measured on the same device right after the last step, at the training's clocks and temperature.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.data.model_folder import config_of

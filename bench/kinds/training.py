@@ -1,7 +1,5 @@
 """The training trial: QLoRA steps, warm-up first, each timed by itself and by phase."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

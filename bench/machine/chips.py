@@ -12,8 +12,6 @@ figures: none is guessed.
 Not covered: how a lower power cap or clock reduces these figures; the link between host and device.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ Not covered: a slow CPU (clock, hyperthreading, memory bandwidth); threads that 
 machines but the first of a distributed trial.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Keys are flat and carry units; an unknown fact is None. The result carries what 
 also has all GPUs, packages, digests and the variables that change speed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -5,8 +5,6 @@ A trial that cannot run is an InputError of one line; a condition that makes its
 Not covered: whether torch and bitsandbytes can use the GPU (`bench.machine.preflight`).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ read. Reading needs no CUDA context, so it takes no GPU memory and works before 
 Not covered: the parts of a GPU split by MIG, for which the library reports memory but no utilization.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os

@@ -4,8 +4,6 @@ Dropping needs no right beyond reading the file. File systems in memory, and san
 the request and keep the pages, so whether it worked is asked of mincore.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

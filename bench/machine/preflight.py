@@ -5,8 +5,6 @@ A GPU that cannot be used is refused with the remedy: the trial must not run on 
 Not covered: whether there is a GPU at all (`bench.machine.isolation`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -11,8 +11,6 @@ Not covered: processor time of children that start and end between two looks at 
 memory counts a shared page once for each process.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

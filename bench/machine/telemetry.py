@@ -5,8 +5,6 @@ phase `measure`, or all rows of a trial that has none; its context says which. T
 (`bench.machine.cpuwait`) is added to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses

@@ -11,8 +11,6 @@ usual: together they are far below a percent at these sizes. Embeddings are look
 Covered: the Llama and Mistral architectures, which is what `bench.data.model_folder` accepts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

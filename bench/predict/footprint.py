@@ -15,8 +15,6 @@ without dropout, gradients of large ranks, masks over long rows. The prediction 
 Not covered: CPUs, inference, loading (whose peak is below training's), host memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

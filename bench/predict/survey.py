@@ -3,8 +3,6 @@
 Takes seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

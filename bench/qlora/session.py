@@ -1,7 +1,5 @@
 """The imported stack and the device of a trial that computes in this process."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bench import stack

@@ -5,8 +5,6 @@
 Not covered: more than one device, evaluation, checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

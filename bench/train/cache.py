@@ -5,8 +5,6 @@ A folder per digest: `examples.bin` (uint32 token ids of all examples, then one 
 finished, is made anew.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

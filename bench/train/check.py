@@ -1,7 +1,5 @@
 """What a training would train on, as a report: counts, lengths, findings, and examples whose targets can be seen."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ turns is removed and counted. What depends on nothing but the files, the tokeniz
 below the digest of all three (`bench.train.cache`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

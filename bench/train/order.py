@@ -12,8 +12,6 @@ closed as they are, so that every example trains once an epoch.
 The order is that of sha256(seed, epoch, digest of the example), so a line that is added to the data moves no other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from bisect import bisect_left, insort

@@ -11,8 +11,6 @@ Every refusal is an InputError of one line that names the file, the line and the
 no line longer than `MOST_LINE_BYTES` is held in memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A model folder's tokenizer by itself, without torch: a look at the data takes seconds less."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ is a pure function, tested on recorded answers. kubectl does server-side apply, 
 operator can repeat its argv by hand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 To the fleet `OperatorRefused` means that no host will answer this operator, `HostUnreachable` that asking again helps.
 """
 
-from __future__ import annotations
-
 from remote.hosts.host import HostError, HostUnreachable, OperatorRefused
 
 

@@ -1,7 +1,5 @@
 """The kinds of objects that a deployment is made of, and where each lives in the API."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

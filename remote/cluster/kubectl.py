@@ -1,7 +1,5 @@
 """kubectl: how it is called for one cluster, and what its standard error means."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The labels by which the fleet's objects are found, and those that Kubernetes puts on a Job's pods."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ An object is unchanged when the digest of the rendered object (an annotation) is
 the same value in the cluster. The digest detects a field that left the manifests, the comparison a change by hand.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

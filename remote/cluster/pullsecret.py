@@ -3,8 +3,6 @@
 Server-side apply leaves no copy of it in an annotation; client-side apply would.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

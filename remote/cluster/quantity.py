@@ -4,8 +4,6 @@ Not `kubernetes.utils.parse_quantity`: it takes "NaN", "1_000" and " 5 ", and it
 reads settings.
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

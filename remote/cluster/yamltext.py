@@ -1,7 +1,5 @@
 """Objects as YAML whose texts stay texts to kubectl and kustomize."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

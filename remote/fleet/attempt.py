@@ -1,7 +1,5 @@
 """What an attempt at a trial leaves on its host, and how it is brought to this machine and judged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a fleet reports while it works: one event for each change, for a view to show. Events decide nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -11,8 +11,6 @@ result that a dead one left there counts, and its trial is not run again.
 Two operators may use the same hosts: a host's slot lets in one trial at a time, and a run that finds it taken waits.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Collection, Sequence

@@ -9,8 +9,6 @@ The ranks meet at the leader's own address, so that no cluster DNS is needed. No
 disjoint hosts; trials of a gang run one after the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ passed. A host that answers, but works for another run, is not lost: the fleet w
 take.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The trials that wait for a host, and who may have them. Thread-safe; the ledger says which are still open."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field

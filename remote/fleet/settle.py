@@ -1,7 +1,5 @@
 """What becomes of an attempt, written once: the result in its place first, then the ledger, then the event."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

@@ -7,8 +7,6 @@ again, and `inv collect` reads its files through another worker.
 Not covered: the job's log, which is on the worker's own disk; its last lines are in the result.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from bench.records import NODE_RANK

@@ -4,8 +4,6 @@ An exit code alone proves nothing. What counts is a verified result; without one
 trial failed by itself (it would again) or was cut short from outside (and is tried again).
 """
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One host of a fleet: a thread that takes trials, starts and follows them, and settles what comes of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Secrets go to a command's standard input. argv and environment show in process l
 secret there cannot be constructed.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ it). A module that runs *once* travels as the text of `python -c` and leaves not
 anything may be written, or as another user.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

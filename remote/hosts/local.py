@@ -1,7 +1,5 @@
 """This machine as a host: several workers on one laptop, each with its own work folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

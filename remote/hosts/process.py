@@ -1,7 +1,5 @@
 """Runs one local program and pumps its streams: the command itself, or a client such as kubectl or ssh."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

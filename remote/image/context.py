@@ -5,8 +5,6 @@ into numbered slots: one shard a slot, one slot a layer (see image/Dockerfile). 
 folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

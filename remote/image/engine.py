@@ -4,8 +4,6 @@ The client's TMPDIR has no effect on a build: BuildKit keeps context, layers and
 save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both are looked up with their file systems.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Starts or finds the job, feeds it its token, and sends it the files of a model that is in a cache on the laptop.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import tempfile

@@ -5,8 +5,6 @@ forms of user name. Its 401 does not say which part was wrong; usually it is the
 syntax of the name is checked.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ of the context, its cache, the layers) is always below its data-root. So the pla
 refuses what does not fit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import posixpath

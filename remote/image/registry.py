@@ -1,7 +1,5 @@
 """Logs the build VM in to a registry; the record of a push."""
 
-from __future__ import annotations
-
 import json
 import re
 

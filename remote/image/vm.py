@@ -1,7 +1,5 @@
 """What the build VM is, in one round trip: system, processor, Python, user. `engine.look` reads its disks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The job goes on without the laptop and without the link; the next command finds 
 share one slot, because two jobs would compete for the same disk and engine.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

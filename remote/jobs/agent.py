@@ -3,8 +3,6 @@
 Jobs and transfers go through this class, so a new kind of host needs no more than `run`.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A job is a folder on the host (see `remote.jobs.onhost`). Whoever knows the fold
 Completion is a file written last with the exit code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum

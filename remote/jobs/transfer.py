@@ -9,8 +9,6 @@ Not covered: links and special files (left out), permissions. A file that is rew
 once more; one that only grows comes at the length it had when it was opened.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

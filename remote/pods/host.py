@@ -11,8 +11,6 @@ What must outlive the call is a job (`remote.jobs.job`).
 Not covered: children of the command that leave its session, as on every host.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

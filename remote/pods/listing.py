@@ -7,8 +7,6 @@ the one to talk to.
 Not covered: pods that are no part of an Indexed Job.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A reply is complete when its end frame has come and the check sums in it match e
 broken stream. kubectl's own word does not count.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Callable

@@ -11,8 +11,6 @@ Not covered: proof of content. Equal size and time count as equal; `remote.jobs.
 `remote.image.modelfetch` those of models.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@ that sets what may not be looser here (host keys are always checked, nothing is 
 the user's own. The OpenSSH client that moves bulk data uses the same file, jump hosts included.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

@@ -7,8 +7,6 @@ deadline, and a dead link is noticed within a minute, whichever hop it is on.
 Not covered: passwords, Kerberos, certificates (for hosts see `remote.ssh.known_hosts`; users need plain keys).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Our keys: which ones are offered to a hop, and in which order."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

@@ -7,8 +7,6 @@ Not covered: host certificates. A line @cert-authority accepts nothing here, so 
 unknown until its key itself is listed.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import fnmatch

@@ -11,8 +11,6 @@ close, that thread waits for keys that only it could receive: seen with four thr
 the connection was lost after 30 s.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ What must be equal has a name, which `inv compare --allow` takes: profile, gpu, 
 gpu_settings, variables, workers. The code's version is not among them: comparing two versions is what compare is for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -19,8 +19,6 @@ Frame `comparison`, one row per metric and configuration of a later run:
 Missing is NaN.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

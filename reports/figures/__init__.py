@@ -4,8 +4,6 @@ drawing: what all of them draw with
 studio: draws in other processes
 """
 
-from __future__ import annotations
-
 from reports.figures.cost import COST
 from reports.figures.diagnostic import DIAGNOSTIC
 from reports.figures.distributed import DISTRIBUTED

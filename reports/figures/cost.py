@@ -1,7 +1,5 @@
 """07 cost: dollars per 1,000 samples and per million useful tokens, and what a fine-tuning costs on 1, 2 and 4 GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

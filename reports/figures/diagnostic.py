@@ -1,7 +1,5 @@
 """06 diagnostic: what each factor does on its own, with everything else as in the centre of the suite."""
 
-from __future__ import annotations
-
 from bench.records.result import End
 from reports import text
 from reports.figures.drawing import marks, rows

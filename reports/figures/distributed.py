@@ -1,7 +1,5 @@
 """11 distributed: throughput over ranks, its share of linear scaling, the cost of communication and its bound."""
 
-from __future__ import annotations
-
 from bench.records.result import End
 from reports import text
 from reports.figures.drawing import rows

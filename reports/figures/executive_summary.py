@@ -1,7 +1,5 @@
 """01 executive summary: how fast each configuration is, in useful tokens and in samples, and what it takes."""
 
-from __future__ import annotations
-
 from reports import text
 from reports.figures.drawing import rows
 from reports.figures.drawing.chart import Chart, head

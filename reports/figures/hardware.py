@@ -1,7 +1,5 @@
 """03 hardware: what the chip itself reaches, against what its maker prints: the ceilings of everything else."""
 
-from __future__ import annotations
-
 from reports import text
 from reports.figures.drawing import rows
 from reports.figures.drawing.chart import Chart, head

@@ -1,7 +1,5 @@
 """05 inference: tokens written per second and the wait for the first, over batches, by precision and path."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """04 model loading: from files to a model on the device: how long, where the time goes, what it then holds."""
 
-from __future__ import annotations
-
 from reports import text
 from reports.figures.drawing import marks, rows
 from reports.figures.drawing.chart import Chart, head

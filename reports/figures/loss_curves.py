@@ -1,7 +1,5 @@
 """10 loss curves: does every configuration learn, and alike?"""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

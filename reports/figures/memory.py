@@ -1,7 +1,5 @@
 """08 memory: the most each configuration held, measured and predicted, against what the GPU has."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """12 run comparison: how much faster or slower each configuration became, and whether that is more than noise."""
 
-from __future__ import annotations
-
 from reports import text
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
 from reports.figures.drawing.chart import Chart, head

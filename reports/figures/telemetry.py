@@ -1,7 +1,5 @@
 """09 telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """02 training performance: every measured step's time, and what share of the tokens was padding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

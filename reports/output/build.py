@@ -4,8 +4,6 @@ Every file is replaced atomically and index.html last, so that a page never show
 itself for long, and an interrupted report leaves the previous page in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -9,8 +9,6 @@ trial's id) and reason.
 seconds, and every line carries its price and that price's source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

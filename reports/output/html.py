@@ -4,8 +4,6 @@ Everything from a run (names, reasons, paths) is escaped by jinja2; only our own
 whose texts matplotlib escaped, go in as they are. The page forbids the browser every other script and every request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

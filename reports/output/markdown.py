@@ -1,7 +1,5 @@
 """report.md: the same report as text that renders well in a repository."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from reports import text

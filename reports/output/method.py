@@ -1,7 +1,5 @@
 """How the numbers came about, in plain words, for the page and for report.md."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from bench.records.result import End

@@ -1,7 +1,5 @@
 """summary.json and summary.csv: the report's numbers for programs. README.md in this folder documents every field."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -7,8 +7,6 @@ Not covered: trials that were lost and left no result. `inv collect` writes thei
 after a time without any change.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

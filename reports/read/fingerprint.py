@@ -4,8 +4,6 @@ A fingerprint is `bench.machine.fingerprint`'s allow-list. Its keys are read as 
 and the threads are known here by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Nothing is dropped silently. A planned trial is in exactly one place: among the 
 that may not be averaged in (damaged, foreign, not in the plan) is among the rejected.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

@@ -16,8 +16,6 @@ Frame `measurements`, one row per measurement of an accepted result:
 | context.KEY | each key of the contexts on its own, the most used first, MOST_CONTEXT_COLUMNS at most |
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Only a run of profile gpu whose model has the published one's number of paramete
 another size, or scaled down, the same words would mean something else.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measurements picked out of a run for figures: by name, one value per configuration and context, over its workers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ Frame `steps`, one row per optimizer step of an accepted result: trial_id, confi
 useful_tokens (per step and worker).
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ A worker's own clock will not do to add up the time it was held: a pod that move
 Not covered: a job that its host could only start later than the ledger says (the host could not be reached).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import datetime

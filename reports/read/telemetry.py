@@ -11,8 +11,6 @@
 | process_rss_bytes | resident bytes of that tree |
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -18,8 +18,6 @@ workers.
 Not covered: that a configuration's workers are a sample of all such workers is the reader's to judge.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ SciPy would bring 100 MB for these two functions. The distribution function is a
 computed by its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22) with Lentz's method.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

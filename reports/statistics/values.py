@@ -1,7 +1,5 @@
 """What the statistics say, as values: one process, one configuration, a ratio of two. No arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

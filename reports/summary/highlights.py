@@ -1,7 +1,5 @@
 """What the first screen shows besides the recommendation: a few large numbers, and what a fine-tuning costs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from reports import text

@@ -6,8 +6,6 @@ columns (matrix products by dtype, one column a size). What each of a few config
 things, becomes one list with a column a configuration. Cells are words: every writer shows them as they are.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 gives stands before all of them. What cannot be used is refused with one line that names the file and the key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date

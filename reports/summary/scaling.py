@@ -5,8 +5,6 @@ a distributed trial of one rank where the run has one, else the training trial. 
 first from another configuration's distributed trials, else from fewer GPUs, else n GPUs are assumed to be n times one.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report's words: the finding in one sentence with its interval, and what to keep in mind when reading it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bench.records.result import End, TrialResult

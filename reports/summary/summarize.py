@@ -1,7 +1,5 @@
 """From a loaded run and a price to a summary. Pure: the only place where the report's numbers are computed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime

@@ -4,8 +4,6 @@ Every writer (page, Markdown, CSV, JSON, figures, terminal) reads this and compu
 disagree. `summarize.summarize` makes one; `sentences` finds its words.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bench.records.result import End

@@ -5,8 +5,6 @@ refused before the first task starts, `collect report` still runs after a bench 
 with 130.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers that are given as flags. The flags are declared as text: Invoke's own cast would end in a traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tasks.errors import UsageError

@@ -1,7 +1,5 @@
 """What git knows of the project."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One `inv bench` at a time in one project: a lock that names its holder and is released when its process ends."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import getpass

@@ -1,7 +1,5 @@
 """Repairs of Invoke at start-up: its exit code for wrong usage, and its tracebacks over settings files."""
 
-from __future__ import annotations
-
 import sys
 from types import TracebackType
 

@@ -1,7 +1,5 @@
 """The operator's terminal: a console, a table, a question."""
 
-from __future__ import annotations
-
 import sys
 
 from rich.console import Console

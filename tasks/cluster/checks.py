@@ -1,7 +1,5 @@
 """What is checked before a plan changes the cluster: nodes, controllers, rights, and results that would be lost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """`inv deploy`: observe, plan, act, observe again. A deployment that is there and unchanged is only read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from invoke.context import Context

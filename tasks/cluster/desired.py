@@ -1,7 +1,5 @@
 """What the settings ask for: the image by its digest, the values of the manifests."""
 
-from __future__ import annotations
-
 import json
 
 from remote.cluster.manifests import Image, Values

@@ -1,7 +1,5 @@
 """`inv nodes`: which nodes can take a pod, and why not the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from invoke.context import Context

@@ -1,7 +1,5 @@
 """`inv status`, `inv shell`, `inv logs`: the pods, a shell in one, their logs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

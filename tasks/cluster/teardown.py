@@ -1,7 +1,5 @@
 """`inv teardown`: delete what `inv deploy` made."""
 
-from __future__ import annotations
-
 from invoke.context import Context
 
 from remote.cluster.labels import is_owned

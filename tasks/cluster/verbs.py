@@ -1,7 +1,5 @@
 """The cluster's verbs: signatures and help. `inv --list` reads this file, so the work is imported when a verb runs."""
 
-from __future__ import annotations
-
 from invoke.context import Context
 from invoke.tasks import task
 

@@ -1,7 +1,5 @@
 """Waits for pods, with a live view of each. A pod that cannot come up ends the wait with reason and remedy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The build VM: a connected host from the settings, and its failures as exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cluster as the tasks see it: prints which one is used, and gives its errors the exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

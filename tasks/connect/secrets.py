@@ -1,7 +1,5 @@
 """Passwords and tokens: from a file that nobody else can read, from a pipe, or typed."""
 
-from __future__ import annotations
-
 import getpass
 import stat
 import sys

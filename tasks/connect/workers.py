@@ -1,7 +1,5 @@
 """The fleet's hosts and their commands, from the settings. No other module knows which kind of host a fleet has."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Observe (settings, workers, their model and data), plan (a RunRecord, which `--d
 observe again (the ledger). Everything about the workers comes from `tasks.connect.workers`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

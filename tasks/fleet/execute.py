@@ -3,8 +3,6 @@
 The plan is on disk before anything starts; from then on its ledger says what is left to do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

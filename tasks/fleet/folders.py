@@ -1,7 +1,5 @@
 """The runs on this machine: finds one by name, makes its folder, points `latest` at the newest."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

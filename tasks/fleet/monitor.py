@@ -5,8 +5,6 @@ worker (`python -m bench sample`, a tenth of a second of one core), so it also s
 A trial's whole GPU history is in its telemetry.csv.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From settings to a plan: which trials, on which workers, for how long. Pure, but it reads git and old runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

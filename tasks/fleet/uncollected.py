@@ -4,8 +4,6 @@ A run counts until all of it is here, or until the operator gave it up. Times ar
 the cluster's can be hours apart, and a run could then seem older than the pods it ran in.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path

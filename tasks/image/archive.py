@@ -1,7 +1,5 @@
 """`inv image.archive` and `image.load`: the image as a file, for the other side of an air gap."""
 
-from __future__ import annotations
-
 from invoke.context import Context
 
 from remote.image import engine, vmjob

@@ -5,8 +5,6 @@ prints), act (a detached job), observe again (what the engine has now). A second
 and follows it: exactly one build runs on a VM.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import tempfile

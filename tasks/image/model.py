@@ -1,7 +1,5 @@
 """`inv model.*`: the model and the data a bench reads."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """image/profiles.yaml: what an image can be built as; and the locks of its packages (`inv image.lock`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

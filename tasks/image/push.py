@@ -4,8 +4,6 @@ The push is a job on the build VM, as the build is. This machine has the passwor
 more if the registry stops accepting it halfway.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 

@@ -1,7 +1,5 @@
 """`inv image.size`: the image's layers, and what a push, a pull and a node need for it."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

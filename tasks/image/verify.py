@@ -1,7 +1,5 @@
 """`inv image.verify`: the proof that an image is whole and that a trial runs in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

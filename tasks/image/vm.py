@@ -1,7 +1,5 @@
 """`inv vm.*`: the build VM itself, and an engine on it whose data is on the share."""
 
-from __future__ import annotations
-
 import json
 import time
 

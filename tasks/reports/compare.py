@@ -4,8 +4,6 @@ Exit codes: 0 same or faster, 1 slower beyond the tolerance, 2 not comparable (u
 common, or too noisy to tell).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

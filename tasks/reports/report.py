@@ -1,7 +1,5 @@
 """`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may be gone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

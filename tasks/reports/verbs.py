@@ -1,7 +1,5 @@
 """The reports' verbs: signatures and help. `inv --list` reads this file, so the work is imported when a verb runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from invoke.context import Context

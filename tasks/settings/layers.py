@@ -6,8 +6,6 @@ equal keys, and ends in a traceback where a file cannot be parsed. Here each of 
 Not covered: which keys exist and what they may hold; see `tasks.settings.load`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

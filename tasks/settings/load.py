@@ -8,8 +8,6 @@ INVOKE_* variables, the -f file) and either returns frozen settings or raises Us
 Not covered: whether a folder or a model exists; that is checked where it is used.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import os

@@ -4,8 +4,6 @@ Every worker has the same files (`inv bench` and `inv train` refuse others), so 
 work folder: the next look, and the training, read them from there.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 All text of the data is shown with its control characters escaped: a data file must not be able to move a cursor.
 """
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -3,8 +3,6 @@
 Price is no third axis: on one kind of GPU at one price, the fastest per useful token is the cheapest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What `inv tune` prints: the plan, and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ answer.json    the front of speed against memory; written last
 best.json      the fastest as a trial, for `inv bench --trials`
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Optuna's own samplers were tried and are not used: within ten trials a tree of P
 candidates are alike, and its proposals are guesses (figures: docs/performance.md, "The search").
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

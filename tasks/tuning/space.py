@@ -4,8 +4,6 @@ Recipe, layout, micro batch and recomputation vary; they do not change what is t
 which samples are cut are the user's and stay as they are.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,8 +17,6 @@ They were chosen by looking at replays of one GPU's figures and of made-up GPUs 
 more trials and ends at the same answer (`tests/unit/tasks/tuning/test_tuning.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Nothing is written here, and nothing runs but `python -m bench survey`.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any

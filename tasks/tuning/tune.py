@@ -5,8 +5,6 @@ which `--dry-run` prints), act (waves of short trials over the fleet, each an or
 the finalists in full), answer (a front of speed against memory, and a file that `inv bench --trials` takes).
 """
 
-from __future__ import annotations
-
 from invoke.context import Context
 
 from tasks.cli.lock import only_one

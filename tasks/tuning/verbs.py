@@ -1,7 +1,5 @@
 """The verb of tuning: signature and help. `inv --list` reads this file, so the work is imported when it runs."""
 
-from __future__ import annotations
-
 from invoke.context import Context
 from invoke.tasks import task
 

@@ -4,8 +4,6 @@ Each wave, and the finalists, is an ordinary run: it is in the results folder, `
 can be resumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from bench.records.layout import RESULT_FILE, TRIALS_FOLDER

@@ -4,8 +4,6 @@ A benchmark is a module beside this file with `main() -> list[Figure]`; what is 
 alternating, so that a busy machine slows both sides.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bench.records.interval import Interval

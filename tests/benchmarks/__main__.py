@@ -3,8 +3,6 @@
 Ends with exit code 1 when a benchmark could not be run; how fast anything was never decides it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

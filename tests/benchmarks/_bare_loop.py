@@ -4,8 +4,6 @@ Written from the recipe's description and importing nothing of bench, so that it
 clock around all measured steps, no synchronisation within; each step's own time is stamped by the device.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

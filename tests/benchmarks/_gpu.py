@@ -1,7 +1,5 @@
 """What the benchmarks on a GPU share: the memory they may use, their steps, and what the GPU draws meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import threading

@@ -15,8 +15,6 @@ is reset. Each group has a process of its own, because a base's NF4 weights were
 held_out_h200.jsonl has peaks with other bases beneath, and what they come to without).
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc

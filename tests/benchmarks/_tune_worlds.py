@@ -11,8 +11,6 @@ every-4 and all. Lengths are of the survey's kind: log-normal, 94 tokens in the 
 `changed()` are GPUs that are not there, on which what a survey predicts is wrong in a way that it would mislead by.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

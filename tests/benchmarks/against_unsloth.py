@@ -17,8 +17,6 @@ Unsloth patches transformers for its whole process, hence one each. It is no dep
 installed the benchmark says so and measures nothing. Without a GPU, on a small model, this is a rehearsal.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """`make demo` as a newcomer meets it: in a fresh clone, and once more."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time

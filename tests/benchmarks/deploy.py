@@ -4,8 +4,6 @@ That cluster answers from memory on this machine. A real one is a network away: 
 other, since what can be asked at once is.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time

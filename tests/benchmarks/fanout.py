@@ -4,8 +4,6 @@ Against the tests' own cluster with real kubectl: its API server is Python and i
 so the ratios stand for a real cluster better than the seconds do.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -10,8 +10,6 @@ what its two curves differ by is the noise that the fast one's difference is to 
 REPORT_EVERY steps how far it is from the first one, so a run that is cut short has told what it knew.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import gc

@@ -13,8 +13,6 @@ steps (`--mean-tokens`): instruction data's shape. Without a GPU the same cases 
 eighth of the length: a rehearsal whose ratios mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import gc

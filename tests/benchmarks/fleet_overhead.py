@@ -1,7 +1,5 @@
 """What the fleet costs a trial: the same 60 s trial by hand and as a detached job of a fleet, in turn."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

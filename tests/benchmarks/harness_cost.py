@@ -5,8 +5,6 @@ Both in turn, in processes of their own, over the same batches; the losses show 
     python -m tests.benchmarks.harness_cost --profile gpu --model DIR --data FILE
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 The base image and the stack are small stand-ins, so the seconds are those of an edit, which touches neither.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

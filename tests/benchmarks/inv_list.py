@@ -1,7 +1,5 @@
 """How long `inv --list` takes beside the least it could take: Python that imports Invoke and stops."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

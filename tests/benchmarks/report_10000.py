@@ -6,8 +6,6 @@ included. Then the part that grows (loading, statistics, tables) alone, on 2,500
 and its peak memory count, as for a user. The trials are synthetic and are written before the clock starts.
 """
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -5,8 +5,6 @@ included, and suite `all` on four GPU nodes, which has eleven of the twelve figu
 own, so that its imports and the processes it starts count, as for a user.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

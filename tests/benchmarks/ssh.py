@@ -1,7 +1,5 @@
 """What SSH costs: a warm command and a new connection, each beside the least that the same server could take."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -13,8 +13,6 @@ The memory errors are over the 60 points that `bench.predict.footprint` was fitt
 that were predicted before they were measured (HELD_OUT), each after what the one before it taught had been mended.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

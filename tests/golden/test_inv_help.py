@@ -1,7 +1,5 @@
 """`inv --list` and each `--help TASK`, word for word. After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden"""
 
-from __future__ import annotations
-
 import json
 import os
 import re

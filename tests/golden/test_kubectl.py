@@ -3,8 +3,6 @@
 After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

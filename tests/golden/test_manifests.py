@@ -8,8 +8,6 @@ of the tests' own cluster, written to the recorded refusals; not covered there: 
 JobSet has no schema here: the Job in it is checked as a Job.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

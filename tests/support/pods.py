@@ -5,8 +5,6 @@ The cluster is the tests' own, or that of `--kubeconfig` (given_job.py says what
 The stand-in bench runs in the pods, and notes on the shared volume what it did, so that a test can count it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import shutil

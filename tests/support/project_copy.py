@@ -1,7 +1,5 @@
 """A copy of the project in a folder of its own, so that its invoke.yaml can be spoiled and `inv` really run in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@
 is any host but this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

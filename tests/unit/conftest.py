@@ -1,7 +1,5 @@
 """A unit test starts no process and draws no figure; what does belongs into tests/integration. This guard holds it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """When each bucket of gradients is exchanged between ranks: a clock inside DDP's hook."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

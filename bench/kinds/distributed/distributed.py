@@ -8,8 +8,6 @@ against the same ranks in the same run without communication; the report has the
 On several machines the first one does all that; the others run their share of the ranks (`follow`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 Rates are inverted times, so a rate and its interval are those of the median step, as everywhere.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 

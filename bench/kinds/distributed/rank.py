@@ -10,8 +10,6 @@ weights are restored after every block of them, so that the trial trains one mod
 Not covered: sharded models.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -6,8 +6,6 @@ fast: ours; layer: a decoder layer; products: its products with adapters; offloa
 adapters: fresh LoRA adapters by peft
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA adapters on the trial's layers, by peft."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.records import Trial

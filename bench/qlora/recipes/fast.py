@@ -14,8 +14,6 @@ The model stays a peft model with peft's parameters: `save_pretrained` writes th
 recipe does not fit, `why_not` names the first reason and `stock` is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace

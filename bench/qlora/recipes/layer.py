@@ -12,8 +12,6 @@ The base is frozen, so backward computes only the adapters' weight gradients; fo
 is trained, not the gradient of x either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ ms on an H200; an A10 is slower at both), so copies overlap the computation, on 
 stay where they are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

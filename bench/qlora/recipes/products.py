@@ -15,8 +15,6 @@ x: (T, K); W: (N, K), its linear layers' rows one below the other; A: (R, K) and
 lora_alpha / R. W is frozen and gets no gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@
 With a 16-bit base step 2 is left out: it would cast the whole base to float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.qlora.recipes import adapters

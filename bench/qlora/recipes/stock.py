@@ -5,8 +5,6 @@ stream in bf16; on a GPU, Liger's fused kernels are used where they are installe
 else is the same, also the trained parameters. On a CPU compiling a small model takes longer than training it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import Any

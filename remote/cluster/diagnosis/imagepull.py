@@ -5,8 +5,6 @@ not exist and to no secret at all. With token authentication a wrong user or pas
 or foreign secret at the manifest.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

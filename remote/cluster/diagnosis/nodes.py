@@ -3,8 +3,6 @@
 Not covered: whether the driver works (a pod shows that), and images that other pods will still pull to the node.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

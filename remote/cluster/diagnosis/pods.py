@@ -7,8 +7,6 @@ with the text as its reason.
 Not covered: a process killed for memory in a pod whose first process lives on; the pod's status does not show it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

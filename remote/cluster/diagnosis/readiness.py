@@ -3,8 +3,6 @@
 Not covered: JobSets, whose pods are counted by the Jobs that they make.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What the scheduler's one long line means: which resource, label, taint or rule keeps a pod from every node."""
 
-from __future__ import annotations
-
 import re
 
 from remote.cluster.diagnosis.finding import Finding, Rule, first

@@ -5,8 +5,6 @@ below each other instead of shrinking. Sizes are known beforehand, so matplotlib
 half of a report's drawing time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Gathering is apart from drawing so that drawing can happen in another process wi
 that what a figure shows can be tested as numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

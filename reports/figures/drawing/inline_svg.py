@@ -1,7 +1,5 @@
 """An SVG that can stand inside the page: ids of its own, the page's colours and fonts, and a third of its size."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

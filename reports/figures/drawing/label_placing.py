@@ -3,8 +3,6 @@
 Not covered: a panel so full that there is no such place; the label then stands where it covers least.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Axes with few, plainly written values, and what stands on lines: intervals, published values, labels at their end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of rows: panels beside each other over the same names; bars and dots with interval and words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

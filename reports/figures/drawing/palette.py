@@ -4,8 +4,6 @@ Four tones carry meaning. They differ in lightness, so that they hold in grey pr
 no red, no green or no blue (a test computes both); none is used without a label, a marker or a hatch of its own.
 """
 
-from __future__ import annotations
-
 INK = "#1c2128"
 MUTED = "#57606a"
 GRID = "#d8dee4"

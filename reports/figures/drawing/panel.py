@@ -1,7 +1,5 @@
 """What a panel of rows shows, as values: a mark a row, each with its words."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from reports.figures.drawing.palette import OTHER_TONE

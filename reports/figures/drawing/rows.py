@@ -1,7 +1,5 @@
 """What figures of training configurations share: which rows are drawn, their tones, facts and words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from reports import text

@@ -4,8 +4,6 @@ Text in SVG stays text: it can be searched and scales with the page. Matplotlib 
 wider than the fonts browsers choose, so what fits here fits there.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Widths are sums of DejaVu Sans' advances. East Asian characters, which that font
 browser that shows the page has them.
 """
 
-from __future__ import annotations
-
 import functools
 import unicodedata
 

@@ -3,8 +3,6 @@
 Whatever the dice say, every trial has one end, what SUCCEEDED is backed by a verified result, and nothing runs on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

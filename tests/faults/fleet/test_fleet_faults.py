@@ -1,7 +1,5 @@
 """What may befall a run: trials that fail in every way, hosts that go and come back, a results folder that is gone."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace

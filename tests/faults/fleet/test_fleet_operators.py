@@ -1,7 +1,5 @@
 """An operator who stops a run, dies in it, or comes back to it: what ran goes on, and nothing is run twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

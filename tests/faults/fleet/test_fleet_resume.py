@@ -1,7 +1,5 @@
 """The operator is killed again and again; the run still reaches its ends, each trial once."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

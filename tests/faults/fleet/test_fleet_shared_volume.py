@@ -1,7 +1,5 @@
 """Workers that share a volume: what a dead one left there counts, is not run again, and is no other attempt's."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace

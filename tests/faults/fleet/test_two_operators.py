@@ -3,8 +3,6 @@
 Two fleets in one process stand for two operators; tests/system/test_two_operators_pods.py has two whole `inv bench`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

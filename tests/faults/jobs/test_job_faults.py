@@ -1,7 +1,5 @@
 """Detached jobs on a real host, and what may befall them: starters that die, deadlines, orphans, a full disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

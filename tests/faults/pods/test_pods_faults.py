@@ -3,8 +3,6 @@
 Real kubectl against the tests' own cluster. Whole runs are in test_pods_runs.py.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor

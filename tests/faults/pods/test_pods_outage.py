@@ -5,8 +5,6 @@ its job has begun, in its middle, and after its last byte. Real kubectl against 
 here is spent waiting, beside other tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ Real kubectl against the tests' own cluster. Not covered: a real kernel's out-of
 nodes. test_pods_outage.py has the faults that last half a minute.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

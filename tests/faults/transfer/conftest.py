@@ -1,7 +1,5 @@
 """Where files are moved: from and to a worker on this machine, and over SSH."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What arrives, what is here already, and disks and folders that cannot take it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

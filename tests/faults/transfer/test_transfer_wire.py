@@ -1,7 +1,5 @@
 """A wire that breaks and spoils bytes: what arrives is verified, and goes on where it broke."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

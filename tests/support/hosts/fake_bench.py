@@ -8,8 +8,6 @@ Not covered: measuring anything, memory, telemetry, the trial's own deadline, re
 large, a process that needs seconds to leave after its result is written.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

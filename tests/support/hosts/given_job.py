@@ -5,8 +5,6 @@ next pod (10 s after its first failure, then twice as long each time). So a Job 
 Shortened: 1 s instead of 30 s until the pods of a node that was given up go.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Other versions of Python, such as hosts may have."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

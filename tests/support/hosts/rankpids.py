@@ -1,7 +1,5 @@
 """Trials of several ranks, from outside: which of their processes run, and how to end them all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A pod without a cluster: kubectl is stand_in_kubectl.py; the program in the pod is the real one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -9,8 +9,6 @@ with `words` on standard error).
 Not covered: everything that is kubectl's and the API server's; tests/cluster has that, with the real program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

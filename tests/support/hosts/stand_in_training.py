@@ -4,8 +4,6 @@
 while the numbers are of no interest. The trial's process, its phases, stops, progress, telemetry and result are real.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

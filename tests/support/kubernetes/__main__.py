@@ -6,8 +6,6 @@ The first line in is the configuration, the first line out says where it listens
 ends, so does the process, and with it every pod.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What tests use: a cluster to start, to point kubectl at, and to break on purpose."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

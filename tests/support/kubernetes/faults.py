@@ -1,7 +1,5 @@
 """What goes wrong, and when: faults are armed by tests and counted, so that they always strike at the same place."""
 
-from __future__ import annotations
-
 import asyncio
 import fnmatch
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """kubectl with one kubeconfig: typing a command, applying objects, looking at what is there, and waiting for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

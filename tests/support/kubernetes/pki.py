@@ -1,7 +1,5 @@
 """A certificate authority and one server certificate for 127.0.0.1, both of this run alone."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import ssl

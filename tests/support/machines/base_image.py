@@ -4,8 +4,6 @@ It holds apt, dpkg's records of just these packages, Python with venv and its bu
 that the project's Dockerfile asks a base for, so that it is built unchanged. What it does not have is CUDA.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

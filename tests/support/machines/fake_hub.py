@@ -10,8 +10,6 @@ FOLDER/requests.jsonl has a line for every request: path, status, range, bytes s
 Not covered: Xet storage, redirects to a content network, rate limits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -27,8 +27,6 @@ Use it so:
 users under the same path as for the test. Everything ends with the fixture, or with the test process if that is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ports for servers that are yet to start."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

@@ -3,8 +3,6 @@
 What this does not cover, network.py does: another machine, another user, a cable.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import TracebackType

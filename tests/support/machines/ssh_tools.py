@@ -1,7 +1,5 @@
 """What the SSH tests share: a host seen from the network's laptop, and patience cut to a test's size."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

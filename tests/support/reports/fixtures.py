@@ -1,7 +1,5 @@
 """A run's folder to load and report on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Processes are 0.35 % apart by default, as on one GPU (the standard deviation of 
 Steps are noisier than there: each of those processes was known to 0.1 % from its steps, which is ON_A_GPU, with room.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ The shape of every record (names, contexts, phases) is what `bench` writes. The 
 H200) with seeded noise; they are for looking at figures, not for quoting.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ A worker has its own speed (a few percent apart), a step its own jitter, now and
 towards a floor. Everything is seeded: the same arguments give the same bytes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

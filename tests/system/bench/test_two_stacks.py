@@ -7,8 +7,6 @@ Not covered: NF4 and the paged optimizer under `reference`. Its bitsandbytes com
 in one line is covered.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Real `inv`, real kubectl, the real Python client. The cluster is the tests' own 
 top of tests/cluster), or that of `--kubeconfig`; then `--cluster-image` is what is deployed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

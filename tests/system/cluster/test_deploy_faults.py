@@ -3,8 +3,6 @@
 Real `inv`, kubectl and Python client. The answers of the tests' own cluster to each fault are recorded ones.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`inv nodes`, `deploy`, `status`, `shell`, `logs`, `teardown` with real kubectl, on any cluster."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """On a terminal: the live table, questions that are asked, a password that is not echoed, and Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

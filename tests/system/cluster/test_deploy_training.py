@@ -6,8 +6,6 @@ hosts file for its DNS, and all pods on one network: the port where ranks meet i
 listens on every address of the machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

@@ -3,8 +3,6 @@
 Everything is real, but that trainings compute nothing where a test asks for `hold`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Not covered: GPUs, an image, a network between the pods other than this machine's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Real kubectl, the tests' own cluster, trials that compute nothing. One pod's clo
 the other's 7 h behind; the kernel's, and so the times of files, cannot be changed by a test and are right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

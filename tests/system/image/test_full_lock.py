@@ -4,8 +4,6 @@ Optional: QLORA_FLEET_FULL_LOCK=1 pytest tests/system/image/test_full_lock.py, w
 index. Not the image itself: its CUDA base cannot be pulled on a closed network.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`inv build` typed on a laptop, against a build VM with a real engine, with each way it can fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

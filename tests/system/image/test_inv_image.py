@@ -1,7 +1,5 @@
 """`inv image.*` typed on a laptop: what is inside an image, how large it is, and how it crosses an air gap."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The registry plays fra.ocir.io. What it does not play is OCIR's own repositories and rights, and its token service.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

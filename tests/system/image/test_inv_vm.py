@@ -1,7 +1,5 @@
 """`inv vm.check` as a person types it on the laptop: what it says, and the exit code of each way of not getting in."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`inv model.fetch` from laptop to VM: the real client of the hub, a small hub with faults, real disks and cables."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

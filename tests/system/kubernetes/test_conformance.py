@@ -4,8 +4,6 @@ The recordings were made with Kubernetes 1.34 (errors with kubectl 1.34, traffic
 what is compared. Not compared: openapi documents, describe's layout, timing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

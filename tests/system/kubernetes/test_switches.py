@@ -1,7 +1,5 @@
 """Each switch strikes where and how it promises; tests that rely on them need not show it again."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from typing import Any

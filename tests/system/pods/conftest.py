@@ -1,7 +1,5 @@
 """One cluster for tests that any cluster can pass: the tests' own, or the one that `--kubeconfig` names."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 

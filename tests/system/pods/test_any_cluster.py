@@ -3,8 +3,6 @@
 On a real cluster the pod's image is `--cluster-image`, which needs sh, cat, sha256sum and sleep.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -5,8 +5,6 @@ Checks layout (nothing wider than the screen or the paper, no text cut off), sor
 there is no Chromium or no chromedriver (Debian: apt-get install chromium chromium-driver).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

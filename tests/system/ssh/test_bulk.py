@@ -1,7 +1,5 @@
 """Gigabytes in small: folders moved by the OpenSSH client between laptop and VM, with rsync and without."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The network itself: the machines are apart, the cables can be cut, and nothing stays behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Getting in, or not: host keys, users, keys, ports, jump hosts; a real sshd behind a real cable says what it saw."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

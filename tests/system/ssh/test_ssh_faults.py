@@ -3,8 +3,6 @@
 The cables are virtual, their death is the real kernel's: packets that vanish, or a card that is switched off.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -3,8 +3,6 @@
 Not covered: a worker in a pod; it is asked through the same host as every other question of `tasks.connect.workers`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

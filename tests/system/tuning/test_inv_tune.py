@@ -3,8 +3,6 @@
 Not covered: memory, which nothing predicts on a CPU; tests/unit/tasks/tuning/test_tuning.py has what depends on it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 The GPU is a stand-in for NVIDIA's library, which the worker's own process finds before the real one; nothing computes.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The image's own files: a Dockerfile that old engines take, whole locks, a self-check that finds faults."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Numbers as text, and names that cannot break out of Markdown or a spreadsheet."""
 
-from __future__ import annotations
-
 import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath

@@ -1,7 +1,5 @@
 """Which cluster is meant, and one line where that cannot be known."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

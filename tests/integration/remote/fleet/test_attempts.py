@@ -1,7 +1,5 @@
 """How often a trial may be started: what a worker at another operator's trial has kept waiting was not started."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

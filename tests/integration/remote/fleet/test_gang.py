@@ -1,7 +1,5 @@
 """Several local hosts under one agent: who is started with what, and that all of them are stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One command, on this machine and over SSH: how it ended, what it said, and that nothing of a broken one stays."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

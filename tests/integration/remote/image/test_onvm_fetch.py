@@ -1,7 +1,5 @@
 """Which of a model's files are brought, and what a cache and a manifest say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

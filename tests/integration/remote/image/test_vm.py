@@ -1,7 +1,5 @@
 """What the build VM says of itself, and what of it is a problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

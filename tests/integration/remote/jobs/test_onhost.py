@@ -1,7 +1,5 @@
 """The program that runs on hosts: it has to start on Pythons older than ours, and to stand alone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 kubectl is a stand-in here (see stand_in_kubectl.py); the program in the pod is the real one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Where a destination is, as `ssh -G` says it; and what each way of not getting there is called."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from pathlib import Path

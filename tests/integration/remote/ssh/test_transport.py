@@ -3,8 +3,6 @@
 The sshd is real. That it hears late what was to be said early is arranged here; a busy machine does it by itself.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """The whole report, from a folder to its files: what is said, what is shown, and what can go wrong."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

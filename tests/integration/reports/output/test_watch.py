@@ -1,7 +1,5 @@
 """`inv report --watch`: renewed as results arrive, and how it ends. The clock and the sleeping are the test's own."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

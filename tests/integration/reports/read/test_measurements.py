@@ -1,7 +1,5 @@
 """What trials of every kind measured: the frame, the tables, the files, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import html

@@ -1,7 +1,5 @@
 """The real `inv`, as a process: what is seen when settings are wrong, and how a chain of tasks ends."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is typed wrong ends with one line and exit code 2, whoever notices it: Invoke's parser or a task of ours."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Asking all workers for model and data before a run: what they must agree on, and how it ends when they do not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What of this subject starts a process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`inv model.demo` starts `python -m bench demo` where the settings say, and passes on how it ended."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`inv report` itself: what it prints, and how it exits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

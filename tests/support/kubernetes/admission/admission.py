@@ -1,7 +1,5 @@
 """What must hold before an object is kept: its namespace, references, Pod Security, quotas, the API's own rules."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The fields that a real API server adds for good; without them every apply says `configured`."""
 
-from __future__ import annotations
-
 import base64
 import random
 from typing import Any

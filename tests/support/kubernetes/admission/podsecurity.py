@@ -3,8 +3,6 @@
 Not here: host ports, SELinux, AppArmor, sysctls, /proc mounts, Windows, and versions of the rules older than `latest`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json

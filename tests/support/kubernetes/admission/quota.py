@@ -1,7 +1,5 @@
 """Resource quotas: what the pods of a namespace use, and the refusal of one more."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from tests.support.kubernetes.api.answers import Json, forbidden

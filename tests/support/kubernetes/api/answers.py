@@ -1,7 +1,5 @@
 """What the API server says when it says no: `Status` objects, worded as recorded from a real one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Json = dict[str, Any]

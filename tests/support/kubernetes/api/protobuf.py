@@ -1,7 +1,5 @@
 """Just enough Protobuf for the bodies that kubectl 1.32 and later sends for `auth can-i` and `auth whoami`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.support.kubernetes.api.answers import Json, Refusal

@@ -1,7 +1,5 @@
 """Label and field selectors as the API takes them in a query."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The Table answers behind `kubectl get`: columns as recorded, cells as the real printers write them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

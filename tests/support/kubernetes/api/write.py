@@ -1,7 +1,5 @@
 """POST, PUT and PATCH: decode strictly, merge, fill in defaults, admit, keep; a dry run does all but the last."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 One pass over everything whenever anything has changed; the clusters of tests are small.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

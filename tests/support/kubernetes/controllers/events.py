@@ -1,7 +1,5 @@
 """Events, counted up as the real recorder does: the same message again raises `count` and `lastTimestamp`."""
 
-from __future__ import annotations
-
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.store.resources import by_key
 from tests.support.kubernetes.store.store import Store, now, now_micro

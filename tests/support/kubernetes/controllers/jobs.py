@@ -4,8 +4,6 @@ Not here: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob/FailInd
 the back-off delay between retries (a replacement is made at once).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Kubernetes quantities: `500m`, `64Mi`, `1`."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -3,8 +3,6 @@
 Not here: preemption, topology spread, priorities, volumes' own topology, preferred rules (the least loaded node wins).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """One container's process: its start in a sandbox, its log, its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

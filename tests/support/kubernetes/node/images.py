@@ -1,7 +1,5 @@
 """Images: what their names say, and each recorded way in which a pull fails."""
 
-from __future__ import annotations
-
 import fnmatch
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """All kubelets in one: for every pod bound to a node, one worker that makes it run and tells the API server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

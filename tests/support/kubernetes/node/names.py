@@ -5,8 +5,6 @@ address, ready or not (publishNotReadyAddresses). Not here: that the Service mus
 the time that a real DNS caches an answer.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

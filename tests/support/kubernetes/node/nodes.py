@@ -1,7 +1,5 @@
 """The nodes: what each one is, and what is wrong with it just now."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A pod's volumes as folders, and its environment: everything that comes from its spec and from other objects."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

@@ -1,7 +1,5 @@
 """Server-side apply: who owns what, conflicts, and fields that nobody applies any more."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

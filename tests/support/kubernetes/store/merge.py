@@ -1,7 +1,5 @@
 """The three patches that are not apply: strategic merge, JSON merge (RFC 7386) and JSON patch (RFC 6902)."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

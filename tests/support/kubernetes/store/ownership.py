@@ -1,7 +1,5 @@
 """Which manager owns which field: sets of paths, kept in `metadata.managedFields` in the FieldsV1 form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

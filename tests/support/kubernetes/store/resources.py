@@ -1,7 +1,5 @@
 """Which kinds this server knows, read from the discovery documents it serves."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """The schemas of Kubernetes 1.34, as the package kubernetes-validate ships them: what a field is and how it merges."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tokenizers of bytes with chat templates as real models have them: what differs between the models is the template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

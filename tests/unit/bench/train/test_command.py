@@ -1,7 +1,5 @@
 """`python -m bench data`: the report as one line, and every refusal as one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

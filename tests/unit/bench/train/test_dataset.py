@@ -1,7 +1,5 @@
 """What is held out is never trained on, what is made is kept and trusted only whole, and a look shows the targets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The targets are the answers and the token that ends each of them, as the template writes them, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The order is the data's, the seed's and the epoch's, and no worker changes it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from itertools import islice

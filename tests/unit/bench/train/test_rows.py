@@ -1,7 +1,5 @@
 """What a data file may hold, and the one line in which every other line is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ The texts are those of a real cluster (Kubernetes 1.34, containerd 1.6), in data
 them are made here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

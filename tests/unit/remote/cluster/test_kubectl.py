@@ -1,7 +1,5 @@
 """What kubectl's standard error means, on texts recorded from kubectl."""
 
-from __future__ import annotations
-
 import pytest
 
 from remote.cluster.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable

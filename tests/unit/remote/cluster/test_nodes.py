@@ -1,7 +1,5 @@
 """Which nodes qualify, and one reason with a remedy for each that does not."""
 
-from __future__ import annotations
-
 import copy
 from decimal import Decimal
 from typing import Any

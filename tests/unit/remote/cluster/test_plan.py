@@ -1,7 +1,5 @@
 """From what should be in the cluster and what is there to what is done: pure, so tried by the hundred."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

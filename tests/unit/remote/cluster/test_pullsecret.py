@@ -1,7 +1,5 @@
 """The pull secret's form."""
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -1,7 +1,5 @@
 """Which pod holds which place of a Job, and how far a fleet is up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from remote.cluster.diagnosis.readiness import fleet

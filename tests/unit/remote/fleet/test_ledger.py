@@ -1,7 +1,5 @@
 """The ledger: torn tails, second ends, damaged lines, full disks, many threads; each trial has one end at most."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

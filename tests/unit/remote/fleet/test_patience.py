@@ -1,7 +1,5 @@
 """How long a host is asked again, and what ends it, on a clock that only waiting moves."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Who may have which trial, and when: without hosts, so that every order of events can be written down."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every case of what a job may leave behind, and the end that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands as values: quoting that a real shell undoes, and secrets that show nowhere."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """What is delivered to hosts: every name points to a file, and every file runs there."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """What goes into the build context: our files by digest, weights into slots."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of registries and users, as OCIR takes them."""
 
-from __future__ import annotations
-
 import pytest
 
 from remote.image.names import NameWrong, check_user, reference

@@ -1,7 +1,5 @@
 """The job on the build VM: which failure is which, an archive of two processes, and packing that can be repeated."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

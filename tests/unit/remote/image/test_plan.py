@@ -1,7 +1,5 @@
 """What `inv build` decides from what it saw: pure, so that every kind of VM is one line here."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

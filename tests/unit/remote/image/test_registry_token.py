@@ -3,8 +3,6 @@
 Not covered: TLS, which tests/system has with a registry of Debian's.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

@@ -1,7 +1,5 @@
 """What used to leave the build VM's code as a traceback, or under another name than its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

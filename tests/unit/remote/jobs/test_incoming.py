@@ -4,8 +4,6 @@ The program that sends runs in this process here, so that hundreds of streams ta
 over real hosts.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """Which keys a host may show, read from known_hosts files as OpenSSH reads them, and what is said of the others."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Comparing runs: verdicts and exit codes on runs as they lie on disk, and what cannot be compared at all."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

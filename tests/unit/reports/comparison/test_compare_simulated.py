@@ -6,8 +6,6 @@ resemble their neighbours, outliers and drift. Every simulated run is a run as l
 `inv compare` calls.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What makes runs comparable: every named condition is found where it differs, and only there."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

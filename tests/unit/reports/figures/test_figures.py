@@ -1,7 +1,5 @@
 """The figures: what they show as numbers, that colours can be told apart by everybody, and that nothing breaks them."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import Future
 

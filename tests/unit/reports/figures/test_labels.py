@@ -1,7 +1,5 @@
 """Where a figure's words stand: clear of lines, and whole on a phone."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several runs at once, and frames as CSV: nothing lost, nothing averaged, nothing that a spreadsheet would run."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil

@@ -1,7 +1,5 @@
 """What differs between the nodes of a run, and what only seems to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

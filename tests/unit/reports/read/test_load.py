@@ -1,7 +1,5 @@
 """Loading a run's folder: every planned trial is among the results or the missing, every unusable file is named."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When attempts were started, as the fleet's own ledger says it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Statistics: golden numbers where there is no noise, and coverage in simulation where there is."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One process's steps: the interval over them holds its true median, and flags say outlier and drift when there are."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

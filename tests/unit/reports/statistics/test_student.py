@@ -1,7 +1,5 @@
 """Student's t against the tables in every textbook."""
 
-from __future__ import annotations
-
 import pytest
 
 from reports.statistics import student

@@ -1,7 +1,5 @@
 """Cost: golden dollars, what several GPUs cost, and no dollar without a price and its source."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date
 

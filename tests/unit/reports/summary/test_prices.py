@@ -1,7 +1,5 @@
 """The table of prices: what it says of a run's GPU, and how it refuses what cannot be used."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import pytest

@@ -1,7 +1,5 @@
 """Speed-ups: measured where a distributed trial says, else assumed, and always said which."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

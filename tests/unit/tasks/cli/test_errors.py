@@ -1,7 +1,5 @@
 """The exit codes, the one line, and the hook that leaves everything else alone."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import TracebackType

@@ -1,7 +1,5 @@
 """What the cluster's tasks decide by themselves: the image, what was not collected, when waiting is pointless."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

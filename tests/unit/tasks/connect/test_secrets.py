@@ -1,7 +1,5 @@
 """The registry's password: from a file of the operator's own, or from standard input."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Finding a run by name, and what is said of one that is not there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The live view: what the table and the plain lines say, at 80 columns, with many threads and with odd names."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

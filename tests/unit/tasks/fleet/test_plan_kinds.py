@@ -1,7 +1,5 @@
 """What the plan shows of trials that are not trainings."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.records import SUITES, suite

@@ -1,7 +1,5 @@
 """What runs where, and how often, before anything starts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`inv compare` itself: what it prints, what it writes, and how it exits."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

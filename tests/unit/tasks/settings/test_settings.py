@@ -1,7 +1,5 @@
 """Settings: what is shipped, which layer wins, and the one line for each kind of mistake."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

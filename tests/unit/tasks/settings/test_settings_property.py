@@ -1,7 +1,5 @@
 """Whatever stands in a settings file, it loads or is refused in one line; and what loads is what Invoke understood."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `inv data.check` asks of a worker, and how its answer looks: also where the data is somebody's prank."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A search without a GPU: trials are answered by a function, everything else is real, Optuna's journal included."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
