@@ -25,6 +25,12 @@ def test_imports_are_counted_where_they_bind_at_run_time() -> None:
     assert house.nested_imports(trees[Path("bench/x.py")]) == 2
 
 
+def test_the_one_import_of_a_command_does_not_count() -> None:
+    imports = "    import json\n    import os\n"
+    source = f"@task(help={{}})\ndef check(c):\n{imports}def show():\n{imports}def other():\n{imports}run(act=show)\n"
+    assert house.nested_imports(ast.parse(source)) == 1 + 1 + 2
+
+
 @pytest.mark.parametrize("number", house.numbers(), ids=lambda number: number.name)
 def test_the_house_keeps_its_bounds(number: house.Number) -> None:
     assert number.holds, f"{number.name}: {number.value}, at most {number.most}; see `python -m tests.house`"
