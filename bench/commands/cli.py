@@ -53,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trial", type=Path, metavar="FILE", help="the trial, as `show` prints one")
     _flag_arguments(run)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
+    run.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="the checkpoints of a fine-tuning, which goes on from the newest",
+    )
     run.add_argument("--trial-id", metavar="ID", help="the id in the result; the trial's own name if not given")
     run.add_argument("--worker", metavar="W", help="label for the result: which worker this is")
     run.add_argument("--run-id", metavar="R", help="label for the result: the run it belongs to")
@@ -163,6 +169,7 @@ def _run(arguments: argparse.Namespace) -> int:
             trial_file=arguments.trial or arguments.out,  # for messages, where the trial comes from flags
             trial=_trial_by_flags(arguments),
             out=arguments.out,
+            checkpoints=arguments.checkpoints,
             strict=arguments.strict,
             trial_id=arguments.trial_id,
             worker=arguments.worker,

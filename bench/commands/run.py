@@ -22,6 +22,7 @@ from bench.records import Trial, TrialError
 from bench.records.layout import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import End, TrialResult
 from bench.records.sealed import ResultError
+from bench.records.trial import RANKED
 
 # The module of each kind. They import torch, so only the trial's own is imported.
 KINDS = {
@@ -30,6 +31,7 @@ KINDS = {
     "loading": "bench.kinds.loading",
     "inference": "bench.kinds.inference",
     "distributed": "bench.kinds.distributed.distributed",
+    "finetune": "bench.kinds.finetune.finetune",
 }
 TRACEBACK_LINES = 12
 # Enough for any result: a full disk is found before the work.
@@ -44,9 +46,10 @@ def run(request: Request) -> int:
     try:
         trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
-        machines = Machines.from_environment() if trial.kind == "distributed" else None
+        refuse_checkpoints(trial, request.checkpoints)
+        machines = Machines.from_environment() if trial.kind in RANKED else None
         if machines is not None and machines.rank > 0:
-            return importlib.import_module(KINDS["distributed"]).follow(trial, machines, stops)  # type: ignore[no-any-return]
+            return importlib.import_module(KINDS[trial.kind]).follow(trial, machines, stops)  # type: ignore[no-any-return]
         refuse_finished(request.out)
         inputs = check_trial(trial)
         found = isolation.look_around(trial, strict=request.strict)
@@ -72,6 +75,16 @@ def run(request: Request) -> int:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_WRITTEN
     return ends.EXIT_CODES.get(end, 1)
+
+
+def refuse_checkpoints(trial: Trial, folder: Path | None) -> None:
+    """Raises InputError for a fine-tuning without a folder for its checkpoints, and for any other trial with one."""
+    if (trial.kind == "finetune") != (folder is not None):
+        raise InputError(
+            f"--checkpoints: kind {trial.kind!r} has none; leave it out"
+            if folder is not None
+            else "--checkpoints: missing; a fine-tuning needs a folder that outlives its process"
+        )
 
 
 def refuse_finished(out: Path) -> None:

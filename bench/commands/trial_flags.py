@@ -14,7 +14,7 @@ def changed(trial: Trial, settings: Sequence[str]) -> Trial:
 
     Raises TrialError for text that is no setting, an unknown or repeated key, and a value of the wrong type or range.
     """
-    types = {field.name: str(field.type) for field in dataclasses.fields(trial)}
+    types = {field.name: str(field.type) for field in dataclasses.fields(trial) if field.name != "training"}
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")

@@ -27,12 +27,14 @@ LOG_EVERY_STEPS = 5
 class Request:
     """What to run, from its file or as `trial`, and where its result goes. The last four are labels of the result.
 
-    `strict` refuses a result with a flag: its end is FAILED.
+    `checkpoints` is the folder that a fine-tuning goes on from. `strict` refuses a result with a flag: its end is
+    FAILED.
     """
 
     trial_file: Path
     out: Path
     trial: Trial | None = None
+    checkpoints: Path | None = None
     strict: bool = False
     trial_id: str | None = None
     worker: str | None = None

@@ -5,4 +5,5 @@ hardware: matrix products, copies and disk; disk: reads of the model folder
 loading: from files to a model on the device
 inference: prompts to answers; decoding: its two paths; decode_step: one step of the fast path
 distributed: training steps on several ranks
+finetune: a fine-tuning on one rank or several
 """

@@ -1,21 +1,22 @@
 """records: what the operator's side, the hosts and the report share. Standard library alone, Python 3.10 to 3.13.
 
-trial: one configuration to measure; trial_files: trials from a JSON file
+trial: one configuration to measure, and trials from a JSON file
+checks: types and ranges of a record's fields
+training: how a fine-tuning trains, and training.json
 suites: named lists of trials, at the scale of a profile
 training_data: which data files a training reads, and how
 result: what one trial measured, and how it ended
 run: the plan of a run, and the progress of a trial
 sealed: records with a schema version and a checksum; schema: dataclasses from JSON
 interval: median, quantiles and bootstrap interval
-layout: names of files and folders
+layout: names of files, folders and environment variables
 durable: atomic writes, sha256
-gang: environment variables of a trial on several machines
 """
 
-from bench.records.gang import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.checks import TrialError
+from bench.records.layout import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.suites import SCALES, SUITES, Scale, suite
-from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, PROFILES, RECIPES, Trial, TrialError
-from bench.records.trial_files import choose, read_trials
+from bench.records.trial import ALL_LINEAR, ATTENTION_PROJECTIONS, PROFILES, RECIPES, Trial, choose, read_trials
 
 __all__ = [
     "ALL_LINEAR",

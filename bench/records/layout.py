@@ -1,4 +1,4 @@
-"""The names of files and folders that the operator, the hosts and the report all read.
+"""The names of files, folders and environment variables that the operator, the hosts and the report all read.
 
 | in | name | written by |
 |---|---|---|
@@ -10,6 +10,10 @@
 | | REPORT_FOLDER/ | `inv report` |
 | a trial's folder | RESULT_FILE | the trial's process, last |
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, as it goes |
+| a training's folder | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
+
+`remote.fleet.gang` sets the variables that give each machine of a trial its place; `bench.kinds.distributed.machines`
+reads them.
 """
 
 IMAGE_FILE = "image.json"
@@ -22,5 +26,10 @@ RESULT_FILE = "result.json"
 PROGRESS_FILE = "progress.json"
 TELEMETRY_FILE = "telemetry.csv"
 ENVIRONMENT_FILE = "environment.json"
+TRAINING_FILE = "training.json"
+ADAPTER_FOLDER = "adapter"
+
+NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
+NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 
 EXIT_NOT_WRITTEN = 74  # a trial's process did its work but could not write its result (sysexits' EX_IOERR)

@@ -51,6 +51,9 @@ class Progress:
 
     `phase` is one of a result's `phases`, or write; `step` of `steps` optimizer steps are done, warm-up included
     (measurements where there are no steps); `elapsed_sec` counts from the start of the process.
+
+    The last four are a fine-tuning's: held-out loss a target token, target tokens a second over all ranks, the step of
+    the newest checkpoint, and how often the training was started again.
     """
 
     phase: str
@@ -59,3 +62,7 @@ class Progress:
     elapsed_sec: float
     samples_per_sec: float | None = None
     loss: float | None = None
+    validation_loss: float | None = None
+    useful_tokens_per_sec: float | None = None
+    checkpoint_step: int | None = None
+    restarts: int | None = None

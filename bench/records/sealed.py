@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import schema
+from bench.records.checks import TrialError
 from bench.records.durable import write_atomic
-from bench.records.trial import TrialError
 
 SCHEMA_VERSION = 1
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records.trial import ALL_LINEAR, Trial, among
+from bench.records.checks import among
+from bench.records.trial import ALL_LINEAR, Trial
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bench.records.trial import TrialError
+from bench.records.checks import TrialError
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")

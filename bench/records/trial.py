@@ -7,29 +7,26 @@ Not covered: whether a trial fits a given GPU; whether its model and data exist 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from bench.records import schema
+from bench.records.checks import TrialError, among, check_types, expect, within
+from bench.records.training import Training
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
 LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
 PROFILES = ("gpu", "tiny")
-KINDS = ("training", "hardware", "loading", "inference", "distributed")
+KINDS = ("training", "hardware", "loading", "inference", "distributed", "finetune")
+RANKED = ("distributed", "finetune")  # kinds that run as ranks
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
-
-
-class TrialError(ValueError):
-    """A trial, a trial file or a choice of trials that cannot be used; the message names the key and what is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +34,11 @@ class Trial:
     """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.
 
     `kind` says what is measured; every kind reads the fields it needs. `world_size` is the number of ranks of a
-    distributed trial. `layout` says how samples become rows: see `bench.data.batches`. An inference trial has prompts
-    of `max_seq_len`, answers of `new_tokens` and batches up to `micro_batch_size`.
+    distributed trial or a fine-tuning. `layout` says how samples become rows: see `bench.data.batches`. An inference
+    trial has prompts of `max_seq_len`, answers of `new_tokens` and batches up to `micro_batch_size`.
+
+    A fine-tuning (kind finetune, which alone has `training`) packs samples into rows of `max_seq_len` x
+    `micro_batch_size` tokens, and reads no layout, step counts or accumulation.
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
     keeps its input in the host's memory meanwhile. The first `held_layers` keep their weights in 16 bit beside NF4.
@@ -75,38 +75,40 @@ class Trial:
     measured_steps: int = 20
     seed: int = 42
     deadline_sec: float = 1800.0
+    training: Training | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _expect(0 < len(self.name) <= 80 and self.name.isprintable(), "name", "1 to 80 printable characters")
-        _expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
-        _expect(self.model != "", "model", "the model's folder")
-        _expect(self.data != "", "data", "the data file")
+        check_types(self)
+        expect(0 < len(self.name) <= 80 and self.name.isprintable(), "name", "1 to 80 printable characters")
+        expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
+        expect(self.model != "", "model", "the model's folder")
+        expect(self.data != "", "data", "the data file")
         among(self.profile, PROFILES, "profile")
         among(self.kind, KINDS, "kind")
         among(self.recipe, RECIPES, "recipe")
         among(self.layout, LAYOUTS, "layout")
         among(self.base_precision, BASE_PRECISIONS, "base_precision")
         among(self.optimizer, OPTIMIZERS, "optimizer")
-        _within(self.max_seq_len, 8, 1_048_576, "max_seq_len")
-        _within(self.micro_batch_size, 1, 4096, "micro_batch_size")
-        _within(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
-        _within(self.lora_rank, 1, 1024, "lora_rank")
-        _within(self.lora_alpha, 1, 4096, "lora_alpha")
-        _within(self.data_workers, 0, 64, "data_workers")
-        _within(self.checkpoint_every, 1, 1024, "checkpoint_every")
-        _within(self.held_layers, 0, 1024, "held_layers")
+        within(self.max_seq_len, 8, 1_048_576, "max_seq_len")
+        within(self.micro_batch_size, 1, 4096, "micro_batch_size")
+        within(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
+        within(self.lora_rank, 1, 1024, "lora_rank")
+        within(self.lora_alpha, 1, 4096, "lora_alpha")
+        within(self.data_workers, 0, 64, "data_workers")
+        within(self.checkpoint_every, 1, 1024, "checkpoint_every")
+        within(self.held_layers, 0, 1024, "held_layers")
         _check_choices_of_fast(self)
-        _within(self.world_size, 1, 1024, "world_size")
-        _expect(self.world_size == 1 or self.kind == "distributed", "world_size", "1 unless kind is distributed")
-        _within(self.new_tokens, 1, 65_536, "new_tokens")
-        _within(self.warmup_steps, 0, 10_000, "warmup_steps")
-        _within(self.measured_steps, 1, 100_000, "measured_steps")
-        _within(self.seed, 0, 2**31 - 1, "seed")
-        _expect(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "a number from 0 to below 1")
-        _expect(0.0 < self.learning_rate <= 1.0, "learning_rate", "a number above 0, at most 1")
-        _expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
-        _expect(
+        within(self.world_size, 1, 1024, "world_size")
+        expect(self.world_size == 1 or self.kind in RANKED, "world_size", f"1 unless kind is {' or '.join(RANKED)}")
+        within(self.new_tokens, 1, 65_536, "new_tokens")
+        within(self.warmup_steps, 0, 10_000, "warmup_steps")
+        within(self.measured_steps, 1, 100_000, "measured_steps")
+        within(self.seed, 0, 2**31 - 1, "seed")
+        expect(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "a number from 0 to below 1")
+        expect(0.0 < self.learning_rate <= 1.0, "learning_rate", "a number above 0, at most 1")
+        expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
+        expect((self.training is not None) == (self.kind == "finetune"), "training", "one where kind is finetune alone")
+        expect(
             bool(self.lora_targets) and all(self.lora_targets), "lora_targets", "at least one name of a linear layer"
         )
 
@@ -132,7 +134,10 @@ class Trial:
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", schema.to_json(self))
+        document = cast("dict[str, Any]", schema.to_json(self))
+        if self.training is None:  # as before there was any: older workers read it, and digests stay what they were
+            del document["training"]
+        return document
 
     @classmethod
     def from_json(cls, document: object, where: str = "trial") -> Trial:
@@ -166,47 +171,35 @@ def parsed(text: str, where: str) -> object:
         raise TrialError(f"{where}: not usable JSON: {error}") from None
 
 
-def _check_types(trial: Trial) -> None:
-    # Under `from __future__ import annotations`, field types are strings; the table below is keyed by them.
-    for field in dataclasses.fields(trial):
-        value = getattr(trial, field.name)
-        kind, words = _SCALARS.get(str(field.type), (tuple, "a list of texts"))
-        fits = type(value) is kind if kind is not tuple else isinstance(value, tuple)
-        if fits and kind is float:
-            fits = math.isfinite(value)
-        if fits and kind is tuple:
-            fits = all(type(item) is str for item in value)
-        if not fits:
-            found = str(value) if type(value) is float and not math.isfinite(value) else schema.kind(value)
-            raise TrialError(f"{field.name}: expected {words}, found {found}")
-
-
-_SCALARS: dict[str, tuple[type, str]] = {
-    "str": (str, "text"),
-    "int": (int, "a whole number"),
-    "float": (float, "a finite number"),
-    "bool": (bool, "true or false"),
-}
-
-
 def _check_choices_of_fast(trial: Trial) -> None:
     """Refuse what only the recipe fast can do."""
     plain = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
-    _expect(trial.recipe == "fast" or trial.checkpoint_every == 1, "checkpoint_every", plain)
-    _expect(trial.recipe == "fast" or not trial.offload_checkpoints, "offload_checkpoints", plain)
-    _expect(trial.recipe == "fast" or trial.held_layers == 0, "held_layers", plain)
+    expect(trial.recipe == "fast" or trial.checkpoint_every == 1, "checkpoint_every", plain)
+    expect(trial.recipe == "fast" or not trial.offload_checkpoints, "offload_checkpoints", plain)
+    expect(trial.recipe == "fast" or trial.held_layers == 0, "held_layers", plain)
 
 
-def _expect(holds: bool, key: str, expected: str) -> None:
-    if not holds:
-        raise TrialError(f"{key}: expected {expected}")
+def read_trials(text: str, where: str) -> tuple[Trial, ...]:
+    """The trials of a file: one JSON object, or a list of several. `where` names the file. Raises TrialError."""
+    document = parsed(text, where)
+    listed = document if isinstance(document, list) else [document]
+    if not listed:
+        raise TrialError(f"{where}: the list is empty; it must hold at least one trial")
+    trials = tuple(Trial.from_json(one, f"{where}: trial {number}") for number, one in enumerate(listed, 1))
+    seen: set[str] = set()
+    for trial in trials:
+        if trial.trial_id in seen:
+            raise TrialError(f"{where}: two trials are called {trial.trial_id}; give each its own name")
+        seen.add(trial.trial_id)
+    return trials
 
 
-def among(value: str, allowed: tuple[str, ...], key: str) -> None:
-    if value not in allowed:
-        raise TrialError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
-
-
-def _within(value: int, low: int, high: int, key: str) -> None:
-    if not low <= value <= high:
-        raise TrialError(f"{key}: expected {low} to {high}, found {value}")
+def choose(trials: tuple[Trial, ...], ids: tuple[str, ...]) -> tuple[Trial, ...]:
+    """The trials with these ids, in the order asked for. Raises TrialError for an unknown or an empty choice."""
+    by_id = {trial.trial_id: trial for trial in trials}
+    for trial_id in ids:
+        if trial_id not in by_id:
+            raise TrialError(f"trial {trial_id!r} is unknown; this suite has {', '.join(by_id)}")
+    if not ids:
+        raise TrialError(f"no trial was chosen; this suite has {', '.join(by_id) or 'none'}")
+    return tuple(by_id[trial_id] for trial_id in dict.fromkeys(ids))

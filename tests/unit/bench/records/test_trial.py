@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
+from bench.records.training import Training
+from bench.records.training_data import TrainingData
 
 IMPOSSIBLE = {
     "name": ["", "x" * 81, "two\nlines", "--"],
@@ -36,6 +38,7 @@ IMPOSSIBLE = {
     "measured_steps": [0, 100_001],
     "seed": [-1, 2**31],
     "deadline_sec": [0.5, 604_801.0],
+    "training": [Training(data=TrainingData(files=["d"], weights=[1.0], max_seq_len=64), rows_per_step=8)],
 }
 WRONG_TYPES = {
     "name": [3],

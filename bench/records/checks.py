@@ -1,0 +1,59 @@
+"""What a record refuses at construction: types and ranges of its fields, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from bench.records import schema
+
+
+class TrialError(ValueError):
+    """A trial, a trial file or a choice of trials that cannot be used; the message names the key and what is wrong."""
+
+
+def check_types(record: Any) -> None:
+    """Refuse a scalar or a tuple of texts of the wrong type. Other fields are the schema's to check."""
+    # Under `from __future__ import annotations`, field types are strings; the table below is keyed by them.
+    for field in dataclasses.fields(record):
+        value, annotation = getattr(record, field.name), str(field.type)
+        if annotation.endswith(" | None"):
+            if value is None:
+                continue
+            annotation = annotation.removesuffix(" | None")
+        if annotation not in _TYPES:
+            continue
+        kind, words = _TYPES[annotation]
+        fits = type(value) is kind if kind is not tuple else isinstance(value, tuple)
+        if fits and kind is float:
+            fits = math.isfinite(value)
+        if fits and kind is tuple:
+            fits = all(type(item) is str for item in value)
+        if not fits:
+            found = str(value) if type(value) is float and not math.isfinite(value) else schema.kind(value)
+            raise TrialError(f"{field.name}: expected {words}, found {found}")
+
+
+_TYPES: dict[str, tuple[type, str]] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a finite number"),
+    "bool": (bool, "true or false"),
+    "tuple[str, ...]": (tuple, "a list of texts"),
+}
+
+
+def expect(holds: bool, key: str, expected: str) -> None:
+    if not holds:
+        raise TrialError(f"{key}: expected {expected}")
+
+
+def among(value: str, allowed: tuple[str, ...], key: str) -> None:
+    if value not in allowed:
+        raise TrialError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
+
+
+def within(value: int, low: int, high: int, key: str) -> None:
+    if not low <= value <= high:
+        raise TrialError(f"{key}: expected {low} to {high}, found {value}")

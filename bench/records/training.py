@@ -1,0 +1,187 @@
+"""A fine-tuning: how it trains, as the trial holds it, and what became of it, training.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.records.checks import among, check_types, expect, within
+from bench.records.layout import TRAINING_FILE
+from bench.records.sealed import read_sealed, write_sealed
+from bench.records.training_data import DataReport, TrainingData
+
+SCHEDULES = ("constant", "linear", "cosine")
+GRADIENTS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a fine-tuning trains, beside what its trial says.
+
+    `rows_per_step`: packed rows of a global batch, over all ranks and micro-batches. It ends after `epochs`, or after
+    `max_steps` if that comes first. The learning rate rises from 0 over `warmup_share` of the steps, then follows the
+    `schedule` down to 0. `rank_stabilized`: adapters are scaled by alpha / sqrt(rank) (rsLoRA). `lora_plus_ratio`: the
+    learning rate of B over that of A (LoRA+). `gradients`: what travels between ranks.
+
+    The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
+    `patience` measurements without a new lowest the training stops early (0: never). `prompts` are answered before and
+    after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and those before it.
+    """
+
+    data: TrainingData
+    rows_per_step: int
+    epochs: float = 1.0
+    max_steps: int | None = None
+    schedule: str = "cosine"
+    warmup_share: float = 0.03
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    rank_stabilized: bool = False
+    lora_plus_ratio: float = 1.0
+    gradients: str = "fp32"
+    evaluate_every: int = 0
+    patience: int = 0
+    checkpoint_sec: float = 60.0
+    keep_checkpoints: int = 3
+    prompts: tuple[str, ...] = ()
+    answer_tokens: int = 64
+    max_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises TrialError that names the field."""
+        check_types(self)
+        within(self.rows_per_step, 1, 65_536, "rows_per_step")
+        expect(0.0 < self.epochs <= 1000.0, "epochs", "a number above 0, at most 1000")
+        if self.max_steps is not None:
+            within(self.max_steps, 1, 10_000_000, "max_steps")
+        among(self.schedule, SCHEDULES, "schedule")
+        expect(0.0 <= self.warmup_share < 1.0, "warmup_share", "a number from 0 to below 1")
+        expect(0.0 <= self.weight_decay <= 1.0, "weight_decay", "a number from 0 to 1")
+        expect(0.0 < self.max_gradient_norm <= 1e6, "max_gradient_norm", "a number above 0, at most 1000000")
+        expect(0.01 <= self.lora_plus_ratio <= 100.0, "lora_plus_ratio", "a number from 0.01 to 100")
+        among(self.gradients, GRADIENTS, "gradients")
+        within(self.evaluate_every, 0, 10_000_000, "evaluate_every")
+        within(self.patience, 0, 10_000, "patience")
+        held_out = self.data.validation_file is not None or self.data.validation_share > 0
+        expect(held_out or not self.evaluate_every, "evaluate_every", "0 where no data is held out for validation")
+        expect(held_out or not self.patience, "patience", "0 where no data is held out for validation")
+        expect(bool(self.evaluate_every) or not self.patience, "patience", "0 where evaluate_every is 0")
+        expect(0.0 <= self.checkpoint_sec <= 86_400.0, "checkpoint_sec", "0 to 86400 seconds")
+        within(self.keep_checkpoints, 1, 1000, "keep_checkpoints")
+        expect(all(self.prompts), "prompts", "texts, none of them empty")
+        within(self.answer_tokens, 1, 65_536, "answer_tokens")
+        expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedSteps:
+    """One entry per optimizer step, in order, in lists of equal length: every step that counts, once.
+
+    `loss` is per target token of the global batch, `gradient_norm` before clipping, `tokens` without padding.
+    """
+
+    step: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    gradient_norm: list[float] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    step_time_sec: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The held-out loss per target token after `step` steps, with its 95 % interval over `rows` examples.
+
+    `change` is against step 0 over the same examples, pair by pair, with its own interval; None at step 0.
+    """
+
+    step: int
+    loss: float
+    low: float
+    high: float
+    rows: int
+    targets: int
+    is_best: bool
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFacts:
+    """A checkpoint that was written: seconds until it was sealed on the disk, and how long the steps stood still."""
+
+    step: int
+    seconds: float
+    stall_sec: float
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """An attempt that went on after `from_step` steps: why, and how many steps of the last attempt it repeats.
+
+    `lost_sec` is what those steps had taken; the time until the restart is in the ledger.
+    """
+
+    attempt: int
+    from_step: int
+    reason: str
+    lost_steps: int
+    lost_sec: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A prompt's greedy answer by the model before training and by the adapter that came home; None where not asked."""
+
+    prompt: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What became of a fine-tuning, over all its attempts: training.json, also of one that did not end well.
+
+    `status` is the trial's End, `stop` why no further step came: finished, early, max_hours, or empty where it was
+    stopped otherwise (`reason`). `adapter_step` is the step whose adapter is in the folder beside: the best by held-out
+    loss, or the last. `data` is without shown examples. Shares of communication are of a step's time.
+    """
+
+    run_id: str | None
+    trial_id: str
+    attempt: int
+    world_size: int
+    status: str
+    reason: str | None
+    stop: str
+    steps_planned: int
+    steps_done: int
+    steps: TrainedSteps
+    evaluations: list[Evaluation]
+    checkpoints: list[CheckpointFacts]
+    restarts: list[Restart]
+    answers: list[Answer]
+    data: DataReport | None
+    adapter_step: int | None
+    adapter_sha256: str | None
+    adapter_files: dict[str, int]
+    communication_predicted_percent: float | None
+    communication_measured_percent: float | None
+    peak_vram_bytes: int | None
+    peak_rss_bytes: int | None
+    seconds: float
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> Path:
+        """Write training.json into `folder`, atomically. Raises OSError."""
+        return write_sealed(folder / TRAINING_FILE, "training", self)
+
+    @classmethod
+    def read(cls, path: Path) -> TrainingRecord:
+        """Read and verify training.json at `path`. Raises ResultError."""
+        return read_sealed(cls, path, "training")

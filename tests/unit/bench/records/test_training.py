@@ -1,0 +1,72 @@
+"""How a fine-tuning trains is checked when it is planned, and comes back from its files as it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.records import Trial, TrialError
+from bench.records.training import Evaluation, TrainedSteps, Training, TrainingRecord
+from bench.records.training_data import TrainingData
+
+DATA = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
+IMPOSSIBLE = {
+    "rows_per_step": [0, 65_537, 8.0],
+    "epochs": [0.0, 1001.0, float("nan")],
+    "max_steps": [0, "all"],
+    "schedule": ["exponential"],
+    "warmup_share": [-0.1, 1.0],
+    "weight_decay": [-1.0, 1.5],
+    "max_gradient_norm": [0.0],
+    "rank_stabilized": [1],
+    "lora_plus_ratio": [0.0, 101.0],
+    "gradients": ["fp8"],
+    "evaluate_every": [-1],
+    "patience": [-1, 3],  # without evaluations in between
+    "checkpoint_sec": [-1.0, 86_401.0],
+    "keep_checkpoints": [0],
+    "prompts": [("",), ["a list"]],
+    "answer_tokens": [0],
+    "max_hours": [0.0, float("inf")],
+}
+
+
+def training(**changes) -> Training:
+    return Training(**{"data": DATA, "rows_per_step": 8} | changes)
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in IMPOSSIBLE for value in IMPOSSIBLE[key]])
+def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(key, value):
+    with pytest.raises(TrialError, match=rf"^{key}: expected"):
+        training(**{key: value})
+
+
+@pytest.mark.parametrize("changes", [{"evaluate_every": 5}, {"evaluate_every": 5, "patience": 2}])
+def test_evaluations_need_data_that_is_held_out(changes):
+    nothing = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64)
+    with pytest.raises(TrialError, match="where no data is held out"):
+        training(data=nothing, **changes)
+
+
+def test_a_fine_tuning_comes_back_from_its_file_equal_and_other_trials_say_nothing_of_it(make_trial):
+    trial = make_trial(kind="finetune", world_size=4, training=training(prompts=("Who?",), max_hours=2.0))
+    assert Trial.from_json(json.loads(trial.to_text())) == trial
+    assert "training" not in make_trial().to_json()
+    with pytest.raises(TrialError, match="training: expected one where kind is finetune"):
+        make_trial(kind="finetune")
+
+
+def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
+    record = TrainingRecord(
+        run_id="r", trial_id="train", attempt=2, world_size=4, status="PREEMPTED", reason="stopped by SIGTERM", stop="",
+        steps_planned=10, steps_done=1,
+        steps=TrainedSteps(
+            step=[1], loss=[2.5], learning_rate=[1e-4], gradient_norm=[0.5], targets=[70], tokens=[90], samples=[3],
+            step_time_sec=[0.1],
+        ),
+        evaluations=[Evaluation(step=0, loss=3.0, low=2.9, high=3.1, rows=12, targets=800, is_best=True)],
+        checkpoints=[], restarts=[], answers=[], data=None, adapter_step=None, adapter_sha256=None, adapter_files={},
+        communication_predicted_percent=None, communication_measured_percent=None, peak_vram_bytes=None,
+        peak_rss_bytes=1, seconds=2.0,
+    )  # fmt: skip
+    assert TrainingRecord.read(record.write(tmp_path)) == record
