@@ -275,8 +275,8 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
+    from bench.data.tokenizer import load_tokenizer
     from bench.train.check import report
-    from bench.train.tokenizer import load_tokenizer
 
     where = str(arguments.spec)
     try:

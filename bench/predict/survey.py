@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import stack
-from bench.data.batches import BUCKET_TOKENS, load_tokenizer, make_rows
+from bench.data.batches import BUCKET_TOKENS, make_rows
 from bench.data.chats import read_data
 from bench.data.inputs import Conversation
 from bench.data.model_folder import check_model, config_of
 from bench.data.packing import Row, apart, bucketed
+from bench.data.tokenizer import load_tokenizer
 from bench.machine import nvml
 from bench.predict import flops, footprint
 from bench.records import Trial
@@ -112,7 +112,7 @@ def sample_lengths(model: str, data: str, conversations: list[Conversation], pos
         warmup_steps=0,
         measured_steps=min(MOST_SAMPLES, len(conversations)),
     )
-    rows = make_rows(whole, conversations, load_tokenizer(stack.load(), model))
+    rows = make_rows(whole, conversations, load_tokenizer(Path(model)))
     return [len(row.ids) for row in rows]
 
 

@@ -5,6 +5,5 @@ examples: conversations to token ids, and which of them are targets
 dataset: all data files of a training to its examples, training and validation apart
 order: which examples train in which step
 cache: examples on the disk, by the digest of what they were made from
-tokenizer: a model folder's tokenizer, without torch
 check: what a training would train on, as a report
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.commands import cli
-from bench.train import tokenizer
+from bench.data import tokenizer
 
 
 @pytest.fixture
