@@ -30,7 +30,7 @@ def not_installed(error: Exception) -> Misconfigured:
 
 
 _SHOWN = 400  # characters of standard error in a message
-LOG_IN = "log in again or renew the kubeconfig, then the same again"
+LOG_IN = "log in again or renew the kubeconfig"
 CHECK_NETWORK = "see that the VPN or bastion is up, then the same again"
 
 
@@ -42,7 +42,10 @@ class _Rule(NamedTuple):
     remedy: str
 
 
+# Of a credential program that fails. What it writes itself comes before, and may hold any of the signs below.
+_NO_CREDENTIALS = "getting credentials"
 _RULES = (
+    _Rule(_NO_CREDENTIALS, Misconfigured, f"the kubeconfig's credential program fails: {LOG_IN}"),
     _Rule(
         "being terminated",
         Unreachable,
@@ -60,7 +63,6 @@ _RULES = (
     ),
     _Rule("Unauthorized", Misconfigured, LOG_IN),
     _Rule("provide credentials", Misconfigured, LOG_IN),
-    _Rule("getting credentials", Misconfigured, "the kubeconfig's credential program fails: log in again"),
     _Rule("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
     _Rule("error: stat ", Misconfigured, "see cluster.kubeconfig"),
     _Rule("no matches for kind", Misconfigured, "its controller is not installed: choose another cluster.overlay"),
@@ -78,7 +80,8 @@ _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 def refusal(doing: str, stderr: str, otherwise: type[ClusterError] = ClusterError) -> ClusterError:
     """What kubectl's standard error means, as one line with what to do; `otherwise` where no rule says which kind."""
     lines = [line.strip() for line in stderr.splitlines() if not any(noise in line for noise in _NOISE)]
-    text = " ".join(filter(None, lines)) or "no message"
+    lines.sort(key=lambda line: _NO_CREDENTIALS not in line)
+    text = " ".join(dict.fromkeys(filter(None, lines))) or "no message"  # kubectl repeats itself with each new attempt
     for sign, kind, remedy in _RULES:
         if sign in text:
             return (kind or otherwise)(f"{doing}: {text[:_SHOWN]}; {remedy}")

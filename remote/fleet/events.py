@@ -17,6 +17,7 @@ class Happening(Enum):
     RETRYING = "retrying"  # this attempt did not get to a result; the trial is back in the queue
     ENDED = "ended"
     WORKER_LOST = "worker lost"
+    SHUT_OUT = "shut out"  # the operator is refused (expired credentials): no worker's doing, and nothing is lost
     WORKER_BUSY = "worker busy"  # with another run's trial: it is waited for
     WORKER_BACK = "worker back"
 

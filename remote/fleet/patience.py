@@ -2,7 +2,8 @@
 
 A host that has not answered for `lost_after_sec` is lost; it is polled until it answers or `give_up_after_sec` has
 passed. A host that answers, but works for another run, is not lost: the fleet waits as long as that run's trial may
-take.
+take. Nor is any host lost whose operator is refused (expired credentials): the fleet waits for `log_in_within_sec`, and
+then this process ends while the jobs go on.
 """
 
 import threading
@@ -17,6 +18,7 @@ from remote.jobs.job import HostBusy, slot_of
 
 T = TypeVar("T")
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.2, 5.0
+_LOGIN_PAUSE_SEC = 15.0  # a night of asking; each time, kubectl calls the credential program up to six times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class Limits:
 
     lost_after_sec: float = 60.0
     give_up_after_sec: float = 600.0
+    log_in_within_sec: float = 86_400.0
     max_attempts: int = 2
     deadline_margin_sec: float = 30.0
     grace_sec: float = 25.0
@@ -45,6 +48,10 @@ class WorkerBusy(WorkerLost):
 
 class ShutOut(WorkerLost):
     """No host lets the operator in (expired credentials): handing a trial to another host does not help."""
+
+
+class NotLetIn(Exception):
+    """The operator was refused for `log_in_within_sec`. No job was stopped, and no trial ended by that."""
 
 
 class Stopped(Exception):
@@ -103,6 +110,9 @@ class Patience:
         Returns early, with a reason, once `is_worth_it()` no longer holds.
         """
         name, slot = agent.host.name, slot_of(agent.host)
+        if isinstance(lost, ShutOut) and self._await_login(agent, str(lost), is_worth_it):
+            self._lost_since.pop(name, None)
+            return None
         since = self._lost_since.setdefault(name, time.monotonic())
         within_sec, holder = self.limits.give_up_after_sec, None
         pause_sec = min(_LONGEST_PAUSE_SEC, self.limits.lost_after_sec / 4)
@@ -111,6 +121,10 @@ class Patience:
                 return None  # to be stopped properly, what it runs has to be cancelled
             try:
                 now_holds = agent.holder(slot)
+            except OperatorRefused as error:
+                self._await_login(agent, one_line(error), is_worth_it)
+                since = self._lost_since[name] = time.monotonic()  # the time of that is not the host's
+                continue
             except HostError:
                 continue
             if not isinstance(lost, WorkerBusy):
@@ -122,3 +136,22 @@ class Patience:
                 since, within_sec, holder = time.monotonic(), self._busy_for_sec, now_holds
         word = "was not free" if isinstance(lost, WorkerBusy) else "did not come back"
         return f"{name} {word} within {within_sec:g} s: {lost}"
+
+    def _await_login(self, agent: Agent, refusal: str, is_worth_it: Callable[[], bool]) -> bool:
+        """Poll until the operator is no longer refused. True when the host answers; False when it does not, this fleet
+        is halted, or nothing is left to do. Raises NotLetIn.
+        """
+        began, pause_sec = time.monotonic(), min(_LONGEST_PAUSE_SEC, self.limits.lost_after_sec / 4)
+        while is_worth_it() and not self.stopping.wait(pause_sec) and not self.abandoning.is_set():
+            try:
+                agent.holder(slot_of(agent.host))
+            except OperatorRefused as error:
+                refusal = one_line(error)
+            except HostError:
+                return False
+            else:
+                return True
+            if time.monotonic() >= began + self.limits.log_in_within_sec:
+                raise NotLetIn(f"{refusal} (refused for {self.limits.log_in_within_sec:g} s)")
+            pause_sec = min(1.5 * pause_sec, _LOGIN_PAUSE_SEC)
+        return False

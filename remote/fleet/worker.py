@@ -212,7 +212,7 @@ class Worker:
             status = self._job(attempt).cancel(grace_sec=self._patience.limits.grace_sec)
             verdict, result = self._bring(trial, attempt, status)
         except HostError as error:
-            reason = f"cancelled, but {self.name} did not answer: {one_line(error)}"
+            reason = f"{self.name} could not be asked to stop it, so it may still run: {one_line(error)}"
             verdict = Verdict(end=End.CANCELLED, reason=reason)
         if verdict.end is End.LOST:
             verdict = Verdict(end=End.CANCELLED, reason="cancelled before it started")
@@ -227,8 +227,7 @@ class Worker:
         True when it answers; False when it is given up, or nothing is left that it could do.
         """
         held = self.earlier[0][0].trial_id if self.earlier else None
-        happened = Happening.WORKER_BUSY if isinstance(lost, WorkerBusy) else Happening.WORKER_LOST
-        self._fleet.on_event(FleetEvent(happening=happened, worker=self.name, trial_id=held, reason=str(lost)))
+        self._fleet.on_event(FleetEvent(happening=_kind_of(lost), worker=self.name, trial_id=held, reason=str(lost)))
         if not isinstance(lost, ShutOut):  # then what runs goes on, and no other host would take a trial
             for trial, attempt in self.earlier:
                 if trial.planned.worker is None and trial.may_follow(attempt):
@@ -246,3 +245,9 @@ class Worker:
             if trial.planned.worker == self.name:
                 self._fleet.settlement.end(trial.planned, None, verdict)
         return False
+
+
+def _kind_of(lost: WorkerLost) -> Happening:
+    if isinstance(lost, WorkerBusy):
+        return Happening.WORKER_BUSY
+    return Happening.SHUT_OUT if isinstance(lost, ShutOut) else Happening.WORKER_LOST

@@ -1,9 +1,7 @@
 """The fleet's hosts and their commands, from the settings. No other module knows which kind of host a fleet has."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +16,14 @@ from remote.fleet.gang import GangAgent
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Host, HostError, HostUnreachable, OperatorRefused, check
+from remote.hosts.host import CommandFailed, Host, HostUnreachable, check
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
 from remote.pods.listing import Pods
+from tasks.connect.asking import answers
 from tasks.connect.cluster import announced, target_of
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import Refused, UsageError
 from tasks.settings.load import Settings
 
 _SAMPLE_SEC = 15.0
@@ -137,21 +136,10 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
     return launch
 
 
-@contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Within, a worker that cannot be asked ends the task with its exit code."""
-    try:
-        yield
-    except OperatorRefused as error:
-        raise UsageError(str(error)) from None
-    except HostError as error:
-        raise Resumable(f"{error}; check that the workers are up, then type the same again") from None
-
-
 def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
     """The model and data that all hosts would use, as `python -m bench inspect` reports them.
 
-    Raises UsageError with the first complaint, Refused where hosts have different files, and as `answering` does.
+    Raises UsageError with the first complaint, Refused where hosts have different files, and as `answers` does.
     """
     is_local = settings.fleet.kind == "local"
     if is_local and not settings.workspace.is_dir():
@@ -164,8 +152,7 @@ def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
     def ask(host: Host) -> Mapping[str, Any]:
         return _answer(host, _bench(settings, host, "inspect", *_inputs(settings), *profile))
 
-    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        first, *others = pool.map(ask, hosts)
+    first, *others = answers(settings, hosts, ask)
     for host, inputs in zip(hosts[1:], others, strict=True):
         for what in ("model", "data"):
             if inputs[what]["sha256"] != first[what]["sha256"]:
@@ -179,16 +166,16 @@ def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
     """What `python -m bench survey` reports of the host's GPU, the data and these trials. Raises as `inspect` does."""
     listed = json.dumps([trial.to_json() for trial in trials]).encode()
-    with answering():
-        return _answer(host, _bench(settings, host, "survey", *_inputs(settings), "--trials", "-"), listed)
+    command = _bench(settings, host, "survey", *_inputs(settings), "--trials", "-")
+    return answers(settings, [host], lambda one: _answer(one, command, listed))[0]
 
 
 def examined(settings: Settings, host: Host, spec: TrainingData, *, row_tokens: int) -> Mapping[str, Any]:
     """What `python -m bench data` says on this host of these data files. Raises as `inspect`."""
     words = ("data", "--model", settings.model.path, "--spec", "-", "--row-tokens", str(row_tokens))
     command = _bench(settings, host, *words, "--cache", f"{host.workdir}/examples")
-    with answering():
-        return _answer(host, command, json.dumps(schema.to_json(spec)).encode())
+    asked = json.dumps(schema.to_json(spec)).encode()
+    return answers(settings, [host], lambda one: _answer(one, command, asked))[0]
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ import secrets
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -22,11 +21,12 @@ from bench.records.run import RunRecord
 from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.fleet.patience import Limits
+from remote.fleet.patience import Limits, NotLetIn
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
-from tasks.connect.workers import answering, crews, launcher, where
+from tasks.connect.asking import answers
+from tasks.connect.workers import crews, launcher, where
 from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write
 from tasks.fleet import plan
 from tasks.fleet.folders import make_folder, open_run, point_latest_at
@@ -95,8 +95,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     Two runs on one worker would disturb each other's measurements. Two that start in the same moment may both pass
     here; their trials then take turns (`remote.fleet.patience`).
     """
-    with answering(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        holders = list(pool.map(lambda host: Agent(host).holder(slot_of(host)), hosts))
+    holders = answers(settings, hosts, lambda host: Agent(host).holder(slot_of(host)))
     jobs = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not jobs:
         return
@@ -169,6 +168,7 @@ def fleets_of(
             limits=Limits(
                 lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
                 give_up_after_sec=settings.fleet.give_up_after_sec,
+                log_in_within_sec=settings.fleet.log_in_within_sec,
                 max_attempts=settings.fleet.max_attempts,
             ),
             shared=settings.shared_results,
@@ -195,6 +195,10 @@ def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
 def ledger_errors(run_id: str) -> Iterator[None]:
     try:
         yield
+    except NotLetIn as error:
+        raise Resumable(
+            f"{error}; what runs on the workers goes on: log in, then type `inv bench --resume={run_id}`"
+        ) from None
     except (LedgerError, OSError) as error:
         raise Resumable(
             f"{error}; what runs on the workers goes on: repair that, then type `inv bench --resume={run_id}`"

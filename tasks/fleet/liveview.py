@@ -31,7 +31,7 @@ FRAMES_PER_SEC = 4
 PLAIN_SIGN_OF_LIFE_SEC = 60.0
 BAR_WIDTH = 8
 LINES_AROUND_TABLE = 6  # a blank one, run, cost, column titles, "and n more", the cursor's own
-UNKNOWN = "-"
+UNKNOWN, SHUT_OUT = "-", "shut out"
 ENDED_AS: dict[End, tuple[str, str]] = {End.SUCCEEDED: ("done", "green"), End.CANCELLED: ("cancelled", "yellow")}
 
 
@@ -46,6 +46,7 @@ class WorkerRow:
     phase: str = "idle"
     progress: Progress | None = None
     spoke_at: float = 0.0
+    began_unseen: bool = False  # attached: `since` is right only once the trial has reported
 
 
 class LiveView:
@@ -78,6 +79,7 @@ class LiveView:
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, End] = {}
         self._busy_sec = 0.0
+        self._is_shut_out = False
         # Never held while printing: Live's thread holds Live's lock while it waits for this one.
         self._lock = threading.Lock()
         self._live: Live | None = None
@@ -122,6 +124,7 @@ class LiveView:
                 self._release(row)
                 row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
                 row.phase, row.progress, row.spoke_at = "starting", None, self._clock()
+                row.began_unseen = event.happening is Happening.ATTACHED
                 again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
                 words = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
                 return self._line(row, words) if self._is_plain else None
@@ -137,13 +140,27 @@ class LiveView:
                 self._release(row)
                 row.phase = "lost"
                 return self._line(row, f"lost: {event.reason or 'no sign of life'}", "red", event)
+            case Happening.SHUT_OUT:
+                self._release(row)
+                row.phase = SHUT_OUT
+                return self._shut_out(row, event)
             case Happening.WORKER_BUSY:
                 self._release(row)
                 row.phase = "waiting"
                 return self._line(row, f"waits for its turn: {event.reason or 'another run'}", "yellow", event)
             case Happening.WORKER_BACK:
-                row.phase = "idle"
-                return self._line(row, "back", "green", event)
+                was, row.phase = row.phase, "idle"
+                return self._let_in(row) if was == SHUT_OUT else self._line(row, "back", "green", event)
+
+    def _shut_out(self, row: WorkerRow, event: FleetEvent) -> Text | None:
+        """One line, however many workers: none of them has anything to do with it."""
+        was, self._is_shut_out = self._is_shut_out, True
+        words = f"cannot be asked: {event.reason}; what runs goes on, and so does this run once you are let in"
+        return None if was else self._line(row, words, "yellow", event)
+
+    def _let_in(self, row: WorkerRow) -> Text | None:
+        was, self._is_shut_out = self._is_shut_out, False
+        return self._line(row, "can be asked again: the run goes on", "green") if was else None
 
     def _advance(self, row: WorkerRow, progress: Progress) -> Text | None:
         is_new_phase = progress.phase != row.phase
@@ -167,10 +184,10 @@ class LiveView:
         parts = [word]
         if end is End.SUCCEEDED and rate is not None:
             parts.append(f"{number(rate)} samples/s")
-        if row.trial_id is not None:
+        if row.trial_id is not None and not (row.began_unseen and row.progress is None):
             parts.append(f"in {duration(self._clock() - row.since)}")
         if event.reason and end is not End.SUCCEEDED:
-            parts.append(event.reason)
+            parts.append(event.reason.removeprefix(f"{word} "))  # of "cancelled by the operator"
         line = self._line(row, ", ".join(parts), style, event)
         self._release(row)
         return line

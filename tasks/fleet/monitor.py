@@ -24,7 +24,7 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from tasks.connect.workers import sample, workers
-from tasks.errors import one_line
+from tasks.errors import Resumable, one_line
 from tasks.settings.load import load
 
 EVERY_SEC = 2.0
@@ -55,7 +55,9 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         if once:
-            console.print(table(watch.round(wait_sec=None)))
+            looks = watch.round(wait_sec=None)
+            console.print(table(looks))
+            check_all_answered(looks)
         elif plain or not console.is_terminal:
             _print_lines(console, watch)
         else:
@@ -87,6 +89,15 @@ def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
         trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
         phase=phase,
     )
+
+
+def check_all_answered(looks: Sequence[Look]) -> None:
+    """Raises Resumable where a worker could not be asked: a script must not read that as a healthy fleet."""
+    silent = [one for one in looks if one.trouble is not None]
+    if silent:
+        first = f"{silent[0].worker}: {silent[0].trouble}"
+        count = f"{len(silent)} of {len(looks)} workers could not be asked"
+        raise Resumable(f"{count}: {first}; once that is mended, `inv monitor --once` again")
 
 
 class Watch:

@@ -68,6 +68,7 @@ class FleetSection(Section):
     workspace: Text | None = Field(default=None, description="a folder's path")
     lost_after_sec: float = Field(default=60.0, ge=1, le=86_400)
     give_up_after_sec: float = Field(default=600.0, ge=1, le=604_800)
+    log_in_within_sec: float = Field(default=86_400.0, ge=1, le=604_800)
     max_attempts: int = Field(default=2, ge=1, le=10)
     local: LocalSection = LocalSection()
     pods: PodsSection = PodsSection()

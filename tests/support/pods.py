@@ -164,10 +164,22 @@ class PodFleet(LocalFleet):
         hosts = self.pod_hosts() if hosts is None else hosts
         return self.fleet(hosts, limits=limits, shared=self.shared, **more)
 
+    def log_in_by_program(self) -> None:
+        """From now on the hosts' credentials come from a program, as OKE's do."""
+        if isinstance(self.cluster, GivenCluster):
+            pytest.skip("a credential program that fails when asked to: only the tests' own cluster has one")
+        self.pods = pods_of(self.cluster.by_program(), self.namespace)
+
+    def let_in(self) -> None:
+        """Nothing refuses the operator any more."""
+        self.cluster.faults.clear()
+        if isinstance(self.cluster, Cluster):
+            self.cluster.mend_program()
+
     def mend(self) -> None:
         """Undo every fault that can be undone."""
         faults = self.cluster.faults
-        faults.clear()
+        self.let_in()
         faults.server_back()
         faults.speak()
         faults.mend_pulls("*")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,18 @@ import tests.support.pods
 from bench.records.layout import LEDGER_FILE
 from remote.fleet.events import Happening
 from remote.fleet.ledger import Ledger
+from remote.fleet.patience import NotLetIn
 from tests.support.hosts.local_fleet import kill_kubectls, wait_for
 from tests.support.pods import EVICTION, LIMITS, PodFleet, fixtures, hasty, started, worker_of
 
 PODS = 3
 shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION)
+REMEDIES = {
+    "credentials expired": "log in again or renew the kubeconfig",
+    "credential program fails": "the kubeconfig's credential program fails: log in again",
+    "exec forbidden": "ask the cluster's administrator for that right",
+    "pods forbidden": "ask the cluster's administrator for that right",
+}
 
 
 @pytest.mark.parametrize("fault", ["deleted", "evicted", "out of memory", "node lost"])
@@ -73,18 +81,22 @@ def test_losing_the_view_costs_nothing(pods: PodFleet, fault: str) -> None:
     assert pods.struck(strike) == {"start": 1, "middle": 1, "last": 1}
 
 
-@pytest.mark.parametrize("fault", ["credentials expired", "exec forbidden", "pods forbidden"])
+@pytest.mark.parametrize("fault", list(REMEDIES))
 def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: PodFleet, fault: str) -> None:
     """Nothing in the pods changes when a token runs out: no trial is handed on, none is begun again."""
     faults = pods.cluster.faults
+    if fault == "credential program fails":
+        pods.log_in_by_program()
 
     def all_are_back() -> bool:
-        return len(pods.heard_of(Happening.WORKER_LOST)) == len(pods.heard_of(Happening.WORKER_BACK))
+        return len(pods.heard_of(Happening.SHUT_OUT)) == len(pods.heard_of(Happening.WORKER_BACK))
 
     def strike(pod: dict[str, Any]) -> None:
-        wait_for(all_are_back, "the last strike is over")  # who is lost already does not say so again
-        known = len(pods.heard_of(Happening.WORKER_LOST))
-        if fault == "credentials expired":
+        wait_for(all_are_back, "the last strike is over")  # who is shut out already does not say so again
+        known = len(pods.heard_of(Happening.SHUT_OUT))
+        if fault == "credential program fails":
+            pods.cluster.break_program()
+        elif fault == "credentials expired":
             faults.expire_credentials()
         elif fault == "exec forbidden":
             for verb in ("get", "create"):
@@ -97,16 +109,40 @@ def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: Po
             # before may come after, and a list of pods of less than 2 s ago is not asked for again.
             faults.end_streams(pod["node"], "close-1000-without-status")
             time.sleep(0.3)
-            return len(pods.heard_of(Happening.WORKER_LOST)) > known
+            return len(pods.heard_of(Happening.SHUT_OUT)) > known
 
         wait_for(is_said, "it is said")
-        faults.clear()
+        pods.let_in()
 
-    assert pods.struck(strike) == {"start": 1, "middle": 1, "last": 1}
-    remedy = (
-        "renew the kubeconfig" if fault == "credentials expired" else "ask the cluster's administrator for that right"
-    )
-    assert all(remedy in str(event.reason) for event in pods.heard_of(Happening.WORKER_LOST))
+    # A night is longer than any host is waited for.
+    assert pods.struck(strike, limits=replace(LIMITS, give_up_after_sec=0.1)) == {"start": 1, "middle": 1, "last": 1}
+    assert all(REMEDIES[fault] in str(event.reason) for event in pods.heard_of(Happening.SHUT_OUT))
+    assert pods.heard_of(Happening.WORKER_LOST) == []
+
+
+def test_an_operator_who_does_not_log_in_in_time_is_left_without_an_end_and_a_resumed_run_finds_what_ran_on(
+    pods: PodFleet,
+) -> None:
+    pods.plan("slow a", "success-then-lingers b", workers=2)
+    pods.log_in_by_program()
+    hosts = hasty(pods.pod_hosts())[:2]
+    limits = replace(LIMITS, lost_after_sec=1.0, give_up_after_sec=0.1, log_in_within_sec=1.0)
+    fleet = pods.pod_fleet(hosts=hosts, limits=limits)
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(fleet.run)
+        wait_for(lambda: pods.noted("started", "slow-a") and pods.noted("succeeded"), "one runs and one is done")
+        pods.cluster.break_program()
+        for pod in pods.live():
+            pods.cluster.faults.end_streams(pod["node"], "close-1000-without-status")
+        with pytest.raises(NotLetIn, match=r"worker-\d: .*log in again or renew the kubeconfig \(refused for 1 s\)"):
+            run.result()
+    assert pods.ledger_lines("ended") == []
+    assert pods.ledger_lines("retried") == []
+    pods.say_go()
+    pods.let_in()
+    pods.pod_fleet(hosts=hosts).run()
+    assert set(pods.ends().values()) == {"SUCCEEDED"}
+    assert len(pods.noted("started")) == 2
 
 
 @pytest.mark.parametrize("fault", ["image cannot be pulled", "quota used up", "no GPU left"])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -147,6 +148,35 @@ class Cluster(Kubectl):
             },
             indent=1,
         )
+
+    def by_program(self, user: str = "admin") -> Path:
+        """A kubeconfig whose credentials come from a program, as OKE's do; `break_program` makes that fail."""
+        made = json.loads(self.kubeconfig_text(user))
+        token = made["users"][0]["user"]["token"]
+        program = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
+        credential = {"apiVersion": program["apiVersion"], "kind": "ExecCredential", "status": {"token": token}}
+        path = self._folder / "credentials"
+        broken = shlex.quote(str(self._broken_program))
+        path.write_text(
+            f"#!/bin/sh\nif [ -e {broken} ]; then cat {broken} >&2; exit 1; fi\n"
+            f"echo {shlex.quote(json.dumps(credential))}\n"
+        )
+        path.chmod(0o755)
+        made["users"][0]["user"] = {"exec": {**program, "command": str(path)}}
+        kubeconfig = self._folder / "kubeconfig-by-program"
+        kubeconfig.write_text(json.dumps(made))
+        return kubeconfig
+
+    @property
+    def _broken_program(self) -> Path:
+        return self._folder / "credentials.broken"
+
+    def break_program(self, words: str = "ServiceError: NotAuthenticated (Forbidden), connection refused\n") -> None:
+        """From now on the program of `by_program` writes this to standard error and exits with 1."""
+        self._broken_program.write_text(words)
+
+    def mend_program(self) -> None:
+        self._broken_program.unlink(missing_ok=True)
 
     def _ask(self, what: Json) -> Json:
         process = self._process

@@ -158,6 +158,31 @@ def test_credentials_that_expired_are_refused_before_anything_starts(pods, clust
     assert not pods.ledger()
 
 
+def test_a_credential_program_that_fails_is_told_and_is_no_success_of_a_look(pods, cluster: Cluster) -> None:
+    settings = pods.folder / "pods.yaml"
+    settings.write_text(settings.read_text().replace(f'"{cluster.kubeconfig}"', f'"{cluster.by_program()}"'))
+    cluster.break_program()
+    try:
+        refused = pods.inv("bench", "--quick")
+        looked = pods.inv("monitor", "--once")
+    finally:
+        cluster.mend_program()
+    assert (refused.returncode, looked.returncode) == (2, 3)
+    assert refused.stderr.count("\n") == looked.stderr.count("\n") == 1
+    for one in (refused, looked):
+        assert "getting credentials: exec: executable" in one.stderr
+        assert "the kubeconfig's credential program fails: log in again" in one.stderr
+    assert "2 of 2 workers could not be asked" in looked.stderr
+
+
+def test_a_run_is_planned_through_an_api_server_that_restarts(pods, cluster: Cluster) -> None:
+    cluster.faults.server_gone(seconds=3.0)
+    planned = pods.inv("bench", "--quick", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    (line,) = (line for line in planned.stdout.splitlines() if "asked again" in line)
+    assert line.endswith("; asked again, for up to 60 s (fleet.lost_after_sec)")
+
+
 def test_too_few_pods_for_a_gang_are_refused_before_anything_starts(pods) -> None:
     refused = pods.inv("bench", "--suite=distributed", "--dry-run", INVOKE_FLEET_SIZE="2")
     assert refused.returncode == 2

@@ -1,6 +1,7 @@
 """Asking all workers for model and data before a run: what they must agree on, and how it ends when they do not."""
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +25,15 @@ class ToldHost:
 
     name: str
     answer: Answer
+    silent_until_sec: float = 0.0
     workdir: str = "/nowhere"
     python: tuple[str, ...] = ("python3",)
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     def run(self, command: Command, **_: Any) -> Completed:
         self.asked.append(command.argv)
+        if Clock.now < self.silent_until_sec:
+            raise HostUnreachable(f"{self.name}: TLS handshake timeout")
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -44,9 +48,22 @@ def fleet(*answers: Answer) -> list[ToldHost]:
     return [ToldHost(name=f"worker-{index}", answer=answer) for index, answer in enumerate(answers)]
 
 
+class Clock(threading.Event):
+    """Stands for the end of the question: waiting on it moves the time, and takes none."""
+
+    now = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        Clock.now += timeout or 0.0
+        return self.is_set()
+
+
 @pytest.fixture
 def pods(context: Callable[[], Context], monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("INVOKE_FLEET_KIND", "pods")
+    monkeypatch.setattr("tasks.connect.asking.Event", Clock)
+    monkeypatch.setattr("tasks.connect.asking.monotonic", lambda: Clock.now)
+    Clock.now = 0.0
     return load(context())
 
 
@@ -62,8 +79,12 @@ def test_what_all_workers_have_is_what_the_first_one_said(pods: Settings) -> Non
         (Completed(exit_code=2, stderr=b"d.jsonl: empty\n"), UsageError, "worker-1: d.jsonl: empty"),
         (Completed(exit_code=127), UsageError, "worker-1: exit 127: cd /workspace && "),
         (Completed(exit_code=137), Resumable, "worker-1: exit 137: "),
-        (OperatorRefused("worker-1: kubectl: not there"), UsageError, "worker-1: kubectl: not there"),
-        (HostUnreachable("worker-1: no route"), Resumable, "worker-1: no route; check that the workers are up, "),
+        (OperatorRefused("worker-1: log in"), UsageError, "worker-1: log in, then type the same again"),
+        (
+            HostUnreachable("worker-1: no route"),
+            Resumable,
+            "worker-1: no route (asked for 62 s); check that the workers are up, ",
+        ),
     ],
 )
 def test_one_worker_that_differs_complains_or_is_silent_ends_the_task(
@@ -73,6 +94,18 @@ def test_one_worker_that_differs_complains_or_is_silent_ends_the_task(
         inspect(pods, fleet(said(), other, said()))
     assert type(ended.value) is kind
     assert str(ended.value).startswith(words)
+
+
+def test_a_worker_that_is_silent_for_a_while_is_asked_again_and_said_so_once(
+    pods: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An API server that restarts, for 64 pods at once."""
+    hosts = fleet(*[said()] * 64)
+    for host in hosts:
+        host.silent_until_sec = 30.0
+    assert inspect(pods, hosts) == json.loads(said().stdout)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(": TLS handshake timeout; asked again, for up to 60 s (fleet.lost_after_sec)")
 
 
 def test_only_workers_on_this_machine_are_asked_for_the_profiles_gpu(

@@ -20,6 +20,18 @@ COMPLAINTS: dict[str, tuple[str, type[ClusterError], str]] = {
         Misconfigured,
         "log in again",
     ),
+    "credential program": (
+        "ServiceError: {'status': 401}\n(Forbidden) Unauthorized: connection refused\n"
+        * 6
+        + 'E1122 06:37:46.385142 14701 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API '
+        'group list: Get \\"https://127.0.0.1:1/api?timeout=32s\\": getting credentials: exec: executable oci failed '
+        'with exit code 1"\nUnable to connect to the server: getting credentials: exec: executable oci failed with '
+        "exit code 1",
+        Misconfigured,
+        "kubectl apply: Unable to connect to the server: getting credentials: exec: executable oci failed with exit "
+        "code 1 ServiceError: {'status': 401} (Forbidden) Unauthorized: connection refused; the kubeconfig's "
+        "credential program fails: log in again or renew the kubeconfig",
+    ),
     "conflict": (
         'error: Apply failed with 1 conflict: conflict with "other-tool": .data.a\nPlease review the fields above',
         Conflict,

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from remote.fleet.patience import Limits, Patience, Stopped, WorkerBusy, WorkerLost
-from remote.hosts.host import HostError, HostUnreachable
+from remote.fleet.patience import Limits, NotLetIn, Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
+from remote.hosts.host import HostError, HostUnreachable, OperatorRefused
 from remote.hosts.local import LocalHost
 from remote.jobs.job import HostBusy
 
-LIMITS = Limits(lost_after_sec=10.0, give_up_after_sec=100.0)
+LIMITS = Limits(lost_after_sec=10.0, give_up_after_sec=100.0, log_in_within_sec=50_000.0)
 
 
 class Clock(threading.Event):
@@ -126,3 +126,41 @@ def test_one_job_that_holds_a_host_for_longer_than_a_trial_may_last_ends_the_wai
 def test_nobody_is_waited_for_once_nothing_is_left_to_do(patience: Patience) -> None:
     assert patience.await_return(Holders(["/w/runs/theirs/a.1"], 1.0), busy(), lambda: Clock.now < 20) is not None
     assert Clock.now < 30
+
+
+def refused() -> OperatorRefused:
+    return OperatorRefused("worker-1: getting credentials: exec: failed; log in again")
+
+
+def test_an_operator_who_is_refused_shuts_out_the_fleet_and_loses_no_host(patience: Patience) -> None:
+    def ask() -> None:
+        raise refused()
+
+    with pytest.raises(ShutOut, match="log in again"):
+        patience.ask("worker-1", ask)
+    assert Clock.now == 0
+
+
+def test_a_night_without_credentials_gives_no_host_up(patience: Patience) -> None:
+    night = Holders([refused(), None], each_sec=30_000.0)
+    assert patience.await_return(night, ShutOut("log in again"), lambda: True) is None
+    assert 30_000 <= Clock.now < 30_030
+
+
+def test_credentials_that_expire_while_a_host_is_lost_do_not_count_against_the_host(patience: Patience) -> None:
+    """VPN and token end at the same time: silence counts from when somebody has logged in."""
+    agent = Holders([HostUnreachable("nothing"), *[refused()] * 300, HostUnreachable("nothing")], each_sec=50.0)
+    reason = patience.await_return(agent, WorkerLost("silent"), lambda: True)
+    assert reason == "worker-1 did not come back within 100 s: silent"
+    assert Clock.now >= 301 * 50 + 100
+
+
+def test_an_operator_who_never_logs_in_is_left_with_the_jobs_going_on(patience: Patience) -> None:
+    with pytest.raises(NotLetIn, match=r"log in again \(refused for 50000 s\)"):
+        patience.await_return(Holders([refused()], each_sec=1.0), ShutOut("log in again"), lambda: True)
+    assert not patience.stopping.is_set()
+
+
+def test_a_refused_operator_who_stops_the_run_is_not_waited_for(patience: Patience) -> None:
+    patience.stopping.set()
+    assert patience.await_return(Holders([refused()], each_sec=1.0), ShutOut("log in again"), lambda: True) is None

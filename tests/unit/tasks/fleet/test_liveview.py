@@ -175,6 +175,41 @@ def test_a_lost_worker_is_shown_until_it_is_back() -> None:
     assert scene.said()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
 
 
+def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in() -> None:
+    scene = Scene()
+    with scene.view:
+        for worker in ("worker-0", "worker-1"):
+            scene.tell(Happening.STARTED, worker)
+        for worker in ("worker-0", "worker-1"):
+            scene.tell(Happening.SHUT_OUT, worker, trial=None, reason="log in again")
+        assert scene.table()[2].split()[:4] == ["worker-0", "-", "shut", "out"]
+        for worker in ("worker-0", "worker-1"):
+            scene.tell(Happening.WORKER_BACK, worker, trial=None)
+        assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
+    assert scene.said()[3:5] == [
+        "[0:00] worker-0: cannot be asked: log in again; what runs goes on, and so does this run once you are let in",
+        "[0:00] worker-0: can be asked again: the run goes on",
+    ]
+
+
+def test_a_trial_that_was_followed_again_has_no_duration_that_nobody_measured() -> None:
+    scene = Scene()
+    with scene.view:
+        scene.tell(Happening.ATTACHED)
+        scene.clock.now += 1
+        scene.tell(Happening.ENDED, end=End.SUCCEEDED)
+    assert scene.said()[2] == "[0:01] worker-0 baseline: done"
+
+
+def test_a_cancelled_trial_says_so_once() -> None:
+    scene = Scene()
+    with scene.view:
+        scene.tell(Happening.STARTED)
+        scene.clock.now += 1
+        scene.tell(Happening.ENDED, end=End.CANCELLED, reason="cancelled by the operator")
+    assert scene.said()[2] == "[0:01] worker-0 baseline: cancelled, in 0:01, by the operator"
+
+
 def test_plain_lines_are_few_start_phases_end() -> None:
     scene = Scene()
     with scene.view:

@@ -9,6 +9,7 @@ from rich.console import Console
 from remote.hosts.host import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
+from tasks.errors import Resumable
 from tasks.fleet import monitor
 from tasks.fleet.monitor import Look, Watch
 
@@ -54,6 +55,12 @@ def test_a_worker_with_two_gpus_has_two_rows():
 def test_what_is_not_known_is_a_dash():
     (row,) = monitor.rows([Look(worker="w", gpus=[{**dict.fromkeys(GPU), "gpu": 0}])])
     assert row == ("w", "0 -", "-", "-", "-", "-", "-", "idle", "-")
+
+
+def test_one_look_at_workers_that_cannot_be_asked_is_no_success():
+    monitor.check_all_answered([BUSY])
+    with pytest.raises(Resumable, match="1 of 2 workers could not be asked: worker-1: log in; once that is mended, "):
+        monitor.check_all_answered([BUSY, Look(worker="worker-1", trouble="log in")])
 
 
 def test_unreachable_workers_and_those_without_a_gpu_are_shown_as_such():
