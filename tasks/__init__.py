@@ -5,16 +5,12 @@ Nothing heavy may be imported here or at the top of a verbs module: `inv --list`
 
 from invoke.collection import Collection
 
-from tasks.cli.startup import exit_with_2_for_wrong_usage, explain_settings_failures
 from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
 from tasks.reports.verbs import compare, report
 from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
-
-explain_settings_failures()
-exit_with_2_for_wrong_usage()
 
 ns = Collection(
     *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, teardown, tune),
@@ -24,3 +20,6 @@ ns = Collection(
     Collection("model", image.demo, image.fetch),
     Collection("vm", image.check, image.engine),
 )
+for collection in (ns, *ns.collections.values()):
+    for one in collection.tasks.values():
+        one.auto_shortflags = False  # one letter would mean different things in different tasks

@@ -10,7 +10,7 @@ run: the plan of a run, and the progress of a trial
 sealed: records with a schema version and a checksum; schema: dataclasses from JSON
 interval: median, quantiles and bootstrap interval
 layout: names of files, folders and environment variables
-durable: atomic writes, sha256
+durable: atomic writes, files that end, sha256
 """
 
 from bench.records.checks import TrialError

@@ -1,9 +1,13 @@
 """How Invoke runs here.
 
-executor  a chain of tasks: settings first, then one task after the other
-startup   Invoke's exit code for wrong usage, and its tracebacks over settings files
-flags     numbers that are given as flags
-lock      one task at a time that changes something
-git       what git knows of the project
-terminal  a console for tables, and a question
+inv        the script that starts the program; installed to .venv/bin
+program    Invoke's program, with our reading of settings and our exit codes
+words      what is typed: chains, and what is wrong with an unknown word
+executor   a chain of tasks: settings first, then one task after the other
+interrupt  Ctrl-C before, during and after a task
+streams    standard output that nobody reads, or that is full
+flags      numbers that are given as flags
+lock       one task at a time that changes something
+git        what git knows of the project
+terminal   a console for tables, and a question
 """

@@ -1,11 +1,12 @@
 """How Invoke runs a chain of tasks here: settings first, then one task after the other.
 
-Named in invoke.yaml as `tasks.executor_class`. It differs from Invoke's own executor in three ways: a bad setting is
-refused before the first task starts, `collect report` still runs after a bench with failed trials, and Ctrl-C exits
-with 130.
+Named in invoke.yaml as `tasks.executor_class`. It differs from Invoke's own executor in four ways: a flag with an empty
+value and a bad setting are refused before the first task starts, `collect report` still runs after a bench with failed
+trials, and Ctrl-C exits with 130.
 """
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -13,6 +14,8 @@ from invoke.context import Context
 from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
+from tasks.cli.interrupt import leave, on_ctrl_c
+from tasks.cli.words import refuse_empty_values
 from tasks.errors import Interrupted, SomeTrialsFailed, UsageError
 from tasks.settings.load import load
 
@@ -21,6 +24,16 @@ class ChainExecutor(Executor):
     """Runs tasks in order; only SomeTrialsFailed lets the next one start, and the chain then exits with 1."""
 
     def execute(self, *tasks: Any) -> Any:
+        refuse_empty_values(tasks)
+        try:
+            on_ctrl_c(signal.default_int_handler)
+            return self._execute(*tasks)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
+        finally:
+            on_ctrl_c(leave)
+
+    def _execute(self, *tasks: Any) -> Any:
         self._check_settings()
         calls = self.normalize(tasks)
         if self.config.tasks.dedupe:
@@ -33,8 +46,6 @@ class ChainExecutor(Executor):
             except SomeTrialsFailed as failure:
                 some_failed = True
                 print(failure, file=sys.stderr)
-            except KeyboardInterrupt:
-                raise Interrupted("interrupted") from None
         if some_failed:
             raise Exit(code=1)
         return results

@@ -11,16 +11,19 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import yaml
 from invoke.config import Config
 
+from bench.records.durable import read_regular
 from tasks.errors import UsageError
 
 ENV_PREFIX = "INVOKE_"
 Keys = tuple[str, ...]
+_MOST_BYTES, _MOST_VALUES = 1 << 17, 10_000  # in one file of settings; what this project has is a tenth of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,23 @@ def read(config: Config, text_keys: Mapping[str, Keys]) -> SettingsLayers:
     return SettingsLayers(root=root, weakest_first=layers)
 
 
+class InvokesConfig(Config):
+    """Invoke's own layers, read as here: a file that would end Invoke in a traceback, or never, is one line."""
+
+    def _load_yaml(self, path: PathLike[Any]) -> dict[Any, Any]:
+        return _content(Path(path))[0]
+
+    _load_yml = _load_json = _load_yaml
+
+    def _load_py(self, path: str) -> dict[str, Any]:
+        try:
+            return super()._load_py(path)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a program of somebody else's, which may raise anything
+            raise UsageError(f"{shown(Path(path))}: cannot be run: {type(error).__name__}: {error}") from None
+
+
 def env_name(keys: Keys) -> str:
     return ENV_PREFIX + "_".join(keys).upper()
 
@@ -129,9 +149,18 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"{shown(path)}: expected a name that ends in .yaml, .yml or .json")
     try:
-        text = path.read_text(encoding="utf-8")
+        data, node = _content(path)
     except FileNotFoundError:
         raise UsageError(f"{shown(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from None
+    return SettingsLayer(data=data, path=path, node=node, shared=shared)
+
+
+def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
+    """The sections of a file, and where they stand in it. Raises UsageError and FileNotFoundError."""
+    try:
+        text = read_regular(path, most_bytes=_MOST_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        raise
     except UnicodeDecodeError:
         raise UsageError(f"{shown(path)}: expected UTF-8 text") from None
     except OSError as error:
@@ -141,7 +170,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
         data = {}
     if not isinstance(data, dict):
         raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
-    return SettingsLayer(data=data, path=path, node=node, shared=shared)
+    return data, node
 
 
 def _parse_json(text: str, path: Path) -> tuple[Any, None]:
@@ -159,13 +188,17 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
         node = loader.get_single_node()
         if node is None:
             return None, None
+        if _count(node, {}) > _MOST_VALUES:
+            raise UsageError(f"{shown(path)}: not YAML that can be used: more than {_MOST_VALUES:,} values")
         _refuse_twice(node, path)
         _refuse_unreadable_scalars(node, path)
         return loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise UsageError(f"{shown(path)}{line}: not YAML: {error.problem or error.context}") from None
+        what = error.problem or error.context or "not usable"
+        what = what.replace("but found another document", "a second document")
+        raise UsageError(f"{shown(path)}{line}: not YAML: {what}") from None
     except yaml.reader.ReaderError as error:
         line = f":{text.count(chr(10), 0, error.position) + 1}"
         raise UsageError(f"{shown(path)}{line}: not YAML: a character that may not stand in it") from None
@@ -209,6 +242,17 @@ def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
                 kind = node.tag.rpartition(":")[2]
                 line = node.start_mark.line + 1
                 raise UsageError(f"{shown(path)}:{line}: not YAML: {clip(node.value)} is no {kind}") from None
+
+
+def _count(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for; aliases can make many of few, and without end: then infinity."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # of a node that is inside itself
+        parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
+        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:

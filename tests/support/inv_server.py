@@ -113,7 +113,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def _inv(words: Sequence[str], cwd: str, environment: Mapping[str, str], handles: Sequence[int]) -> None:
-    """What `python -m invoke` does."""
+    """What `inv` does."""
     for number, handle in enumerate(handles):
         os.dup2(handle, number)
         os.close(handle)
@@ -127,7 +127,7 @@ def _inv(words: Sequence[str], cwd: str, environment: Mapping[str, str], handles
     sys.modules["kubernetes.config.kube_config"].KUBE_CONFIG_DEFAULT_LOCATION = environment.get(
         "KUBECONFIG", "~/.kube/config"
     )
-    importlib.import_module("invoke.main").program.run()
+    sys.exit(importlib.import_module("tasks.cli.program").main(sys.argv))
 
 
 if __name__ == "__main__":

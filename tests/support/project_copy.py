@@ -3,16 +3,14 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from invoke import Config, Context
 
+from tests.support.inv_server import InvServer
 from tests.support.paths import ROOT
-
-INV = Path(sys.executable).with_name("inv")
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -39,22 +37,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def inv(project: Path) -> Inv:
-    """Runs the real `inv` in the copy."""
+def inv(project: Path, inv_server: InvServer) -> Inv:
+    """Runs `inv` in the copy."""
 
     def run(
-        *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
+        *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            (str(INV), *arguments),
-            cwd=cwd or project,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return inv_server.inv(*words, cwd=cwd or project, env={**os.environ, **(env or {})}, timeout_sec=60)
 
     return run
 

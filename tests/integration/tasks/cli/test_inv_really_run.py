@@ -1,9 +1,11 @@
 """The real `inv`, as a process: what is seen when settings are wrong, and how a chain of tasks ends."""
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,50 @@ def test_bad_settings_are_one_line_and_exit_2(
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"{message}\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fleet:\n\tsize: 3\n", ".invoke.yaml:2: not YAML: found character '\\t' that cannot start any token"),
+        ("[a, b]", ".invoke.yaml:1: expected sections such as `fleet:`, found a list"),
+        ("hello", '.invoke.yaml:1: expected sections such as `fleet:`, found "hello"'),
+        ("a: 1\n---\nb: 2\n", ".invoke.yaml:2: not YAML: a second document"),
+        ("run: 3", ".invoke.yaml:1: run: expected a section, found 3"),
+        ("fleet: 3", ".invoke.yaml:1: fleet: expected a section with kind, size, "),
+        ("a: &a {b: *a}", ".invoke.yaml: not YAML that can be used: more than 10,000 values"),
+        ("a: b\n" * 100_000, ".invoke.yaml: cannot be read: more than 131,072 bytes"),
+    ],
+)
+def test_the_users_own_file_which_is_read_before_the_project_is_known_is_explained_too(
+    text: str, message: str, project: Path, inv: Inv
+) -> None:
+    (project.parent / "home" / ".invoke.yaml").write_text(text)
+    ended = inv("--list")
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(f"~/{message}")
+
+
+def test_a_users_file_that_is_no_file_is_not_waited_for(project: Path, inv: Inv) -> None:
+    own = project.parent / "home" / ".invoke.yaml"
+    os.mkfifo(own)
+    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: no regular file\n"
+    own.unlink()
+    own.mkdir()
+    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: Is a directory\n"
+    own.rmdir()
+    (own.with_suffix(".py")).write_text("1 / 0")
+    assert inv("--list").stderr == "~/.invoke.py: cannot be run: ZeroDivisionError: division by zero\n"
+
+
+def test_a_folder_that_is_gone_is_named(project: Path) -> None:
+    gone = project / "gone"
+    gone.mkdir()
+    code = f"import os, sys; os.rmdir(os.getcwd()); os.execv({str(INV)!r}, ['inv', '--list'])"
+    ended = subprocess.run(
+        (sys.executable, "-c", code), cwd=gone, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (2, "the folder you are in is no more; `cd` to one that is there\n")
+
+
 def test_settings_are_refused_before_the_first_task_has_done_anything(chain: Inv) -> None:
     ended = chain("looks", env={"INVOKE_BENCH_SEED": "x"})
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -118,23 +164,71 @@ def test_ctrl_c_exits_with_130(project: Path) -> None:
     assert (running.returncode, complaint) == (130, b"interrupted\n")
 
 
+STRIKES = """
+import os, signal
+{before}
+os.kill(os.getpid(), signal.SIGINT)
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("before", "ends"), [("", (130, "")), ("signal.signal(2, signal.SIG_IGN)", (0, "went on\n"))])
+def test_ctrl_c_while_modules_are_read_ends_without_a_word_but_where_it_was_ignored_from_the_start(
+    before: str, ends: tuple[int, str], project: Path, inv: Inv
+) -> None:
+    (project / "tasks.py").write_text(STRIKES.format(before=before) + (project / "tasks.py").read_text())
+    ended = inv("--list")
+    assert (ended.returncode, ended.stdout[:8], ended.stderr) == (*ends, "")
+
+
+def test_output_that_nobody_reads_ends_it_as_sigpipe_would(project: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            (str(INV), "--list"), cwd=project, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_output_that_cannot_be_written_is_one_line_and_exit_3(project: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        listed = subprocess.run(
+            (str(INV), "--list"), cwd=project, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+        mistyped = subprocess.run((str(INV), "benhc"), cwd=project, stderr=full, timeout=60, check=False)
+    said = b"standard output cannot be written: No space left on device; repair that, then type the same again\n"
+    assert (listed.returncode, listed.stderr) == (3, said)
+    assert mistyped.returncode == 2, "where nobody can be told, the exit code still says it"
+
+
+def test_closed_standard_streams_are_no_error(project: Path) -> None:
+    closed = f"import os; os.closerange(0, 3); os.execv({str(INV)!r}, ['inv', '--list'])"
+    assert subprocess.run((sys.executable, "-c", closed), cwd=project, timeout=60, check=False).returncode == 0
+
+
 def test_inv_works_from_a_subfolder(project: Path, inv: Inv) -> None:
     below = project / "a" / "b c"
     below.mkdir(parents=True)
     assert inv("--list", cwd=below).stdout == inv("--list").stdout != ""
 
 
-def test_a_task_module_does_not_shadow_the_package_it_is_named_after(project: Path, inv: Inv) -> None:
+def test_a_task_module_does_not_shadow_the_package_it_is_named_after(project: Path) -> None:
     (project / "tasks" / "docker.py").write_text("raise RuntimeError('this is not the SDK')\n")
     sdk = project.parent / "site"
     sdk.mkdir()
     (sdk / "docker.py").write_text("WHO = 'the SDK'\n")
     with (project / "tasks" / "__init__.py").open("a") as file:
         file.write("\nimport docker\n\nassert docker.WHO == 'the SDK'\n")
-    ended = inv("--list", env={"PYTHONPATH": str(sdk)})
+    listed = partial(
+        subprocess.run, (str(INV), "--list"), cwd=project, env={**os.environ, "PYTHONPATH": str(sdk)}, timeout=60
+    )
+    ended = listed(capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     (project / "tasks.py").unlink()  # and without the shim it would
-    assert "this is not the SDK" in inv("--list", env={"PYTHONPATH": str(sdk)}).stderr
+    assert "this is not the SDK" in listed(capture_output=True, text=True, check=False).stderr
 
 
 def test_listing_tasks_imports_nothing_heavy(project: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+import tasks
 from tasks.reports.verbs import compare
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -13,11 +14,15 @@ Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("benhc",), "No idea what 'benhc' is!"),
-        (("bench", "--quik"), "No idea what '--quik' is!"),
-        (("model.demo", "extra"), "No idea what 'extra' is!"),
-        (("compare", "A"), "'compare' did not receive required positional arguments: 'second'"),
-        (("bench", "--suite"), "Flag <Argument: suite (u)> needed value and was not given one!"),
+        (("benhc",), "benhc: no such task; did you mean bench?"),
+        (("--help", "benhc"), "benhc: no such task; did you mean bench?"),
+        (("--qick",), "--qick: no such flag; `inv --help` shows all"),
+        (("bench", "--quik"), "bench: --quik: no such flag; did you mean --quick?"),
+        (("bench", "-q"), "bench: -q: no such flag; did you mean --quick?"),
+        (("model.demo", "extra"), "extra: no such task; `inv --list` shows all"),
+        (("compare", "A"), "compare: expected SECOND; `inv --help compare` explains"),
+        (("bench", "--suite"), "bench: --suite: expected a value after it"),
+        (("bench", "--resume=collect"), "--resume=collect: collect is a task; type `--resume collect` "),
         (("bench", "--suite=huge"), "bench: --suite: expected one of quick, "),
         (("image.size", "--mbps=fast"), "image.size: --mbps: expected a number above 0, found 'fast'"),
         (("image.size", "--allocatable-gb=0"), "image.size: --allocatable-gb: expected a number above 0, found '0'"),
@@ -32,6 +37,38 @@ def test_wrong_usage_is_one_line_and_exit_code_2(inv: Inv, words: tuple[str, ...
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(says)
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("bench", "--resume="), "bench: --resume"),
+        (("bench", "--resume", "", "collect"), "bench: --resume"),
+        (("report", "--run="), "report: --run"),
+        (("report", "--run", " "), "report: --run"),
+        (("compare", "", "x"), "compare: first"),
+        (("compare", "x", "y", "--allow=gpu", "--allow="), "compare: --allow"),
+        (("model.fetch", "--cache="), "model.fetch: --cache"),
+        (("--config=", "report"), "inv: --config"),
+        (("collect", "report", "--against="), "report: --against"),
+    ],
+)
+def test_an_empty_value_is_an_unset_variable_and_never_the_default(
+    inv: Inv, words: tuple[str, ...], where: str
+) -> None:
+    ended = inv(*words)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"{where}: expected a value, found nothing; is a variable of yours unset?\n"
+
+
+def test_a_task_may_follow_a_flag_whose_value_may_be_left_out(inv: Inv) -> None:
+    assert "there is no run yet" in inv("bench", "--resume", "collect", "report").stderr
+    assert "run 'one' is not there" in inv("bench", "--resume", "one", "collect").stderr
+
+
+def test_no_flag_of_a_task_has_a_short_form_which_would_mean_something_else_in_another() -> None:
+    short = [word for of in tasks.ns.to_contexts() for word in of.flags if len(word) == 2]
+    assert short == []
 
 
 def test_what_may_be_given_again_is_a_list_to_invoke_which_else_takes_text_apart() -> None:

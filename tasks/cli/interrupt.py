@@ -1,0 +1,19 @@
+"""Ctrl-C: while a task runs it is the task's; before and after, it ends the program at once, without a traceback."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from tasks.errors import Interrupted
+
+
+def on_ctrl_c(handler: Callable[..., Any]) -> None:
+    """Handle Ctrl-C like this from now on. Where it was ignored from the start (`nohup inv ... &`), it stays so."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+
+
+def leave(*_: object) -> None:
+    """End this process now. What it has started ends with it, or is known to the ledger."""
+    os._exit(Interrupted.exit_code)

@@ -1,0 +1,95 @@
+"""The program `inv`: Invoke, whose errors are one line with an exit code of ours.
+
+Invoke alone ends in a traceback over a settings file that it cannot parse, exits with 1 for wrong usage and for Ctrl-C,
+and knows nothing of a terminal that is gone. `python -m invoke` still works, without these.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from invoke._version import __version__
+from invoke.context import Context
+from invoke.exceptions import Exit, ParseError
+from invoke.program import Program
+
+from tasks.cli.interrupt import leave, on_ctrl_c
+from tasks.cli.streams import guard_standard_streams
+from tasks.cli.words import did_you_mean, refuse_empty_values, understand_more
+from tasks.errors import Interrupted, UsageError
+from tasks.settings.layers import InvokesConfig
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what was typed; the exit code. What goes wrong is said on standard error."""
+    on_ctrl_c(leave)  # while a task runs, Ctrl-C is the task's (`tasks.cli.executor`)
+    guard_standard_streams()
+    understand_more()
+    try:
+        try:
+            _Inv().type(argv)
+        finally:
+            sys.stdout.flush()
+        return 0
+    except ParseError as error:
+        return _say(UsageError(str(error)))
+    except Exit as error:
+        return _say(error)
+    except KeyboardInterrupt:
+        return _say(Interrupted("interrupted"))
+
+
+class _Inv(Program):
+    """Invoke's program with our reading of settings; what goes wrong is raised, and `main` says it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__)
+
+    def type(self, argv: Sequence[str]) -> None:
+        """The steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and what a task lets out."""
+        try:
+            self.config = InvokesConfig(lazy=True)
+            self.config.load_base_conf_files()
+            self.config.merge()
+            self.parse_core(list(argv))
+            refuse_empty_values(self.core)
+            self.parse_collection()
+            self.parse_tasks()
+            self.parse_cleanup()
+            self.update_config()
+        except (Exit, ParseError):
+            raise
+        except Exception:
+            self._explain()
+            raise
+        self.execute()
+
+    def parse_tasks(self) -> None:
+        super().parse_tasks()
+        tasks = self.parser.contexts
+        for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
+            flag, _, value = word.partition("=")
+            if value in tasks and any(flag in one.flags and one.flags[flag].optional for one in tasks.values()):
+                raise UsageError(f"{word}: {value} is a task; type `{flag} {value}` to do one after the other")
+
+    def parse_cleanup(self) -> None:
+        name = self.args.help.value
+        if isinstance(name, str) and name not in self.parser.contexts:
+            raise ParseError(f"{name}: no such task{did_you_mean(name, self.parser.contexts)}")
+        super().parse_cleanup()
+
+    def _explain(self) -> None:
+        """Raise UsageError where the settings, or the folder, are what Invoke could not use."""
+        from tasks.settings.load import load  # pydantic, which `inv --list` does without
+
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise UsageError("the folder you are in is no more; `cd` to one that is there") from None
+        load(Context(self.config))
+
+
+def _say(error: Exit) -> int:
+    if error.message:
+        print(error.message, file=sys.stderr)
+    return int(error.code)
