@@ -159,10 +159,19 @@ class Cluster:
             return None
 
     def live(self) -> list[dict[str, Any]]:
-        """Every object in the cluster that is part of this fleet, except pods and secrets."""
+        """Every object in the cluster that is part of this fleet, except pods and secrets.
+
+        Raises Forbidden with all kinds that may not be listed, not with the first alone.
+        """
         kinds = [kind for kind in KINDS if kind not in ("Secret", "Namespace", "PersistentVolume")]
         with ThreadPoolExecutor(max_workers=6) as pool:
-            lists = list(pool.map(self.list_of, kinds))
+            lists = list(pool.map(self._list_or_refusal, kinds))
+        refused = [KINDS[kind].plural for kind, found in zip(kinds, lists, strict=True) if found is None]
+        if refused:
+            raise Forbidden(
+                f"user {self.target.user} may not list {', '.join(refused)} in namespace {self.target.namespace}; "
+                "ask the cluster's administrator for these rights (manifests/README.md says which a deployment needs)"
+            )
         try:
             volumes = self.list_of("PersistentVolume")
         except Forbidden:
@@ -170,7 +179,14 @@ class Cluster:
         own = [one for one in volumes if one["spec"].get("claimRef", {}).get("namespace") == self.target.namespace]
         namespace = self.namespace()
         first = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
-        return [*first, *(one for several in lists for one in several), *own]
+        return [*first, *(one for several in lists for one in several or []), *own]
+
+    def _list_or_refusal(self, kind: str) -> list[dict[str, Any]] | None:
+        """As `list_of`; None where that is forbidden."""
+        try:
+            return self.list_of(kind)
+        except Forbidden:
+            return None
 
     def pods(self) -> list[dict[str, Any]]:
         """The fleet's pods."""

@@ -95,7 +95,7 @@ def refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *
             )
     lost = uncollected(settings.results_folder, cluster.target)
     if lost and not may_lose:
-        more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+        more = f"; and {len(lost) - 3} more: `inv collect --all` brings what has ended" if len(lost) > 3 else ""
         raise Refused(
             f"{planned.ends_pods[0].title} would end with results in its pods: "
             f"{'; '.join(one.line for one in lost[:3])}{more}; "

@@ -1,5 +1,6 @@
 """`inv deploy`: observe, plan, act, observe again. A deployment that is there and unchanged is only read."""
 
+import contextlib
 from dataclasses import dataclass
 
 from invoke.context import Context
@@ -69,7 +70,8 @@ def deploy_fleet(context: Context, choices: Choices) -> None:
             print_refusal(settings, cluster, planned, may_lose=choices.discard_results)
             _print_diff(cluster, planned, take_over=choices.take_over)
             return
-        with only_one(settings.results_folder, "deploy"):
+        # Not locked where no pod ends: a run whose Job was deleted waits for what this brings back.
+        with only_one(settings.results_folder, "deploy") if planned.ends_pods else contextlib.nullcontext():
             lost = refuse_losing_results(settings, cluster, planned, may_lose=choices.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
@@ -121,7 +123,15 @@ def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
     for action in planned.of(Verb.REPLACE):
         for one in action.differences:
             print(f"{action.title}  {one}")
-    objects = [action.desired for action in planned.of(Verb.CREATE, Verb.APPLY) if action.desired is not None]
+    # Nor can a binding whose Role is new: who may not grant every right is asked what that Role grants, and in a dry
+    # run it is not there. The deployment itself makes the Role first.
+    new_roles = {action.name for action in planned.of(Verb.CREATE) if action.kind == "Role"}
+    objects = [
+        action.desired
+        for action in planned.of(Verb.CREATE, Verb.APPLY)
+        if action.desired is not None
+        and not (action.kind == "RoleBinding" and action.desired["roleRef"]["name"] in new_roles)
+    ]
     if objects:
         print(cluster.diff(objects, take_over=take_over), end="")
     print("dry run: nothing was changed")

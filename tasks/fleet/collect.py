@@ -9,7 +9,7 @@ ledger, so that the folder has one record for every planned trial.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,8 @@ from reports import text
 from tasks.connect.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.folders import open_run
-from tasks.settings.load import load
+from tasks.fleet.uncollected import not_whole
+from tasks.settings.load import Settings, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +57,43 @@ class Collected:
         return replace(self, came=came, already=already, byte_count=size, missing=None) if came or already else None
 
 
-def collect_run(context: Context, name: str | None) -> None:
+def collect_runs(context: Context, name: str | None, *, every: bool) -> None:
     settings = load(context)
+    if every and name is not None:
+        raise UsageError("collect: --run and --all exclude each other; give one of them")
+    if every:
+        _collect_all(settings)
+        return
     run, folder = open_run(settings, name)
+    _collect(settings, run, folder, [Agent(host) for host in workers(settings)])
+
+
+def _collect_all(settings: Settings) -> None:
+    """Every run that is not whole here, oldest first; one that cannot be had keeps none of the others back."""
+    names, agents, failed = not_whole(settings.results_folder), [Agent(host) for host in workers(settings)], []
+    for name in names:
+        try:
+            run, folder = open_run(settings, name)
+        except UsageError as error:
+            print(f"left out: {error}")
+            continue
+        try:
+            _collect(settings, run, folder, agents)
+        except (Refused, Resumable, SomeTrialsFailed) as error:
+            failed.append(error)
+    if failed:
+        worst = max(failed, key=lambda error: error.exit_code)
+        raise type(worst)(f"{len(failed)} of {text.count(len(names), 'run')} are still not whole here: {worst}")
+    print("every run is here")
+
+
+def _collect(settings: Settings, run: RunRecord, folder: Path, agents: Sequence[Agent]) -> None:
     try:
         entries = Ledger(folder / LEDGER_FILE).entries
     except LedgerError as error:
         raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
-    agents = {host.name: Agent(host) for host in workers(settings)}
-    collection = _Collection(run=run, folder=folder, entries=entries, agents=agents, shared=settings.shared_results)
+    by_name = {agent.host.name: agent for agent in agents}
+    collection = _Collection(run=run, folder=folder, entries=entries, agents=by_name, shared=settings.shared_results)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
             done = pool.map(collection.bring, run.planned)

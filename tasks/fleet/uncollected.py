@@ -4,6 +4,7 @@ A run counts until all of it is here, or until the operator gave it up. Times ar
 the cluster's can be hours apart, and a run could then seem older than the pods it ran in.
 """
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,20 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
         if run.fleet_kind == "pods" and is_here and missing:
             found.append(Uncollected(folder=folder, line=f"run {run.run_id}: {missing}"))
     return found
+
+
+def not_whole(results_folder: Path) -> list[str]:
+    """The names of the runs that are not fully here, over whatever fleet; without those given up or unreadable."""
+    names = []
+    for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
+        folder = path.parent
+        if folder.is_symlink() or (folder / DISCARDED_FILE).exists():
+            continue
+        with contextlib.suppress(ResultError):
+            run = RunRecord.read(path)
+            if _missing(folder, run.run_id, [planned.trial_id for planned in run.planned]) is not None:
+                names.append(folder.name)
+    return names
 
 
 def others_at_work(settings: Settings, target: Target) -> list[str]:

@@ -63,12 +63,17 @@ def cancel(context: Context, run: str | None = None) -> None:
     cancel_run(context, run)
 
 
-@task(help={"run": "the run's id (default: the newest run)"})
-def collect(context: Context, run: str | None = None) -> None:
+@task(
+    help={
+        "run": "the run's id (default: the newest run)",
+        "all": "every run that is not whole here yet, instead of one",
+    }
+)
+def collect(context: Context, run: str | None = None, all: bool = False) -> None:  # noqa: A002 - the flag's name
     """Bring the results into results/RUN, every byte verified."""
-    from tasks.fleet.collect import collect_run
+    from tasks.fleet.collect import collect_runs
 
-    collect_run(context, run)
+    collect_runs(context, run, every=all)
 
 
 @task(help={"once": "print one table and leave", "plain": _PLAIN})

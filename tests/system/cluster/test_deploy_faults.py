@@ -13,6 +13,7 @@ import pytest
 from remote.cluster.client import Cluster as Reader
 from remote.cluster.diagnosis import pods as diagnosis
 from remote.cluster.kubeconfig import resolve
+from tasks.cli.lock import only_one
 from tasks.cluster import wait as waiting
 from tasks.errors import TaskFailed
 from tasks.settings.load import Sections, Settings
@@ -66,7 +67,7 @@ def test_a_server_that_is_gone_is_worth_another_try(operator: Operator) -> None:
         ({"verb": "get", "resource": "pods/exec"}, "may not get pods/exec in namespace"),
         ({"verb": "patch", "resource": "jobs*"}, "may not patch jobs in namespace"),
         ({"verb": "create", "resource": "secrets"}, "may not create secrets in namespace"),
-        ({"verb": "list", "resource": "services"}, 'cannot list resource "services"'),
+        ({"verb": "list", "resource": "*s"}, "may not list persistentvolumeclaims, serviceaccounts, configmaps, "),
     ],
 )
 def test_a_missing_right_is_named_before_anything_is_changed(
@@ -78,6 +79,23 @@ def test_a_missing_right_is_named_before_anything_is_changed(
     assert words in said
     assert "administrator" in said
     assert nothing_changed(operator.cluster.requests()[before:])
+
+
+def test_a_namespaces_admin_may_look_at_a_deployment_before_making_it(operator: Operator) -> None:
+    """Who may not grant every right cannot bind a Role that is not there, as it is not in a dry run."""
+    operator.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": operator.namespace}})
+    operator.cluster.faults.forbid(verb="bind")
+    said = operator.inv("deploy", "--dry-run")
+    assert "create     rolebinding/qlora-fleet-operator" in said
+    assert "dry run: nothing was changed" in said
+    assert "2 of 2 pods are up" in operator.inv("deploy", stdin=f"{operator.password}\n")
+
+
+def test_a_run_that_waits_for_its_pods_does_not_lock_out_what_brings_them_back(operator: Operator) -> None:
+    with only_one(operator.results, "bench (run r)"):
+        assert "2 of 2 pods are up" in operator.inv("deploy", stdin=f"{operator.password}\n")
+        operator.set(size=1)
+        assert "in use by `inv bench (run r)`" in operator.inv("deploy", code=4)
 
 
 @pytest.mark.parametrize("verb", ["get", "create"])

@@ -120,6 +120,8 @@ class Server:
         self.authorize(user, verb_of(request, at), at)
         if at.subresource == "exec" and request.method == "POST":
             self.authorize(user, "get", at)  # SPDY would do now, but is not spoken here
+        if at.resource.kind == "RoleBinding" and isinstance(body, dict) and "roleRef" in body:
+            self._check_binding(user, at, str(body["roleRef"]["name"]))
         return await self._api.answer(request, at, body)
 
     def authorize(self, user: str, verb: str, at: Target) -> None:
@@ -127,6 +129,12 @@ class Server:
         if not self.allowed(user, verb, at.resource.key, at.subresource, at.namespace, at.name):
             namespace = at.namespace or (at.name if at.resource.plural == "namespaces" else "")
             raise not_allowed(user, verb, at.resource.key, at.subresource, namespace, at.name)
+
+    def _check_binding(self, user: str, at: Target, role: str) -> None:
+        """Who may not `bind` a Role (`forbid(verb="bind")`) is asked what it grants, so it has to be there."""
+        key = "roles.rbac.authorization.k8s.io"
+        if not self.allowed(user, "bind", key, "", at.namespace, role):
+            self._api.store.get(key, at.namespace, role)
 
     def _authorize_unknown(self, user: str, request: web.Request) -> None:
         """A list of a kind that nobody has heard of is forbidden first, and unknown only to whoever may have it."""

@@ -18,7 +18,7 @@ from remote.fleet.ledger import Ledger
 from tasks.cluster.desired import image_of
 from tasks.cluster.wait import Patience
 from tasks.errors import UsageError
-from tasks.fleet.uncollected import discard, uncollected
+from tasks.fleet.uncollected import DISCARDED_FILE, discard, not_whole, uncollected
 from tasks.settings.load import Settings, load
 
 Make = Callable[..., Context]
@@ -155,6 +155,19 @@ def test_a_run_that_was_given_up_is_not_asked_about_again(
     discard(uncollected(tmp_path, TARGET))
     assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 trials have not ended")
     assert lines(tmp_path) == []
+
+
+def test_what_all_brings_is_every_run_that_is_not_whole_and_was_not_given_up(
+    tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    run(tmp_path, make_trial, "planned")
+    ended(run(tmp_path, make_trial, "done-elsewhere", fleet_kind="local")[1])
+    (run(tmp_path, make_trial, "given-up")[0] / DISCARDED_FILE).touch()
+    folder, ledger = run(tmp_path, make_trial, "whole")
+    ended(ledger)
+    (folder / SUMS_FILE).write_text(f"{'0' * 64}  trials/small/result.json\n")
+    (tmp_path / "latest").symlink_to("planned")
+    assert not_whole(tmp_path) == ["done-elsewhere", "planned"]
 
 
 def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Finding:
