@@ -74,6 +74,12 @@ class GangAgent(Agent):
         holders = [*(agent.holder(slot) for agent in self._others), super().holder(slot)]
         return next((one for one in holders if one is not None), None)
 
+    def check_room(self) -> None:
+        """As `Agent.check_room`, on every member."""
+        for agent in self._others:
+            agent.check_room()
+        super().check_room()
+
     def _other_job(self, slot: str, job: str, count: int) -> str | None:
         """Another job on one of `count` members; asked first, so that none starts and then waits."""
         members = [*self._others[: count - 1], Agent(self.host)]

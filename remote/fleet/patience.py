@@ -42,6 +42,10 @@ class WorkerLost(Exception):
     """A host has not answered for too long, or cannot do what every host can."""
 
 
+class Unable(WorkerLost):
+    """A host answers, but cannot work: its disk is full, its Python is gone."""
+
+
 class WorkerBusy(WorkerLost):
     """Another run's job has held a host for too long; the host itself answers and is well."""
 
@@ -99,7 +103,7 @@ class Patience:
             except OperatorRefused as error:
                 raise ShutOut(one_line(error)) from error
             except HostError as error:
-                raise WorkerLost(one_line(error)) from error
+                raise Unable(one_line(error)) from error
             if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.abandoning.is_set():
                 raise Stopped
             pause_sec = min(pause_sec * 2, _LONGEST_PAUSE_SEC)
@@ -121,14 +125,16 @@ class Patience:
                 return None  # to be stopped properly, what it runs has to be cancelled
             try:
                 now_holds = agent.holder(slot)
+                if isinstance(lost, Unable):
+                    agent.check_room()  # else it would be back at once, and lost again with its next trial
+                if not isinstance(lost, WorkerBusy):
+                    return None
             except OperatorRefused as error:
                 self._await_login(agent, one_line(error), is_worth_it)
                 since = self._lost_since[name] = time.monotonic()  # the time of that is not the host's
                 continue
             except HostError:
                 continue
-            if not isinstance(lost, WorkerBusy):
-                return None
             if now_holds is None:
                 self._lost_since.pop(name, None)
                 return None

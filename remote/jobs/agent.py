@@ -43,6 +43,10 @@ class Agent:
         holder = self.line("holder", {"slot": slot})["holder"]
         return None if holder is None else str(holder)
 
+    def check_room(self) -> None:
+        """Write a little on the host, and remove it. Raises HostRefused where its disk is full."""
+        self.line("room", {"folder": self.host.workdir})
+
     def lines(
         self,
         verb: str,

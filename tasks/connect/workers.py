@@ -195,7 +195,12 @@ def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
     return Command(
         argv=(*host.python, "-m", "bench", *arguments),
         # Without these every worker starts as many threads as there are cores, and all of them are slow.
-        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
+        environment={
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",  # as in `remote.hosts.delivery`
+        },
         folder=str(settings.workspace),
     )
 

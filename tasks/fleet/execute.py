@@ -25,9 +25,10 @@ from remote.fleet.patience import Limits, NotLetIn
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
+from reports import text
 from tasks.connect.asking import answers
 from tasks.connect.workers import crews, launcher, where
-from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write
+from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write, one_line
 from tasks.fleet import plan
 from tasks.fleet.folders import make_folder, open_run, point_latest_at
 from tasks.fleet.liveview import LiveView
@@ -186,6 +187,8 @@ def conclude(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
     if ends[End.SUCCEEDED] == total:
         print(f"run {run.run_id}: {'the trial' if total == 1 else f'all {total} trials'} SUCCEEDED")
         return
+    for reason, count in Counter(one.reason for one in ledger.entries.values() if one.end is End.LOST).most_common(5):
+        print(f"LOST: {text.count(count, 'trial')}: {one_line(reason or 'no reason is known')}")
     again = any(end.is_resumable for end in ends)
     advice = f"; `inv bench --resume={run.run_id}` runs the PREEMPTED, LOST and CANCELLED ones again" if again else ""
     raise SomeTrialsFailed(f"run {run.run_id}: {tally} of {total}{advice}")

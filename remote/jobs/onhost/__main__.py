@@ -19,7 +19,10 @@ def main() -> int:
         from remote.jobs.onhost.jobs import VERBS
     try:
         VERBS[verb](json.loads(sys.argv[2]))
-    except (Refusal, CutShort, OSError) as error:
+    except OSError as error:
+        sys.stderr.write(f"{error}\n" if error.filename is None else f"{error.filename}: {error.strerror}\n")
+        return REFUSED
+    except (Refusal, CutShort) as error:
         sys.stderr.write(f"{error}\n")
         return CUT_SHORT if isinstance(error, CutShort) else REFUSED
     return 0

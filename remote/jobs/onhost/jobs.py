@@ -194,6 +194,16 @@ def holder(arguments: dict[str, Any]) -> None:
     say({"holder": job})
 
 
+def room(arguments: dict[str, Any]) -> None:
+    """Write as much into `folder` as the start of a job takes, and remove it: a host whose disk is full refuses."""
+    folder = Path(arguments["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    tried = folder / ".room"
+    write_atomic(tried, bytes(1 << 16))
+    tried.unlink(missing_ok=True)
+    say({"room": True})
+
+
 def tail(arguments: dict[str, Any]) -> None:
     """The last `size` bytes of a file, as text; empty where there is none."""
     text = b""
@@ -215,4 +225,4 @@ def try_lock(handle: int, within_sec: float = 0.0) -> bool:
             time.sleep(0.02)
 
 
-VERBS = {verb.__name__: verb for verb in (start, watch, cancel, holder, tail)}
+VERBS = {verb.__name__: verb for verb in (start, watch, cancel, holder, room, tail)}

@@ -1,5 +1,6 @@
 """What may befall a run: trials that fail in every way, hosts that go and come back, a results folder that is gone."""
 
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 
 from bench.records.result import TrialResult
 from remote.fleet.events import FleetEvent, Happening
-from remote.fleet.ledger import LedgerError
+from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.patience import Limits
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
@@ -60,6 +61,26 @@ def test_progress_is_told_from_what_the_trial_writes(local: LocalFleet) -> None:
     assert told[0] is Happening.STARTED
     assert told[-1] is Happening.ENDED
     assert next(event.progress.samples_per_sec for event in heard if event.progress is not None) == 1.5
+
+
+def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_word(
+    local: LocalFleet, small_disk: Path
+) -> None:
+    local.plan("fine 1", pin="worker-1")
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    heard: list[FleetEvent] = []
+    limits = replace(QUICK, give_up_after_sec=2.0)
+    local.fleet([local.host(workdir=small_disk)], on_event=heard.append, limits=limits).run()
+    assert local.ends() == {"fine-1": "LOST"}
+    told = [event.happening for event in heard]
+    assert told.count(Happening.WORKER_LOST) == 1
+    assert Happening.WORKER_BACK not in told
+    reason = Ledger(local.run_folder / "ledger.jsonl").entries["fine-1"].reason
+    assert reason is not None
+    assert reason.startswith("worker-1 did not come back within 2 s: ")
+    assert "No space left on device" in reason
 
 
 # --- trials that go wrong ---------------------------------------------------------------------------------------------

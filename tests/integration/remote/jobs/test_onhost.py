@@ -44,6 +44,8 @@ def test_a_new_version_is_put_beside_an_old_one(local: LocalFleet) -> None:
     agent.program = Program(texts={**agent.program.texts, "remote/new.py": ""})
     Job(agent, f"{agent.host.workdir}/job").status()
     assert len(list((local.folder / "hosts" / "worker-1").glob(".onhost-*"))) == 2
+    compiled = [*(local.folder / "hosts").rglob("__pycache__")]
+    assert compiled == [], "a compiled copy that a full disk has cut short ends every later call"
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "./a", "a/./b", "a b", "..a", "a..", "...", "-"])

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from remote.fleet.patience import Limits, NotLetIn, Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
+from remote.fleet.patience import Limits, NotLetIn, Patience, ShutOut, Stopped, Unable, WorkerBusy, WorkerLost
 from remote.hosts.host import HostError, HostUnreachable, OperatorRefused
 from remote.hosts.local import LocalHost
 from remote.jobs.job import HostBusy
@@ -36,7 +36,7 @@ class Holders:
     """An agent whose slot is held by these, one after the other, each for `each_sec`; an error is raised instead."""
 
     def __init__(self, holders: Iterable[str | Exception | None], each_sec: float) -> None:
-        self.holders, self.each_sec = list(holders), each_sec
+        self.holders, self.each_sec, self.full_until = list(holders), each_sec, 0.0
         self.host = LocalHost(name="worker-1", workdir="/w")
 
     def holder(self, slot: str) -> str | None:
@@ -45,6 +45,10 @@ class Holders:
         if isinstance(now, Exception):
             raise now
         return now
+
+    def check_room(self) -> None:
+        if Clock.now < self.full_until:
+            raise HostError("worker-1: No space left on device")
 
 
 def busy() -> WorkerBusy:
@@ -83,7 +87,7 @@ def test_a_host_that_cannot_do_what_every_host_can_is_lost_at_once(patience: Pat
     def ask() -> None:
         raise HostError("worker-1: no space left on device")
 
-    with pytest.raises(WorkerLost, match="no space left"):
+    with pytest.raises(Unable, match="no space left"):
         patience.ask("worker-1", ask)
     assert Clock.now == 0
 
@@ -110,6 +114,24 @@ def test_a_lost_host_is_given_up_when_its_time_has_passed_also_in_pieces(patienc
         Clock.now += 30
     reason = patience.await_return(answers_and_fails, WorkerLost("no disk"), lambda: True)
     assert reason == "worker-1 did not come back within 100 s: no disk"
+
+
+def test_a_host_that_cannot_write_is_back_when_it_can_and_not_when_it_answers(patience: Patience) -> None:
+    agent = Holders([None], each_sec=1.0)
+    agent.full_until = 60.0
+    assert patience.await_return(agent, Unable("no space left"), lambda: True) is None
+    assert 60 <= Clock.now < 70
+    agent.full_until = 1000.0
+    reason = patience.await_return(agent, Unable("no space left"), lambda: True)
+    assert reason == "worker-1 did not come back within 100 s: no space left"
+    assert Clock.now < 120
+
+
+def test_a_silent_host_whose_disk_its_own_trial_has_filled_is_back_when_it_answers(patience: Patience) -> None:
+    agent = Holders(["/w/runs/r1/ours.1"], each_sec=1.0)
+    agent.full_until = 1000.0
+    assert patience.await_return(agent, WorkerLost("silent"), lambda: True) is None
+    assert Clock.now < 10
 
 
 def test_a_busy_host_is_waited_for_through_all_trials_of_another_run(patience: Patience) -> None:
