@@ -13,7 +13,8 @@ from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
 
 ns = Collection(
-    *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, teardown, tune),
+    *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, teardown),
+    *(train.train, tune),
     *(status, shell, logs),
     Collection("data", train.check),
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),

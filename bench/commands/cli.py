@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -108,6 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--row-tokens", type=int, default=0, metavar="N", help="of a packed row; default: max_seq_len")
     data.add_argument("--cache", type=Path, metavar="DIR", help="where examples are kept for the next time")
     data.set_defaults(act=_data)
+
+    forecast = commands.add_parser(
+        "forecast",
+        help="what a training would train on, its memory and the time of a row: one JSON line",
+        description="Read a training's data and model without training. Exit code 2 with one line if not.",
+    )
+    forecast.add_argument("--trial", type=Path, required=True, metavar="FILE", help="kind finetune; - reads JSON here")
+    forecast.add_argument("--cache", type=Path, metavar="DIR", help="where examples are kept for the training")
+    forecast.set_defaults(act=_forecast)
 
     survey = commands.add_parser(
         "survey",
@@ -271,6 +281,24 @@ def _survey(arguments: argparse.Namespace) -> int:
         text = sys.stdin.read() if where == "-" else _text(arguments.trials)
         trials = () if text.strip() == "[]" else read_trials(text, where)
     print(json.dumps(survey(arguments.model, arguments.data, trials), ensure_ascii=False))
+    return 0
+
+
+def _forecast(arguments: argparse.Namespace) -> int:
+    from bench.data.tokenizer import load_tokenizer
+    from bench.machine.isolation import require_gpu_of
+    from bench.predict.forecast import forecast
+    from bench.train.check import report
+
+    where = str(arguments.trial)
+    (trial,) = read_trials(sys.stdin.read() if where == "-" else _text(arguments.trial), where)
+    if trial.training is None:
+        raise TrialError(f"{where}: kind: expected finetune, found {trial.kind}")
+    require_gpu_of(trial.profile)
+    found, model = forecast(trial), Path(trial.model)
+    row_tokens = trial.micro_batch_size * trial.max_seq_len
+    data = report(trial.training.data, model, load_tokenizer(model), row_tokens=row_tokens, keep_in=arguments.cache)
+    print(json.dumps(schema.to_json(replace(found, data=data)), ensure_ascii=False))
     return 0
 
 

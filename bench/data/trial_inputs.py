@@ -3,13 +3,22 @@
 from pathlib import Path
 
 from bench.data.chats import read_data
-from bench.data.inputs import DataFacts, InputError, Inputs
+from bench.data.inputs import DataFacts, InputError, Inputs, ModelFacts
 from bench.data.model_folder import check_model
 from bench.records import Trial
 
 
 def check_trial(trial: Trial) -> Inputs:
     """Check a trial's inputs as far as possible without torch. Raises InputError."""
+    model = check_model_of(trial)
+    data, conversations = read_data(Path(trial.data))
+    if trial.kind in ("training", "distributed"):
+        _check_enough(trial, data)
+    return model, data, conversations
+
+
+def check_model_of(trial: Trial) -> ModelFacts:
+    """Check the trial's model, its positions and its layers. Raises InputError."""
     model = check_model(Path(trial.model))
     if trial.max_seq_len > model.max_position_embeddings:
         raise InputError(
@@ -19,10 +28,7 @@ def check_trial(trial: Trial) -> Inputs:
     for target in trial.lora_targets:
         if target not in model.layers:
             raise InputError(f"lora_targets: {trial.model} has no layer {target!r}; it has {', '.join(model.layers)}")
-    data, conversations = read_data(Path(trial.data))
-    if trial.kind in ("training", "distributed"):
-        _check_enough(trial, data)
-    return model, data, conversations
+    return model
 
 
 def _check_enough(trial: Trial, data: DataFacts) -> None:

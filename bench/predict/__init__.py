@@ -2,5 +2,6 @@
 
 flops: FLOP per token
 footprint: peak GPU memory
+forecast: what can be said of a training before it starts
 survey: both for a list of trials, with the lengths of the samples
 """

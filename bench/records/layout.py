@@ -28,6 +28,8 @@ TELEMETRY_FILE = "telemetry.csv"
 ENVIRONMENT_FILE = "environment.json"
 TRAINING_FILE = "training.json"
 ADAPTER_FOLDER = "adapter"
+CHECKPOINTS_FOLDER = "checkpoints"
+MANIFEST_FILE = "MANIFEST.json"  # in a checkpoint, written last: {"files": {name: {"sha256": ...}}} and more
 
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"

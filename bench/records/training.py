@@ -13,6 +13,7 @@ from bench.records.training_data import DataReport, TrainingData
 
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENTS = ("fp32", "bf16")
+LIMIT_REACHED = "stopped by train.max_hours"  # how the reason of a training begins that used up its time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,21 @@ class Training:
         expect(all(self.prompts), "prompts", "texts, none of them empty")
         within(self.answer_tokens, 1, 65_536, "answer_tokens")
         expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a worker says of a training before it starts. `peak_bytes` is of GPU memory, `row_sec` an estimate of one
+    GPU's time for a packed row, without communication; both are None without a GPU or its figures."""
+
+    model_sha256: str
+    gpu: str | None
+    gpus: int
+    gpu_memory_bytes: int | None
+    peak_bytes: int | None
+    adapter_weights: int
+    row_sec: float | None
+    data: DataReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

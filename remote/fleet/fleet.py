@@ -19,6 +19,7 @@ from pathlib import Path
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.events import FleetEvent
+from remote.fleet.keeper import Keeper
 from remote.fleet.ledger import Ledger
 from remote.fleet.patience import Limits, Patience
 from remote.fleet.queue import OpenTrial, TrialQueue
@@ -35,7 +36,7 @@ class Fleet:
     `launch` makes the command for (host, trial, attempt, job folder); the trial lies in that folder as trial.json and
     the result is expected in its `out/`, or below `shared`, a folder that every host sees
     (`remote.fleet.shared_volume`). `on_event` is called from several threads and must not raise. `agents` makes a
-    host's agent; `only` these trials of the run are run here.
+    host's agent; `only` these trials of the run are run here. `keeper` looks after a training's checkpoints.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Fleet:
         shared: str | None = None,
         agents: Callable[[Host], Agent] = Agent,
         only: Collection[str] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         limits = Limits() if limits is None else limits
         longest_sec = max((one.trial.deadline_sec for one in run.planned), default=0.0)
@@ -71,6 +73,7 @@ class Fleet:
             launch=launch,
             on_event=on_event,
             shared=shared,
+            keeper=keeper,
         )
         self._workers = {host.name: Worker(agents(host), state) for host in hosts}
         self._failure: BaseException | None = None
@@ -97,11 +100,12 @@ class Fleet:
         else:
             self._queue.put(trial)
 
-    def run(self) -> None:
+    def run(self, *, stops_when_interrupted: bool = True) -> None:
         """Work until every trial has its end. KeyboardInterrupt stops the workers' jobs and ends them as CANCELLED.
 
-        A second interrupt leaves at once; what runs goes on and can be resumed. Raises LedgerError when the run's
-        folder can no longer be written (jobs go on, resume later), and whatever else broke a worker's thread.
+        A second interrupt leaves at once; what runs goes on and can be resumed. So does the first one where
+        `stops_when_interrupted` is False: it is raised. Raises LedgerError when the run's folder can no longer be
+        written (jobs go on, resume later), and whatever else broke a worker's thread.
         """
         threads = [
             threading.Thread(target=self._guard, args=(worker,), name=worker.name, daemon=True)
@@ -112,6 +116,10 @@ class Fleet:
         try:
             self._join(threads)
         except KeyboardInterrupt:
+            if not stops_when_interrupted:
+                self._patience.abandoning.set()
+                self._queue.close()
+                raise
             self.stop()
             self._join(threads)
         if self._failure is not None:

@@ -8,6 +8,7 @@ end, a trial that was not planned, a damaged line) is an error.
     started   trial_id attempt worker folder               written before the job is, so that a resume finds it
     retried   trial_id attempt reason                      this attempt came to nothing; another will be made
     ended     trial_id attempt end reason                  the end; attempt is null where none ran
+    restarted trial_id attempt step lost_sec workers usd   this attempt of a training goes on from `step`: what it cost
     reopened  trial_id                                     a resumed run tries again what was LOST, PREEMPTED, CANCELLED
 """
 
@@ -45,7 +46,8 @@ class Attempt:
 class Entry:
     """One planned trial. `winner` is the attempt whose outcome became the end, if any ran.
 
-    `spent` counts the attempts made before the trial was last reopened.
+    `spent` counts the attempts made before the trial was last reopened; `restarts` has the attempts of a training that
+    went on from a checkpoint.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -53,6 +55,7 @@ class Entry:
     reason: str | None = None
     winner: Attempt | None = None
     spent: int = 0
+    restarts: set[int] = field(default_factory=set)
 
     def attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
@@ -77,8 +80,10 @@ class Ledger:
                 ledger._append("planned", trial_id)
         return ledger
 
-    def started(self, trial_id: str, attempt: int, worker: str, folder: str) -> None:
-        self._append("started", trial_id, attempt=attempt, worker=worker, folder=folder)
+    def started(self, trial_id: str, attempt: int, worker: str, folder: str, workers: int = 1) -> None:
+        """`workers` is how many run this attempt together."""
+        more = {"workers": workers} if workers > 1 else {}
+        self._append("started", trial_id, attempt=attempt, worker=worker, folder=folder, **more)
 
     def retried(self, trial_id: str, attempt: int, reason: str) -> None:
         self._append("retried", trial_id, attempt=attempt, reason=reason)
@@ -93,6 +98,14 @@ class Ledger:
                 return False
             self._append("ended", trial_id, attempt=attempt, end=end.value, reason=reason)
             return True
+
+    def restarted(self, trial_id: str, attempt: int, **cost: float | None) -> None:
+        """An attempt of a training has taken its first step: `step`, `lost_sec`, `workers` and `usd`, None: unknown."""
+        self._append("restarted", trial_id, attempt=attempt, **cost)
+
+    def has_restarted(self, trial_id: str, attempt: int) -> bool:
+        with self._lock:
+            return attempt in self._entry(trial_id).restarts
 
     def reopened(self, trial_id: str) -> None:
         self._append("reopened", trial_id)
@@ -176,7 +189,7 @@ class Ledger:
                 raise LedgerError(f"trial {trial_id!r} is planned twice")
             return
         entry = self._entry(trial_id)
-        if kind not in ("started", "retried", "ended", "reopened"):
+        if kind not in ("started", "retried", "restarted", "ended", "reopened"):
             raise LedgerError(f"unknown event {kind!r}")
         if kind == "reopened":
             if entry.end is None or not entry.end.is_resumable:
@@ -186,7 +199,7 @@ class Ledger:
         known = number is not None and entry.attempt(number) is not None
         if kind == "started" and known:
             raise LedgerError(f"trial {trial_id!r}: attempt {number} is started twice")
-        if kind in ("retried", "ended") and number is not None and not known:
+        if kind in ("retried", "restarted", "ended") and number is not None and not known:
             raise LedgerError(f"trial {trial_id!r}: attempt {number} was never started")
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -197,6 +210,8 @@ class Ledger:
         elif kind == "retried":
             reason = event["reason"]
             entry.attempts = [replace(one, reason=reason) if one.number == number else one for one in entry.attempts]
+        elif kind == "restarted":
+            entry.restarts.add(event["attempt"])
         elif kind == "ended":
             entry.end, entry.reason = End(event["end"]), event["reason"]
             entry.winner = None if number is None else entry.attempt(number)

@@ -11,6 +11,7 @@ from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
 from remote.fleet.attempt import OUT_FOLDER, PROGRESS, TRIAL_FILE, bring
 from remote.fleet.events import FleetEvent, Happening, of_attempt
+from remote.fleet.keeper import Keeper
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.patience import Patience, ShutOut, Stopped, WorkerBusy, WorkerLost
 from remote.fleet.queue import OpenTrial, TrialQueue
@@ -43,6 +44,7 @@ class FleetState:
     launch: Launch
     on_event: Callable[[FleetEvent], None]
     shared: str | None
+    keeper: Keeper | None = None
 
 
 class Worker:
@@ -82,7 +84,7 @@ class Worker:
             return
         number = max((attempt.number for attempt in attempts), default=0) + 1
         folder = f"{self.agent.host.workdir}/runs/{self._fleet.run_id}/{planned.trial_id}.{number}"
-        self._fleet.ledger.started(planned.trial_id, number, self.name, folder)
+        self._fleet.ledger.started(planned.trial_id, number, self.name, folder, planned.trial.world_size)
         attempt = Attempt(number=number, worker=self.name, folder=folder)
         self._fleet.on_event(of_attempt(Happening.STARTED, planned, attempt))
         self._see_through(trial, attempt)
@@ -175,6 +177,8 @@ class Worker:
             if status.progress is not None:
                 with contextlib.suppress(SchemaError):  # of another version: it is for display only
                     progress = from_json(Progress, status.progress)
+                    if fleet.keeper is not None:
+                        fleet.keeper.hear(self.agent, planned, attempt.number, progress)
                     fleet.on_event(replace(of_attempt(Happening.PROGRESS, planned, attempt), progress=progress))
 
         def start() -> JobStatus:
@@ -183,6 +187,8 @@ class Worker:
         def watch() -> JobStatus:
             return job.watch(hear, progress=PROGRESS, every_sec=patience.limits.every_sec)
 
+        if fleet.keeper is not None and attempt.folder not in trial.begun:
+            patience.ask(self.name, partial(fleet.keeper.provide, self.agent, planned))
         status = patience.ask(self.name, start)
         trial.begun.add(attempt.folder)
         while status.state in (JobState.RUNNING, JobState.WAITING):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records import NODE_COUNT, Trial, schema
-from bench.records.layout import RESULT_FILE
+from bench.records import NODE_COUNT, Trial
+from bench.records.layout import CHECKPOINTS_FOLDER, RESULT_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.training_data import TrainingData
+from bench.records.trial import RANKED
 from remote.cluster.kubeconfig import Target
 from remote.cluster.kubectl import Kubectl
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
@@ -88,7 +88,7 @@ def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
 
 def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
     """Whether a trial takes several workers at once."""
-    return settings.fleet.kind == "pods" and planned.trial.kind == "distributed"
+    return settings.fleet.kind == "pods" and planned.trial.kind in RANKED
 
 
 def refuse_other_fleet(settings: Settings, run: RunRecord) -> None:
@@ -115,6 +115,7 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
     """How a trial is started on a host: `python -m bench run` in the fleet's workspace."""
 
     shared = settings.shared_results
+    checkpoints = checkpoints_at(settings, run_id)
 
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         command = _bench(
@@ -124,6 +125,7 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
             *("--trial-id", planned.trial_id, "--worker", host.name),
             *("--run-id", run_id, "--attempt", str(attempt)),
             *(["--strict"] if strict else []),
+            *(["--checkpoints", checkpoints(host.workdir)] if planned.trial.training is not None else []),
         )
         if is_gang(settings, planned):
             count = {NODE_COUNT: str(planned.trial.world_size)}
@@ -134,6 +136,12 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
         return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     return launch
+
+
+def checkpoints_at(settings: Settings, run_id: str) -> Callable[[str], str]:
+    """From a host's workdir to the folder of a training's checkpoints: on the shared volume, where there is one."""
+    shared = settings.shared_results
+    return lambda workdir: f"{shared or f'{workdir}/runs'}/{run_id}/{CHECKPOINTS_FOLDER}"
 
 
 def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
@@ -170,12 +178,14 @@ def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[s
     return answers(settings, [host], lambda one: _answer(one, command, listed))[0]
 
 
-def examined(settings: Settings, host: Host, spec: TrainingData, *, row_tokens: int) -> Mapping[str, Any]:
-    """What `python -m bench data` says on this host of these data files. Raises as `inspect`."""
-    words = ("data", "--model", settings.model.path, "--spec", "-", "--row-tokens", str(row_tokens))
-    command = _bench(settings, host, *words, "--cache", f"{host.workdir}/examples")
-    asked = json.dumps(schema.to_json(spec)).encode()
-    return answers(settings, [host], lambda one: _answer(one, command, asked))[0]
+def forecasts(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
+    """What `python -m bench forecast` says of a training on each of these hosts. Raises as `inspect`."""
+
+    def ask(host: Host) -> Mapping[str, Any]:
+        command = _bench(settings, host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
+        return _answer(host, command, trial.to_text().encode())
+
+    return answers(settings, hosts, ask)
 
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from tasks.cli.terminal import table
 from tasks.connect.workers import inspect, workers
 from tasks.errors import UsageError
 from tasks.fleet import execute, plan
-from tasks.fleet.folders import open_run
+from tasks.fleet.folders import TRAIN, open_run, resuming
 from tasks.fleet.liveview import duration
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
 from tasks.settings.load import Settings, load
@@ -106,7 +106,7 @@ def cancel_run(context: Context, name: str | None) -> None:
         for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings), None):
             fleet.stop()
             fleet.run()
-        print(f"run {run.run_id}: cancelled; `inv bench --resume={run.run_id}` goes on with it")
+        print(f"run {run.run_id}: cancelled; `{resuming(run.run_id)}` goes on with it")
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
@@ -156,6 +156,8 @@ def _times(run: RunRecord) -> list[str]:
 
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
     run, folder = open_run(settings, name)
+    if run.suite == TRAIN:
+        raise UsageError(f"run {run.run_id} is a training; `{resuming(run.run_id)}` goes on with it")
     if dry_run:
         with execute.ledger_errors(run.run_id):
             ledger = Ledger(folder / LEDGER_FILE)

@@ -18,7 +18,14 @@ from invoke.context import Context
 from rich.progress import track
 
 from bench.records.durable import sha256_of, write_atomic
-from bench.records.layout import LEDGER_FILE, PROGRESS_FILE, RESULT_FILE, SUMS_FILE, TRIALS_FOLDER
+from bench.records.layout import (
+    ADAPTER_FOLDER,
+    LEDGER_FILE,
+    PROGRESS_FILE,
+    RESULT_FILE,
+    SUMS_FILE,
+    TRIALS_FOLDER,
+)
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
@@ -33,9 +40,12 @@ from remote.jobs.transfer import Moved, pull
 from reports import text
 from tasks.connect.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
-from tasks.fleet.folders import open_run
+from tasks.fleet.adapter import bring_up
+from tasks.fleet.folders import TRAIN, open_run, resuming
 from tasks.fleet.uncollected import not_whole
 from tasks.settings.load import Settings, load
+
+SUMMED = (TRIALS_FOLDER, ADAPTER_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +109,7 @@ def _collect(settings: Settings, run: RunRecord, folder: Path, agents: Sequence[
             done = pool.map(collection.bring, run.planned)
             is_seen = sys.stdout.isatty()  # elsewhere the bar would leave an empty line
             collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
+        brought = bring_up(run, folder) if run.suite == TRAIN else None
         _write_sums(folder)
     except OperatorRefused as error:
         raise UsageError(str(error)) from None
@@ -107,6 +118,8 @@ def _collect(settings: Settings, run: RunRecord, folder: Path, agents: Sequence[
             f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
             "then `inv collect` again"
         ) from None
+    if brought is not None:
+        print(brought)
     _conclude(run, folder, collected)
 
 
@@ -198,7 +211,9 @@ def _write_sums(folder: Path) -> None:
     """SHA256SUMS over everything the run is made of; `sha256sum --check` verifies a copied folder."""
 
     def lines() -> Iterable[str]:
-        for path in sorted([*folder.glob("*.json*"), *folder.glob("trials/**/*")]):
+        for path in sorted(
+            [*folder.glob("*.json*"), *(path for name in SUMMED for path in folder.glob(f"{name}/**/*"))]
+        ):
             if path.is_file() and not path.name.endswith(".part"):
                 yield f"{sha256_of(path)}  {path.relative_to(folder)}\n"
 
@@ -219,7 +234,7 @@ def _conclude(run: RunRecord, folder: Path, collected: list[Collected]) -> None:
             f"run {run.run_id}: some files could not be fetched; `inv collect --run={run.run_id}` tries again"
         )
     if missing:
-        advice = f"`inv bench --resume={run.run_id}` goes on with them"
+        advice = f"`{resuming(run.run_id)}` goes on with them"
         raise SomeTrialsFailed(
             f"run {run.run_id}: {text.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
         )

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from bench.records import Trial
 from bench.records.layout import LEDGER_FILE, RUN_FILE
 from bench.records.result import End
-from bench.records.run import RunRecord
+from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
+from remote.fleet.keeper import Keeper
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.patience import Limits, NotLetIn
 from remote.hosts.host import Host
@@ -30,7 +31,7 @@ from tasks.connect.asking import answers
 from tasks.connect.workers import crews, launcher, where
 from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write, one_line
 from tasks.fleet import plan
-from tasks.fleet.folders import make_folder, open_run, point_latest_at
+from tasks.fleet.folders import TRAIN, make_folder, open_run, point_latest_at, resuming
 from tasks.fleet.liveview import LiveView
 from tasks.fleet.plan import expected_sec
 from tasks.fleet.uncollected import DISCARDED_FILE
@@ -51,20 +52,34 @@ def plan_of(
     settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
 ) -> RunRecord:
     """The run of these trials over these hosts, spread and repeated as the settings say. Starts nothing."""
-    bench, is_over_pods = settings.bench, settings.fleet.kind == "pods"
+    bench, names = settings.bench, [host.name for host in hosts]
+    is_over_pods = settings.fleet.kind == "pods"
+    planned = plan.plan_trials(trials, names, bench.spread, bench.repeats, is_over_pods=is_over_pods)
+    return record_of(settings, suite_name, planned, names, inputs=inputs)
+
+
+def record_of(
+    settings: Settings,
+    suite_name: str,
+    planned: list[PlannedTrial],
+    names: list[str],
+    *,
+    inputs: Mapping[str, Any],
+) -> RunRecord:
+    """The record of a new run over the workers of these names."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    names, cluster = [host.name for host in hosts], where(settings)
+    cluster, is_over_pods = where(settings), settings.fleet.kind == "pods"
     # Jobs in pods are found by the run's id, so two operators who start in the same second need different ones.
     parts = [f"{now:%Y%m%d-%H%M%S}", suite_name, *([secrets.token_hex(3)] if is_over_pods else [])]
     return RunRecord(
         run_id="-".join(parts),
         created_at=now.isoformat(timespec="seconds"),
         suite=suite_name,
-        profile=bench.profile,
-        spread=bench.spread,
+        profile=settings.bench.profile,
+        spread=settings.bench.spread,
         fleet_kind=settings.fleet.kind,
         workers=names,
-        planned=plan.plan_trials(trials, names, bench.spread, bench.repeats, is_over_pods=is_over_pods),
+        planned=planned,
         settings=settings.public(),
         provenance={
             **plan.git_state(settings.root),
@@ -104,7 +119,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     run_id, count = job.parent.name, f" ({len(jobs)} of {len(hosts)} workers are busy)" if len(jobs) > 1 else ""
     busy = f"{name} is still busy with {job.name} of run {run_id}{count}"
     if (settings.results_folder / run_id / RUN_FILE).is_file():
-        raise Resumable(f"{busy}; `inv bench --resume={run_id}` goes on with it, `inv cancel --run={run_id}` stops it")
+        raise Resumable(f"{busy}; `{resuming(run_id)}` goes on with it, `inv cancel --run={run_id}` stops it")
     raise Resumable(
         f"{busy}, which is not in {settings.results_folder}: another operator's; `inv monitor` shows it; "
         "when it is done, or cancelled where it was started, type the same again"
@@ -125,10 +140,15 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
     return run, folder, ledger
 
 
+def keep(folder: Path) -> None:
+    """A run that is worked on is to be collected again, whatever was given up of it. Raises OSError."""
+    (folder / DISCARDED_FILE).unlink(missing_ok=True)
+
+
 def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool) -> None:
     """Run the trials that are open in the ledger, with a live view, and conclude."""
     with ledger_errors(run.run_id):
-        (folder / DISCARDED_FILE).unlink(missing_ok=True)  # its results are to be collected again
+        keep(folder)
     still_open = set(ledger.open_trials())
     view = LiveView(
         run_id=run.run_id,
@@ -139,7 +159,7 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
         plain=plain,
     )
     was_stopped = False
-    with ledger_errors(run.run_id), _terminated_like_ctrl_c(), view:
+    with ledger_errors(run.run_id), terminated_like_ctrl_c(), view:
         try:
             for fleet in fleets_of(settings, run, folder, ledger, hosts, view):
                 if was_stopped:
@@ -154,10 +174,20 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
 
 
 def fleets_of(
-    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], view: EventSink | None
+    settings: Settings,
+    run: RunRecord,
+    folder: Path,
+    ledger: Ledger,
+    hosts: list[Host],
+    view: EventSink | None,
+    *,
+    keeper: Keeper | None = None,
 ) -> Iterator[Fleet]:
     """The run's fleets, to be run one after the other."""
     strict = run.settings.get("bench", {}).get("strict", False)
+    patience, attempts = settings.fleet.give_up_after_sec, settings.fleet.max_attempts
+    if run.suite == TRAIN:
+        patience, attempts = settings.train.wait, 1 + settings.train.max_restarts
     for crew in crews(settings, hosts, run):
         yield Fleet(
             hosts=crew.hosts,
@@ -168,13 +198,14 @@ def fleets_of(
             on_event=(lambda _: None) if view is None else view.handle,
             limits=Limits(
                 lost_after_sec=max(1.0, settings.fleet.lost_after_sec - ONE_TRY_SEC[settings.fleet.kind]),
-                give_up_after_sec=settings.fleet.give_up_after_sec,
+                give_up_after_sec=patience,
                 log_in_within_sec=settings.fleet.log_in_within_sec,
-                max_attempts=settings.fleet.max_attempts,
+                max_attempts=attempts,
             ),
             shared=settings.shared_results,
             agents=crew.agents,
             only=crew.trial_ids,
+            keeper=keeper,
         )
 
 
@@ -199,17 +230,15 @@ def ledger_errors(run_id: str) -> Iterator[None]:
     try:
         yield
     except NotLetIn as error:
-        raise Resumable(
-            f"{error}; what runs on the workers goes on: log in, then type `inv bench --resume={run_id}`"
-        ) from None
+        raise Resumable(f"{error}; what runs on the workers goes on: log in, then type `{resuming(run_id)}`") from None
     except (LedgerError, OSError) as error:
         raise Resumable(
-            f"{error}; what runs on the workers goes on: repair that, then type `inv bench --resume={run_id}`"
+            f"{error}; what runs on the workers goes on: repair that, then type `{resuming(run_id)}`"
         ) from None
 
 
 @contextlib.contextmanager
-def _terminated_like_ctrl_c() -> Iterator[None]:
+def terminated_like_ctrl_c() -> Iterator[None]:
     """Within, a SIGTERM ends the run as Ctrl-C does: workers stopped, ledger complete."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from tasks.errors import UsageError
 from tasks.settings.load import Settings
 
 LATEST = "latest"
+TRAIN = "train"  # the suite of a run that is a training
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
@@ -38,6 +39,11 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
         raise UsageError(f"{error}; choose another run with --run") from None
     refuse_other_fleet(settings, run)
     return run, folder
+
+
+def resuming(run_id: str) -> str:
+    """The command that goes on with a run; its id names its suite."""
+    return f"inv {TRAIN if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"
 
 
 def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:

@@ -34,14 +34,16 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
         raise UsageError(f"bench: {error}") from None
 
 
-def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
-    """The trials of a file; its path is from the project's folder. Raises UsageError."""
+def read_trials(
+    settings: Settings, file: str, only: Sequence[str] | None, *, flag: str = "bench: --trials"
+) -> tuple[Trial, ...]:
+    """The trials of a file; its path is from the project's folder. Raises UsageError, which names the flag."""
     path = settings.root / file
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"bench: --trials: {path}: cannot be read: {why}") from None
+        raise UsageError(f"{flag}: {path}: cannot be read: {why}") from None
     try:
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})
@@ -52,7 +54,7 @@ def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tu
             )
         return trials if only is None else choose(trials, tuple(only))
     except TrialError as error:
-        raise UsageError(f"bench: --trials: {error}") from None
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def size_of(trial: Trial) -> str:

@@ -18,6 +18,7 @@ from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
 from tasks.connect.workers import pod_hosts
+from tasks.fleet.folders import resuming
 from tasks.settings.load import Settings
 
 DISCARDED_FILE = "discarded"  # in a run's folder: its results in the pods were given up
@@ -105,7 +106,7 @@ def _missing(folder: Path, run_id: str, trial_ids: list[str]) -> str | None:
     except LedgerError as error:
         return str(error)
     if running:
-        return f"{len(running)} of {len(trial_ids)} trials have not ended; `inv bench --resume={run_id}` goes on"
+        return f"{len(running)} of {len(trial_ids)} trials have not ended; `{resuming(run_id)}` goes on"
     brings = f"`inv collect --run={run_id}` brings it"
     try:
         sums = (folder / SUMS_FILE).read_text(encoding="utf-8")

@@ -18,10 +18,10 @@ from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError
 from reports.statistics.values import Ratio
-from reports.summary.prices import Pricing
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.folders import find_run
-from tasks.settings.load import Settings, load
+from tasks.fleet.pricing import pricing
+from tasks.settings.load import load
 
 
 def write_report(context: Context, run: str | None, *, watch: bool, against: str | None) -> None:
@@ -50,19 +50,6 @@ def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> Repo
     except watching.Unchanged as error:
         advice = f"inv collect --run={folder.name} report --run={folder.name}"
         raise Resumable(f"run {folder.name}: {error}; collect and report what there is: {advice}") from None
-
-
-def pricing(settings: Settings) -> Pricing:
-    """What the settings say about cost."""
-    given = settings.cost
-    return Pricing(
-        usd_per_gpu_hour=given.price_usd_per_gpu_hour,
-        source=given.price_source,
-        shape=given.shape,
-        table=None if given.prices is None else settings.root / given.prices,
-        hosted_usd_per_10000_samples=given.hosted_usd_per_10000_samples,
-        hosted_source=given.hosted_source,
-    )
 
 
 def show(made: ReportSummary, root: Path) -> None:

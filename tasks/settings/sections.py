@@ -110,11 +110,42 @@ class TrainSection(Section):
     )
     labels: Literal["assistant", "all"] = "assistant"
     too_long: Literal["drop", "cut"] = "drop"
-    max_seq_len: int = Field(default=512, ge=2, le=1_048_576)
+    max_seq_len: int = Field(default=512, ge=8, le=1_048_576)
     validation: float = Field(default=0.02, ge=0, le=0.5)
     validation_file: Text | None = Field(default=None, description="a file's path")
     micro_batch_size: int = Field(default=8, ge=1, le=4096)
     rows_per_step: int = Field(default=4, ge=1, le=65_536)
+    epochs: float = Field(default=1.0, gt=0, le=1000)
+    max_steps: int | None = Field(default=None, ge=1, le=10_000_000)
+    recipe: Literal["reference", "stock", "fast"] = "fast"
+    base_precision: Literal["nf4", "bf16"] = "nf4"
+    lora_rank: int = Field(default=16, ge=1, le=1024)
+    lora_alpha: int = Field(default=32, ge=1, le=4096)
+    lora_dropout: float = Field(default=0.05, ge=0, le=0.9)
+    lora_targets: Literal["attention", "all-linear"] = "attention"
+    rank_stabilized: bool = Field(default=False, description="true or false")
+    lora_plus_ratio: float = Field(default=1.0, ge=0.01, le=100)
+    optimizer: Literal["paged_adamw_8bit", "adamw_torch"] = "adamw_torch"
+    learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_share: float = Field(default=0.03, ge=0, le=0.9)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    max_gradient_norm: float = Field(default=1.0, gt=0, le=1_000_000)
+    gradient_checkpointing: bool = Field(default=True, description="true or false")
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    seed: int = Field(default=42, ge=0, le=2**31 - 1)
+    evaluate_every: int = Field(default=0, ge=0, le=10_000_000)
+    patience: int = Field(default=0, ge=0, le=10_000)
+    prompts: Texts = Field(default=(), description="a list of texts")
+    answer_tokens: int = Field(default=64, ge=1, le=65_536)
+    checkpoint_sec: float = Field(default=60.0, ge=0, le=86_400)
+    keep_checkpoints: int = Field(default=3, ge=1, le=1000)
+    workers: int | None = Field(default=None, ge=1, le=1024)
+    max_restarts: int = Field(default=10, ge=0, le=1000)
+    wait: float = Field(default=600.0, ge=1, le=604_800)
+    elastic: bool = Field(default=False, description="true or false")
+    budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
+    max_hours: float | None = Field(default=None, gt=0, le=8760)
 
 
 class BuildSection(Section):

@@ -1,28 +1,35 @@
-"""What `inv data.check` found, for a terminal and as a page: numbers, lengths, findings, examples with their targets.
+"""What `inv data.check` found, for a terminal and as a page: numbers, lengths, findings, examples with their targets;
+and what `inv train` will take.
 
 All text of the data is shown with its control characters escaped: a data file must not be able to move a cursor.
 """
 
 import io
 import math
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bench.records import Trial
 from bench.records.training_data import DataReport, Shown
+from reports.summary.cost import Amount
+from tasks.cli.terminal import table
 from tasks.errors import one_line
 from tasks.settings.load import Settings
+from tasks.train.foreseen import Foreseen, Seen
 
 TARGET, OTHER = "bold green", "dim"
+MUCH_PERCENT = 5  # of a step for communication, from which it is said what would hide it
 BAR = 40  # characters
 MOST_SHOWN = 1200  # characters of one example
 PAGE_COLUMNS = 110
 
 
-def show(out: Console, report: DataReport, settings: Settings) -> None:
-    for line in headline(report, settings):
+def show(out: Console, report: DataReport, settings: Settings, predicted: Foreseen) -> None:
+    for line in (*data_lines(report, settings), *headline(predicted)):
         out.print(Text(line))
     out.print(_files(report))
     out.print(_lengths(report))
@@ -32,26 +39,93 @@ def show(out: Console, report: DataReport, settings: Settings) -> None:
         out.print(_example(number, example))
 
 
-def page(report: DataReport, settings: Settings) -> str:
+def page(report: DataReport, settings: Settings, predicted: Foreseen) -> str:
     """The same as an HTML page of its own."""
     recorder = Console(record=True, file=io.StringIO(), width=PAGE_COLUMNS, color_system="truecolor", soft_wrap=False)
-    show(recorder, report, settings)
+    show(recorder, report, settings, predicted)
     return recorder.export_html(inline_styles=True)
 
 
-def headline(report: DataReport, settings: Settings) -> list[str]:
-    """The numbers that decide what a training costs."""
+def data_lines(report: DataReport, settings: Settings) -> list[str]:
+    """What there is to train on."""
     share = 100 * report.targets / report.tokens
     per_step = settings.train.rows_per_step
-    steps = math.ceil(report.rows / per_step)
     lines = [
         f"{_count(report.examples, 'example')} to train on, {_count(report.validation_examples, 'example')} held out, "
         f"{_count(report.left_out, 'line')} left out",
         f"{report.tokens:,} tokens an epoch, {share:.1f} % of them trained on (labels: {settings.train.labels})",
-        f"{_count(report.rows, 'packed row')} an epoch, {_count(steps, 'step')} of {_count(per_step, 'row')}",
+        f"{_count(report.rows, 'packed row')} an epoch, "
+        f"{_count(math.ceil(report.rows / per_step), 'step')} of {_count(per_step, 'row')}",
     ]
     kept = "read from the examples kept there" if report.was_cached else "tokenized"
     return [*lines, f"{kept} in {report.seconds:.1f} s"]
+
+
+def headline(predicted: Foreseen) -> list[str]:
+    """What the training will take: time, dollars, memory, communication."""
+    time = "unknown" if predicted.seconds is None else _between(predicted.seconds, 1 / 3600, "{:,.3g} hours")
+    lines = [
+        f"{_count(predicted.steps, 'step')} on {_count(predicted.workers, 'worker')}: {time} ({predicted.basis})",
+    ]
+    if predicted.price is None:
+        lines.append("dollars: unknown, no price is known for these workers (cost.price_usd_per_gpu_hour)")
+    elif predicted.usd is None:
+        lines.append(f"dollars: unknown, as the time; {predicted.price.words}")
+    else:
+        lines.append(f"{_between(predicted.usd, 1.0, '${:,.3g}')} at {predicted.price.words}")
+    if predicted.peak_bytes is not None:
+        there = "" if predicted.memory_bytes is None else f" of {predicted.memory_bytes / 2**30:.1f}"
+        lines.append(
+            f"peak memory with the longest batch: {predicted.peak_bytes / 2**30:.2f}{there} GiB a GPU, predicted"
+        )
+    return [*lines, *_communication(predicted)]
+
+
+def _communication(predicted: Foreseen) -> list[str]:
+    if predicted.workers == 1:
+        return []
+    share = predicted.share_percent
+    if share is None or predicted.step_sec is None or predicted.exchange_sec is None:
+        return ["communication: unknown; `inv bench --suite distributed` measures the bandwidth between the workers"]
+    line = f"communication: {share:.1f} % of a step before overlap ({predicted.exchange_sec:.3g} s)"
+    if share < MUCH_PERCENT:
+        return [line]
+    times = math.ceil(predicted.exchange_sec * (100 - MUCH_PERCENT) / MUCH_PERCENT / predicted.step_sec)
+    return [f"{line}; {times} times train.rows_per_step makes it {MUCH_PERCENT} %, train.gradients: bf16 halves it"]
+
+
+def show_plan(out: Console, trial: Trial, seen: Seen, predicted: Foreseen, names: Sequence[str]) -> None:
+    """The plan of `inv train --dry-run`."""
+    for line in headline(predicted):
+        out.print(Text(line))
+    spec = trial.training
+    rows = table("setting", "value")
+    chosen: dict[str, object] = {
+        "model": trial.model,
+        "data": ", ".join(file.path for file in seen.data.files),
+        "examples": f"{seen.data.examples:,}, {seen.data.validation_examples:,} held out",
+        "recipe": f"{trial.recipe}, {trial.base_precision}, {trial.optimizer}",
+        "adapters": f"rank {trial.lora_rank} on {', '.join(trial.lora_targets)}",
+        "a row": f"{trial.micro_batch_size} x {trial.max_seq_len} tokens",
+    }
+    if spec is not None:
+        chosen |= {
+            "a step": _count(spec.rows_per_step, "row"),
+            "learning rate": f"{trial.learning_rate:g}, {spec.schedule}",
+            "stops after": "no limit" if spec.max_hours is None else f"{spec.max_hours:.3g} hours",
+        }
+    for name, value in chosen.items():
+        rows.add_row(name, Text(one_line(str(value))))
+    out.print(rows)
+    out.print(Text(f"on {', '.join(names)}; nothing was touched"))
+
+
+def _between(amount: Amount, factor: float, form: str) -> str:
+    scaled = amount.times(factor)
+    value = form.format(scaled.value)
+    if scaled.low is None or scaled.high is None:
+        return f"about {value}"
+    return f"{value} ({scaled.low:,.3g} to {scaled.high:,.3g})"
 
 
 def _files(report: DataReport) -> Table:

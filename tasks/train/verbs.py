@@ -10,3 +10,30 @@ def check(context: Context, page: str | None = None, json: bool = False) -> None
     from tasks.train.check import check_data
 
     check_data(context, page, as_json=json)
+
+
+@task(
+    optional=["resume"],
+    help={
+        "workers": "train on this many of the fleet's workers (default: train.workers, else all)",
+        "trial": "start from the configuration in this JSON file (`inv tune` writes one)",
+        "elastic": "without a replacement within train.wait, go on with the workers there are",
+        "resume": "go on with the newest training, or with the run of this id, from its last checkpoint",
+        "dry-run": "print steps, hours, dollars and memory and the plan, and start nothing",
+        "plain": "plain lines instead of the live line, also on a terminal",
+    },
+)
+def train(
+    context: Context,
+    workers: str | None = None,
+    trial: str | None = None,
+    elastic: bool = False,
+    resume: str | None = None,
+    dry_run: bool = False,
+    plain: bool = False,
+) -> None:
+    """Fine-tune the model on your data, or --resume that."""
+    from tasks.train.train import Choices, train_fleet
+
+    choices = Choices(workers=workers, trial=trial, elastic=elastic, resume=resume, dry_run=dry_run, plain=plain)
+    train_fleet(context, choices)

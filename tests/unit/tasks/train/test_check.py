@@ -11,9 +11,10 @@ from invoke import Context
 from rich.console import Console
 
 from bench.records.training_data import DataReport, FileFacts, Finding, Part, Shown
+from reports.summary.cost import Amount, Price
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
-from tasks.train import check, printed
+from tasks.train import foreseen, planned, printed
 
 REPORT = DataReport(
     files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, weight=0.5)],
@@ -36,6 +37,19 @@ REPORT = DataReport(
     was_cached=False,
     seconds=1.5,
 )  # fmt: skip
+PREDICTED = foreseen.Foreseen(
+    steps=3,
+    rows=9,
+    workers=2,
+    seconds=Amount(value=1800.0, low=1440.0, high=2160.0),
+    basis="from 30 steps measured on NVIDIA A10 (run r)",
+    price=Price(usd_per_gpu_hour=2.0, source="list price"),
+    usd=Amount(value=2.0, low=1.6, high=2.4),
+    peak_bytes=3 << 30,
+    memory_bytes=24 << 30,
+    step_sec=9.0,
+    exchange_sec=1.0,
+)
 
 
 @pytest.fixture
@@ -50,12 +64,12 @@ def settings(context: Callable[..., Context], project: Path) -> Callable[..., Se
 
 
 def test_without_files_the_data_of_the_benchmarks_is_looked_at(settings: Callable[..., Settings]) -> None:
-    spec = check.data_of(settings())
+    spec = planned.data_of(settings())
     assert (spec.files, spec.weights, spec.labels) == (["data/python-docstrings.jsonl"], [1.0], "assistant")
 
 
 def test_a_validation_file_replaces_the_share(settings: Callable[..., Settings]) -> None:
-    spec = check.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
+    spec = planned.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
     assert (spec.files, spec.weights) == (["a", "b"], [1.0, 0.5])
     assert (spec.validation_share, spec.validation_file) == (0.0, "v")
 
@@ -68,30 +82,32 @@ def test_a_validation_file_replaces_the_share(settings: Callable[..., Settings])
         ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
         ({"labels": "some"}, 'train.labels: expected one of assistant, all, found "some"'),
         ({"validation": 0.9}, "train.validation: expected a number from 0 to 0.5, found 0.9"),
-        ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 2"),
+        ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 8"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(
     train: dict[str, Any], message: str, settings: Callable[..., Settings]
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        check.data_of(settings(**train))
+        planned.data_of(settings(**train))
     assert message in str(refused.value)
 
 
 def shown(settings: Settings) -> str:
     out = Console(file=io.StringIO(), width=120)
-    printed.show(out, REPORT, settings)
+    printed.show(out, REPORT, settings, PREDICTED)
     return out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_numbers_that_cost_money_come_first(settings: Callable[..., Settings]) -> None:
     lines = shown(settings(rows_per_step=4)).splitlines()
-    assert lines[:4] == [
+    assert lines[:6] == [
         "6 examples to train on, 1 example held out, 1 line left out",
         "600 tokens an epoch, 25.0 % of them trained on (labels: assistant)",
         "9 packed rows an epoch, 3 steps of 4 rows",
         "tokenized in 1.5 s",
+        "3 steps on 2 workers: 0.5 hours (0.4 to 0.6) (from 30 steps measured on NVIDIA A10 (run r))",
+        "$2 (1.6 to 2.4) at $2.00 per GPU hour (list price)",
     ]
 
 
@@ -102,7 +118,7 @@ def test_no_control_character_of_the_data_reaches_the_terminal(settings: Callabl
 
 
 def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings: Callable[..., Settings]) -> None:
-    page = printed.page(REPORT, settings())
+    page = printed.page(REPORT, settings(), PREDICTED)
     assert page.startswith("<!DOCTYPE html>")
     assert "6 examples to train on" in page
     assert "yes&lt;/s&gt;" in page
@@ -112,4 +128,4 @@ def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings
 
 def test_an_answer_of_another_bench_is_said_to_be_one() -> None:
     with pytest.raises(Exception, match="is its bench of another version"):
-        check._report({"examples": 1})
+        foreseen._read({"examples": 1})

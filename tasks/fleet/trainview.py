@@ -1,0 +1,166 @@
+"""What is shown while a fleet trains: one line with loss, held-out loss, speed, time left, dollars and restarts.
+
+On a terminal the line is renewed four times a second; elsewhere one is printed a minute, and with every new phase.
+`inv monitor` shows the same line from the worker's progress and the run's ledger.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bench.records.run import Progress
+from remote.fleet.events import FleetEvent, Happening
+from reports import text
+from tasks.errors import one_line
+from tasks.fleet.liveview import FRAMES_PER_SEC, PLAIN_SIGN_OF_LIFE_SEC, dollars, duration, number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a training has taken so far, over all its attempts: seconds, and US dollars (None: no price is known)."""
+
+    seconds: float
+    usd: float | None
+    restarts: int
+
+
+def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None) -> list[str]:
+    """A training's state, one phrase each."""
+    found = []
+    if progress is not None:
+        done = f"{progress.phase} {progress.step:,}/{progress.steps:,}" if progress.steps else progress.phase
+        found.append(done)
+        for name, value in (("loss", progress.loss), ("held-out loss", progress.validation_loss)):
+            if value is not None and math.isfinite(value):
+                found.append(f"{name} {value:.4g}")
+        if progress.useful_tokens_per_sec is not None:
+            found.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
+    if left_sec is not None:
+        found.append(f"about {duration(left_sec)} left")
+    if spent.usd is not None:
+        found.append(f"{dollars(spent.usd)} so far")
+    found.append(text.count(spent.restarts, "restart"))
+    return found
+
+
+class TrainingView:
+    """Shows one training; use as a context manager and hand every event to `handle`, from any thread.
+
+    `spent` is asked for what the training has taken so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        spent: Callable[[], Spent],
+        console: Console | None = None,
+        plain: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console if console is not None else Console(highlight=False)
+        self._is_plain = plain or not self._console.is_terminal
+        self._run_id, self._spent, self._clock = run_id, spent, clock
+        self._started = clock()
+        self._progress: Progress | None = None
+        self._attempt = 0
+        self._began: tuple[int, float] | None = None  # of this attempt: its first step, and when that was seen
+        self._spoke_at = -math.inf
+        self._note = "starting"
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> "TrainingView":
+        if not self._is_plain:
+            self._live = Live(
+                get_renderable=self.render, console=self._console, refresh_per_second=FRAMES_PER_SEC, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._say(self.line())
+
+    def handle(self, event: FleetEvent) -> None:
+        """Take one event. Returns at once and raises nothing, whatever the event holds."""
+        with self._lock:
+            is_said = self._take(event)
+        if is_said and event.happening is not Happening.PROGRESS:
+            self._say(self._note)
+        elif is_said:
+            self._say(self.line())
+
+    def note(self, words: str) -> None:
+        """Say something that is no event."""
+        self._say(words)
+
+    def render(self) -> Text:
+        return self._text(self.line())
+
+    def line(self) -> str:
+        """The training as it is now."""
+        words = parts(self._progress, self._spent(), self._left_sec()) if self._progress is not None else [self._note]
+        return f"{self._run_id}: {', '.join(words)}"
+
+    def _take(self, event: FleetEvent) -> bool:
+        """Whether something is to be said now."""
+        match event.happening:
+            case Happening.PROGRESS:
+                return self._advance(event)
+            case Happening.STARTED | Happening.ATTACHED:
+                self._progress = self._began = None
+                again = f" again (attempt {event.attempt})" if event.attempt > 1 else ""
+                words = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
+                self._note = f"{event.worker}: {words}"
+                return self._is_plain or event.attempt > 1
+            case Happening.ENDED:
+                reason = "" if event.reason is None else f": {event.reason}"
+                self._note = f"{event.end.value if event.end is not None else 'ended'}{reason}"
+                return True
+            case _:
+                reason = "" if event.reason is None else f": {event.reason}"
+                self._note = f"{event.worker}: {event.happening.value}{reason}"
+                self._progress = self._began = None
+                return True
+
+    def _advance(self, event: FleetEvent) -> bool:
+        now, before = event.progress, self._progress
+        if now is None:
+            return False
+        if self._began is None or event.attempt != self._attempt:
+            self._began, self._attempt = (now.step, self._clock()), event.attempt
+        self._progress = now
+        is_due = self._clock() - self._spoke_at >= PLAIN_SIGN_OF_LIFE_SEC
+        is_due = self._is_plain and (is_due or before is None or before.phase != now.phase)
+        if is_due:
+            self._spoke_at = self._clock()
+        return is_due
+
+    def _left_sec(self) -> float | None:
+        """From the steps seen in this attempt; None before there are two."""
+        now, began = self._progress, self._began
+        if now is None or began is None or now.step - began[0] < 2 or now.steps <= now.step:
+            return None
+        return (self._clock() - began[1]) / (now.step - began[0]) * (now.steps - now.step)
+
+    def _text(self, words: str) -> Text:
+        encoding = self._console.encoding
+        return Text(one_line(words).encode(encoding, "backslashreplace").decode(encoding))
+
+    def _say(self, words: str) -> None:
+        stamp = f"[{duration(self._clock() - self._started)}] "
+        try:
+            self._console.print(Text.assemble((stamp, "dim"), self._text(words)), soft_wrap=True)
+        except (OSError, SystemExit):
+            self._console.quiet = True  # the reader is gone; the training goes on

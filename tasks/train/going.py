@@ -1,0 +1,161 @@
+"""A training until its end: followed, started again after a loss, and left behind when somebody leaves.
+
+The training is a detached job of the leading worker. Ctrl-C, a SIGTERM or a closed laptop end the following alone. What
+is lost is tried again from the last checkpoint, up to train.max_restarts; where a worker does not come back within
+train.wait, an elastic training goes on with those that answer.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.records import Trial
+from bench.records.layout import CHECKPOINTS_FOLDER
+from bench.records.result import End
+from bench.records.run import RunRecord
+from remote.fleet.keeper import Keeper
+from remote.fleet.ledger import Ledger
+from remote.fleet.verdict import is_at_its_limit
+from remote.hosts.host import Host, HostError
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, slot_of
+from reports.read import attempts as attempts_of
+from reports.summary.cost import Price
+from tasks.connect.workers import checkpoints_at
+from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, UsageError
+from tasks.fleet import execute
+from tasks.fleet.folders import resuming
+from tasks.fleet.trainview import Spent, TrainingView
+from tasks.settings.load import Settings
+from tasks.train.planned import TRIAL_ID, limits_of
+
+EXIT_BAD_INPUT, EXIT_REFUSED = "exit 2: ", "exit 4: "  # how the reason of a trial begins that refused to start
+CANCEL_SEC = 30.0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Going:
+    """One training under way: its plan, its folder here and the workers that may run it."""
+
+    settings: Settings
+    run: RunRecord
+    folder: Path
+    ledger: Ledger
+    hosts: list[Host]
+    price: Price | None
+
+    @property
+    def trial(self) -> Trial:
+        return self.run.planned[0].trial
+
+    def spent(self) -> Spent:
+        """What the training has taken so far, by the ledger."""
+        held = attempts_of.read(self.folder, TRIAL_ID)
+        now, at = time.time(), self.price
+        usd = None if at is None else attempts_of.worker_sec(held, now) / 3600.0 * at.usd_per_gpu_hour
+        return Spent(seconds=attempts_of.took_sec(held, now), usd=usd, restarts=sum(one.is_restart for one in held))
+
+    def follow(self, *, plain: bool) -> None:
+        """Until its end, which is printed or raised."""
+        execute.keep(self.folder)
+        with execute.ledger_errors(self.run.run_id), execute.terminated_like_ctrl_c():
+            try:
+                with TrainingView(run_id=self.run.run_id, spent=self.spent, plain=plain) as view:
+                    self._once(view)
+                    while self._goes_on_with_fewer(view):
+                        self._once(view)
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"run {self.run.run_id}: it goes on without being followed; `{resuming(self.run.run_id)}` follows "
+                    f"it again and starts it again where needed, `inv cancel --run={self.run.run_id}` stops it"
+                ) from None
+        self.conclude()
+
+    def _once(self, view: TrainingView) -> None:
+        keeper = self._keeper()
+        fleets = execute.fleets_of(self.settings, self.run, self.folder, self.ledger, self.hosts, view, keeper=keeper)
+        for fleet in fleets:
+            fleet.run(stops_when_interrupted=False)
+        keeper.wait()
+
+    def _keeper(self) -> Keeper:
+        is_apart = self.settings.fleet.kind == "pods" and self.settings.shared_results is None
+        per_sec = None if self.price is None else self.trial.world_size * self.price.usd_per_gpu_hour / 3600.0
+        return Keeper(
+            ledger=self.ledger,
+            place=checkpoints_at(self.settings, self.run.run_id),
+            home=self.folder / CHECKPOINTS_FOLDER if is_apart else None,
+            usd_per_sec=per_sec,
+        )
+
+    def _goes_on_with_fewer(self, view: TrainingView) -> bool:
+        """Where a worker was not replaced in time: whether the training was planned anew with those that answer."""
+        entry = self.ledger.entries[TRIAL_ID]
+        if not self.settings.train.elastic or entry.end is not End.LOST:
+            return False
+        there = answering(self.hosts)
+        if not there or len(there) >= self.trial.world_size:
+            return False
+        self.hosts = [*there, *(host for host in self.hosts if host not in there)]
+        reason = entry.reason
+        self.plan_again(dataclasses.replace(self.trial, world_size=len(there)))
+        view.note(f"{reason}; it goes on with {', '.join(host.name for host in there)}")
+        return True
+
+    def plan_again(self, trial: Trial) -> None:
+        """Open a training that has ended for now with another plan. What earlier attempts may still run is stopped."""
+        by_name = {host.name: host for host in self.hosts}
+        attempts = [one for one in self.ledger.entries[TRIAL_ID].attempts if one.reason is None]
+        for attempt in attempts:
+            if (host := by_name.get(attempt.worker)) is not None:
+                _stop(host, attempt.folder)
+        (before,) = self.run.planned
+        planned = dataclasses.replace(before, trial=trial, worker=self.hosts[0].name)
+        self.run = dataclasses.replace(self.run, planned=[planned])
+        self.run.write(self.folder)
+        self.ledger.reopened(TRIAL_ID)
+        for attempt in attempts:
+            self.ledger.retried(TRIAL_ID, attempt.number, "the training was planned anew")
+
+    def conclude(self) -> None:
+        """Say how it ended: printed where it succeeded, raised else, with the command that goes on."""
+        entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
+        reason, again = entry.reason or "", f"`{resuming(run_id)}` goes on"
+        if entry.end is End.SUCCEEDED:
+            print(f"run {run_id}: trained; `inv collect report` brings the adapter and the record")
+            return
+        if is_at_its_limit(reason):
+            limits = limits_of(self.settings)
+            raise Resumable(f"run {run_id}: {reason}, with a checkpoint; raise {limits.stops_by}, then {again}")
+        if reason.startswith(EXIT_REFUSED):
+            raise Refused(f"run {run_id}: {reason.removeprefix(EXIT_REFUSED)}")
+        if reason.startswith(EXIT_BAD_INPUT):
+            raise UsageError(f"run {run_id}: {reason.removeprefix(EXIT_BAD_INPUT)}")
+        if entry.end is not None and entry.end.is_resumable:
+            raise Resumable(f"run {run_id}: {entry.end.value}: {reason}; {again} from its last checkpoint")
+        end = "has no end" if entry.end is None else entry.end.value
+        raise SomeTrialsFailed(f"run {run_id}: {end}: {reason}; `inv collect report` brings what there is")
+
+
+def answering(hosts: Sequence[Host]) -> list[Host]:
+    """Those that answer now, in their order."""
+
+    def is_there(host: Host) -> bool:
+        try:
+            Agent(host).holder(slot_of(host))
+        except HostError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        return [host for host, there in zip(hosts, pool.map(is_there, hosts), strict=True) if there]
+
+
+def _stop(host: Host, folder: str) -> None:
+    """End an earlier attempt's job. A host that does not answer cannot be asked; its job has lost its ranks."""
+    try:
+        Job(Agent(host), folder).cancel(grace_sec=CANCEL_SEC)
+    except HostError:
+        return

@@ -1,0 +1,167 @@
+"""A fine-tuning that computes nothing: checkpoints, training.json and an adapter like the real ones, without torch.
+
+`put_into` sets it in that file's place in a copy of the project, for tests of the life of a training: its restarts, its
+checkpoints' ways and its limits. Its process, record, stops, progress and result are real. A step takes STEP_SEC and
+adds its number to the "weights", so that the adapter shows whether each step counts once; there is a checkpoint every
+CHECKPOINT_EVERY steps. While the file `hold` is there it stays in its next step.
+
+Not covered: ranks, gangs, the checkpoints' real content, evaluations.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from bench.data.inputs import InputError, Inputs
+from bench.harness.ends import Stopped, Stops
+from bench.harness.record import Record
+from bench.records.durable import write_atomic
+from bench.records.result import End
+from bench.records.run import Progress
+from bench.records.training import LIMIT_REACHED, Evaluation, Restart, TrainedSteps, TrainingRecord
+
+STEP_SEC, CHECKPOINT_EVERY, TOKENS = 0.05, 5, 64
+HOLD = Path(__file__).with_name("hold")
+ADAPTER = "adapter_model.safetensors"
+
+
+def put_into(project: Path) -> Path:
+    """Replace the fine-tuning of this copy of the project. Returns the file that holds a training while it exists."""
+    shutil.copy(__file__, project / "bench" / "kinds" / "finetune" / "finetune.py")
+    return project / "bench" / "kinds" / "finetune" / HOLD.name
+
+
+def follow(_trial: object, _machines: object, stops: Stops) -> int:
+    """Another machine's share: nothing to do until it is ended."""
+    while True:
+        time.sleep(STEP_SEC)
+        stops.check()
+
+
+def measure(record: Record, _: Inputs, stops: Stops) -> None:
+    spec, folder = record.trial.training, record.request.checkpoints
+    if spec is None or folder is None:
+        raise InputError("a training needs its settings and --checkpoints")
+    steps = spec.max_steps or 40
+    done, total, found = _newest(folder)
+    record.steps_planned = steps
+    restarts = [Restart(attempt=record.request.attempt, from_step=done, reason="", lost_steps=0, lost_sec=0.0)] * (
+        record.request.attempt > 1
+    )
+    began = time.monotonic()
+    with record.timed("train"):
+        stop = "finished"
+        while done < steps:
+            try:
+                time.sleep(STEP_SEC)
+                while HOLD.exists():
+                    time.sleep(STEP_SEC)
+                    stops.check()
+                stops.check()
+            except Stopped:
+                _write(folder, done, total)
+                raise
+            done, total = done + 1, total + done + 1
+            if done % CHECKPOINT_EVERY == 0:
+                _write(folder, done, total)
+                found = done
+            _show(record, done, steps, found)
+            if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
+                _write(folder, done, total)
+                raise Stopped(End.PREEMPTED, f"{LIMIT_REACHED} at step {done}")
+    _finish(record, total, steps, stop, restarts)
+
+
+def _newest(folder: Path) -> tuple[int, int, int | None]:
+    """Steps done, the sum of their numbers, and the newest checkpoint's step."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        state = json.loads((path / "state.json").read_text())
+        return state["step"], state["total"], state["step"]
+    return 0, 0, None
+
+
+def _write(folder: Path, step: int, total: int) -> None:
+    part, place = folder / f".step-{step:08}.part", folder / f"step-{step:08}"
+    if place.exists():
+        return
+    part.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"step": step, "total": total}).encode()
+    (part / "state.json").write_bytes(text)
+    facts = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
+    write_atomic(part / "MANIFEST.json", json.dumps({"step": step, "files": {"state.json": facts}}).encode())
+    os.rename(part, place)
+
+
+def _show(record: Record, step: int, steps: int, checkpoint: int | None) -> None:
+    record._progress(
+        Progress(
+            phase=record.phase,
+            step=step,
+            steps=steps,
+            elapsed_sec=record.clock.elapsed(),
+            loss=1.0 / step,
+            validation_loss=2.0 / step,
+            useful_tokens_per_sec=TOKENS / STEP_SEC,
+            checkpoint_step=checkpoint,
+            restarts=record.request.attempt - 1,
+        )
+    )
+
+
+def _finish(record: Record, total: int, steps: int, stop: str, restarts: list[Restart]) -> None:
+    adapter = record.request.out / "adapter"
+    adapter.mkdir(exist_ok=True)
+    (adapter / ADAPTER).write_text(f"{total}\n")
+    (adapter / "adapter_config.json").write_text("{}\n")
+    numbers = list(range(1, steps + 1))
+    TrainingRecord(
+        run_id=record.request.run_id,
+        trial_id=record.request.trial_id or "train",
+        attempt=record.request.attempt,
+        world_size=record.trial.world_size,
+        status=End.SUCCEEDED.value,
+        reason=None,
+        stop=stop,
+        steps_planned=steps,
+        steps_done=steps,
+        steps=TrainedSteps(
+            step=numbers,
+            loss=[1.0 / n for n in numbers],
+            learning_rate=[0.1] * steps,
+            gradient_norm=[1.0] * steps,
+            targets=[32] * steps,
+            tokens=[TOKENS] * steps,
+            samples=[2] * steps,
+            step_time_sec=[STEP_SEC] * steps,
+        ),
+        evaluations=[
+            Evaluation(step=0, loss=2.0, low=1.9, high=2.1, rows=9, targets=99, is_best=False),
+            Evaluation(
+                step=steps,
+                loss=1.0,
+                low=0.9,
+                high=1.1,
+                rows=9,
+                targets=99,
+                is_best=True,
+                change=-1.0,
+                change_low=-1.1,
+                change_high=-0.9,
+            ),
+        ],
+        checkpoints=[],
+        restarts=restarts,
+        answers=[],
+        data=None,
+        adapter_step=steps,
+        adapter_sha256=hashlib.sha256((adapter / ADAPTER).read_bytes()).hexdigest(),
+        adapter_files={path.name: path.stat().st_size for path in adapter.iterdir()},
+        communication_predicted_percent=None,
+        communication_measured_percent=None,
+        peak_vram_bytes=None,
+        peak_rss_bytes=1 << 30,
+        seconds=steps * STEP_SEC,
+    ).write(record.request.out)

@@ -1,0 +1,194 @@
+"""The life of a training as an operator meets it: killed, left, cancelled, stopped by its limits, collected.
+
+Everything is real but the steps, which compute nothing (tests/support/hosts/stand_in_finetune.py). Its adapter is the
+sum of the numbers of its steps: one that was repeated or left out shows. Not covered here: ranks, pods, real steps.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.records import choose, suite
+from tests.support.hosts.stand_in_finetune import put_into
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 30
+SUM_OF_STEPS = f"{STEPS * (STEPS + 1) // 2}\n"
+
+
+@pytest.fixture
+def hold(project) -> Path:
+    """The project's trainings compute nothing, and each stays in its next step while this file is there."""
+    project.environment |= {
+        "INVOKE_TRAIN_MAX_STEPS": str(STEPS),
+        "INVOKE_TRAIN_MAX_SEQ_LEN": "256",
+        "INVOKE_COST_PRICE_USD_PER_GPU_HOUR": "360",
+        "INVOKE_COST_PRICE_SOURCE": "a cent each tenth of a second",
+    }
+    return put_into(project.folder)
+
+
+def checkpoints(project) -> list[str]:
+    return [path.name for path in sorted(project.folder.glob(".workers/worker-0/runs/*/checkpoints/step-*"))]
+
+
+def one_line(completed: subprocess.CompletedProcess[str]) -> str:
+    lines = completed.stderr.strip().splitlines()
+    assert len(lines) == 1, completed.stderr
+    return lines[0]
+
+
+def adapter_of(project) -> str:
+    done = project.inv("collect")
+    assert done.returncode == 0, done.stderr
+    return (project.run_folder() / "adapter" / "adapter_model.safetensors").read_text()
+
+
+def under_way(project, name: str = "step-00000005") -> None:
+    project.wait_until(lambda: name in checkpoints(project), f"checkpoint {name}")
+
+
+def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_once(project, hold: Path) -> None:
+    operator = project.start("train")
+    under_way(project)
+    hold.touch()
+    os.killpg(operator.pid, signal.SIGKILL)
+    operator.communicate(timeout=10)
+    assert project.trainers(), "the training goes on without its operator"
+
+    followed = project.start("train", "--resume")
+    for pid in project.trainers():
+        os.kill(pid, signal.SIGKILL)
+    hold.unlink()
+    out, err = followed.communicate(timeout=120)
+    assert followed.returncode == 0, out + err
+    assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
+    assert len(project.events("started")) == 2
+    assert "killed by SIGKILL" in project.events("retried")[0]["reason"]
+    (restarted,) = project.events("restarted")
+    assert restarted["step"] >= 5
+    assert adapter_of(project) == SUM_OF_STEPS
+
+    sums = (project.run_folder() / "SHA256SUMS").read_text()
+    assert "  adapter/adapter_model.safetensors\n" in sums
+    assert "  training.json\n" in sums
+    checked = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project.run_folder(), check=False)
+    assert checked.returncode == 0
+    again = project.inv("train", "--resume")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "nothing to resume" in again.stdout
+
+
+def test_what_a_restart_cost_is_in_the_ledger(project, hold: Path) -> None:
+    operator = project.start("train")
+    under_way(project)
+    hold.touch()
+    project.wait_until(lambda: any(one.get("checkpoint_step") for one in project.progress()), "its progress to say so")
+    for pid in project.trainers():
+        os.kill(pid, signal.SIGKILL)
+    hold.unlink()
+    out, err = operator.communicate(timeout=120)
+    assert operator.returncode == 0, out + err
+    (cost,) = project.events("restarted")
+    assert cost["workers"] == 2
+    assert cost["lost_sec"] > 0
+    assert cost["usd"] == pytest.approx(0.2 * cost["lost_sec"], rel=0.01)
+    assert "1 restart" in out
+
+
+def test_ctrl_c_leaves_the_training_alone_and_cancel_stops_it_with_a_checkpoint(project, hold: Path) -> None:
+    operator = project.start("train")
+    under_way(project)
+    operator.send_signal(signal.SIGINT)
+    _, err = operator.communicate(timeout=60)
+    assert operator.returncode == 130
+    assert "it goes on without being followed; `inv train --resume=" in err
+    hold.touch()
+    assert project.trainers()
+
+    second = project.inv("train")
+    assert second.returncode == 3
+    assert "inv train --resume=" in one_line(second)
+    cancelled = project.inv("cancel")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "`inv train --resume=" in cancelled.stdout
+    assert project.trainers() == {}
+    hold.unlink()
+    resumed = project.inv("train", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert adapter_of(project) == SUM_OF_STEPS
+
+
+def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, hold: Path) -> None:
+    limited = project.inv("train", "--workers", "1", INVOKE_TRAIN_BUDGET_USD="0.05")
+    assert limited.returncode == 3, limited.stderr
+    assert "stopped by train.max_hours at step" in one_line(limited)
+    assert "raise train.budget_usd, then `inv train --resume=" in one_line(limited)
+    assert len(project.events("started")) == 1
+    same = project.inv("train", "--resume", INVOKE_TRAIN_BUDGET_USD="0.05")
+    assert same.returncode == 3
+    resumed = project.inv("train", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert adapter_of(project) == SUM_OF_STEPS
+    assert not hold.exists()
+
+
+def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, hold: Path) -> None:
+    hold.touch()
+    operator = project.start("train", INVOKE_TRAIN_MAX_RESTARTS="1")
+    for number in (1, 2):
+        project.wait_until(lambda n=number: len(project.events("started")) == n and project.trainers(), "an attempt")
+        for pid in project.trainers():
+            os.kill(pid, signal.SIGKILL)
+    _, err = operator.communicate(timeout=60)
+    assert operator.returncode == 3, err
+    assert "goes on from its last checkpoint" in err
+    hold.unlink()
+    assert project.inv("train", "--resume").returncode == 0
+
+
+def test_a_data_file_that_changed_meanwhile_stops_the_resume(project, hold: Path) -> None:
+    data = project.folder / "mine.jsonl"
+    shutil.copy(project.environment["INVOKE_DATA_PATH"], data)
+    more = project.folder / "more.json"
+    more.write_text(json.dumps({"train": {"data": [str(data)]}}))
+    project.options = ("-f", str(more))
+    hold.touch()
+    operator = project.start("train")
+    project.wait_until(project.trainers, "it to begin")
+    operator.send_signal(signal.SIGINT)
+    operator.communicate(timeout=60)
+    assert project.inv("cancel").returncode == 0
+    with data.open("a") as file:
+        file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    resumed = project.inv("train", "--resume")
+    assert resumed.returncode == 4, resumed.stderr
+    assert "mine.jsonl is not what it was when the training began" in one_line(resumed)
+
+
+def test_what_cannot_be_is_refused_in_one_line_and_nothing_begins(project, hold: Path) -> None:
+    few, trial = project.folder / "few.jsonl", project.folder / "best.json"
+    few.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n')
+    elsewhere = choose(suite("quick", "tiny", "elsewhere", "data"), ("optimized",))[0]
+    trial.write_text(elsewhere.to_text())
+    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+        (("--workers", "3"), {}, "train: --workers: 3 workers, but the fleet has 2"),
+        (("--trial", "best.json"), {}, "is for the model elsewhere"),
+        ((), {"INVOKE_TRAIN_MAX_HOURS": "soon"}, "train.max_hours: expected a number above 0"),
+        ((), {"INVOKE_TRAIN_MAX_SEQ_LEN": "100000"}, "max_seq_len: 100000 is more than the"),
+        ((), {"INVOKE_DATA_PATH": str(few)}, "no example is held out for validation; raise train.validation"),
+        ((), {"INVOKE_DATA_PATH": "/dev/zero"}, "not a regular file"),
+        ((), {"INVOKE_MODEL_PATH": str(project.folder)}, "config.json"),
+        (("--resume",), {}, "there is no run yet"),
+    ]
+    for words, environment, message in cases:
+        done = project.inv("train", *words, **environment)
+        assert (done.returncode, done.stdout) == (2, ""), (words, environment, done.stdout, done.stderr)
+        assert message in one_line(done)
+    assert list(project.folder.glob("results/*-train")) == []
+    assert not hold.exists()
