@@ -46,10 +46,10 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run one trial and write its result",
-        description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, no result; "
-        "130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end; 74 the result could not be written. "
-        "All but 2 and 74 leave a result with the reason. The trial comes from a file (--trial), or from flags: "
-        "--suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
+        description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, no result; 4 no "
+        "checkpoint is whole, no result; 130 stopped by Ctrl-C; 143 stopped by SIGTERM; 1 any other end; 74 the result "
+        "could not be written. All but 2, 4 and 74 leave a result with the reason. The trial comes from a file "
+        "(--trial), or from flags: --suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
     run.add_argument("--trial", type=Path, metavar="FILE", help="the trial, as `show` prints one")
     _flag_arguments(run)

@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from bench.data.inputs import InputError, Inputs
+from bench.data.inputs import InputError, Inputs, Refused
 from bench.data.trial_inputs import check_trial
 from bench.harness import ends
 from bench.harness.ends import Stopped, Stops
@@ -49,9 +49,9 @@ def run(request: Request) -> int:
         refuse_checkpoints(trial, request.checkpoints)
         machines = Machines.from_environment() if trial.kind in RANKED else None
         if machines is not None and machines.rank > 0:
-            return importlib.import_module(KINDS[trial.kind]).follow(trial, machines, stops)  # type: ignore[no-any-return]
+            return importlib.import_module(KINDS[trial.kind]).follow(request, trial, machines, stops)  # type: ignore[no-any-return]
         refuse_finished(request.out)
-        inputs = check_trial(trial)
+        inputs = _check(trial)
         found = isolation.look_around(trial, strict=request.strict)
         prepare_folder(request.out)
         record = Record(request, trial, clock)
@@ -63,7 +63,7 @@ def run(request: Request) -> int:
             end, reason = End.FAILED, f"refused by --strict: {record.flags[0]}"
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return ends.EXIT_BAD_INPUT
+        return ends.EXIT_REFUSED if isinstance(error, Refused) else ends.EXIT_BAD_INPUT
     except Stopped as stopped:
         if record is None:
             print(f"{request.trial_file}: {stopped.reason}, before it began", file=sys.stderr)
@@ -75,6 +75,13 @@ def run(request: Request) -> int:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_WRITTEN
     return ends.EXIT_CODES.get(end, 1)
+
+
+def _check(trial: Trial) -> Inputs:
+    """Check model and data as the trial's kind reads them. Raises InputError."""
+    if trial.kind == "finetune":
+        return importlib.import_module(KINDS[trial.kind]).check_inputs(trial)  # type: ignore[no-any-return]
+    return check_trial(trial)
 
 
 def refuse_checkpoints(trial: Trial, folder: Path | None) -> None:

@@ -144,11 +144,11 @@ class _Collate:
 
 def _collate(trial: Trial, padding: int) -> Any:
     if trial.layout == "varlen":
-        return _Apart(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
+        return Apart(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
     return _Collate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
 
 
-class _Apart:
+class Apart:
     """One row of whole samples to (tensors by name, counts); the rest of the row becomes samples of padding."""
 
     def __init__(self, longest: int, positions: int, padding: int) -> None:

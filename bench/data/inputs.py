@@ -8,6 +8,10 @@ class InputError(ValueError):
     """An input that a trial cannot use; the message is one line and says what to do."""
 
 
+class Refused(InputError):
+    """Going on would not be safe: what is there is damaged, and nothing whole is left of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """A usable model folder. `sha256` covers the files that decide what is computed, and nothing else.

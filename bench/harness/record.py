@@ -66,6 +66,9 @@ class Record:
         self.observed: list[Measurement] = []  # telemetry's; they count as no step
         self.flags: list[str] = []
         self.on_phase: Callable[[str], None] | None = None  # called with each phase that begins, and "" between phases
+        self.on_end: Callable[[End, str | None], None] | None = None  # called before the result is written
+        self.steps_before = 0  # those of a fine-tuning's earlier attempts
+        self.shown: dict[str, Any] = {}  # further fields of Progress
         self._inside = ""
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
@@ -127,6 +130,8 @@ class Record:
         self.show()
         done = len(steps.step_time_sec)
         planned = self.trial.measured_steps if steps is self.steps else self.trial.warmup_steps
+        if self.trial.kind == "finetune":
+            done, planned = self.steps_done, self.steps_planned
         if done % LOG_EVERY_STEPS == 0 or done == planned:
             times = steps.step_time_sec[-LOG_EVERY_STEPS:]
             self.log(f"{self.phase} {done}/{planned}: {sum(times) / len(times):.3f} s/step, loss {loss:.4f}")
@@ -134,7 +139,8 @@ class Record:
     @property
     def steps_done(self) -> int:
         """Steps of a training trial, measurements of any other kind."""
-        return len(self.warmup.step_time_sec) + len(self.steps.step_time_sec) or len(self.measurements)
+        done = self.steps_before + len(self.warmup.step_time_sec) + len(self.steps.step_time_sec)
+        return done or len(self.measurements)
 
     def show(self) -> None:
         """Replace progress.json."""
@@ -148,11 +154,14 @@ class Record:
                 elapsed_sec=round(self.clock.elapsed(), 3),
                 samples_per_sec=sum(done.samples) / spent if spent else None,
                 loss=done.loss[-1] if done.loss else None,
+                **self.shown,
             )
         )
 
     def write(self, end: End, reason: str | None) -> None:
         """Write the result and the summary line. Raises OSError."""
+        if self.on_end is not None:
+            self.on_end(end, reason)
         trial_id = self.request.trial_id or self.trial.trial_id
         self.phase = "write"
         self.show()

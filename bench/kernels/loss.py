@@ -36,6 +36,22 @@ def head_loss(x: Any, weight: Any, targets: Any) -> tuple[Any, Any]:
     return losses.sum() * share, d_x
 
 
+def head_losses(x: Any, weight: Any, targets: Any) -> Any:
+    """Each token's loss, float32 (T,), 0 without target; no gradient."""
+    losses = torch.zeros(len(x), dtype=torch.float32, device=x.device)
+    for start in range(0, len(x), CHUNK_TOKENS):
+        part = slice(start, start + CHUNK_TOKENS)
+        losses[part] = token_losses(x[part] @ weight.T, targets[part])
+    return losses
+
+
+def token_losses(logits: Any, targets: Any) -> Any:
+    """The loss of each row of logits (T, V), float32 (T,), 0 without target."""
+    wide = logits.float()
+    at_target = wide.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return (torch.logsumexp(wide, dim=-1) - at_target) * (targets != IGNORED)
+
+
 def cross_entropy_(logits: Any, targets: Any, share: Any, losses: Any) -> None:
     """Overwrite `logits` (T, V) by the mean's gradient, and `losses` (T,) by each token's loss, 0 without target."""
     if not compiled(logits):

@@ -1,11 +1,10 @@
 """QLoRA: a base model in NF4, the optimizer of its adapters, and the training step that is measured.
 
-`bench.qlora.recipes` puts them together. Weights are read from safetensors alone; no code in a model folder is run.
-
-Not covered: more than one device, evaluation, checkpoints.
+`bench.qlora.recipes` puts them together. Weights are read from safetensors alone; no code in a model folder is run. A
+fine-tuning (`bench.kinds.finetune`) has the same model, loss and optimizer, and steps of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,18 +74,31 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
 
 def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
     """The optimizer of the adapters, and its description: paging needs CUDA's unified memory."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = list(_groups(trial, model))
+    decay = 0.0 if trial.training is None else trial.training.weight_decay
     if trial.optimizer == "adamw_torch":
         optimizer = stack.torch.optim.AdamW(
-            parameters, lr=trial.learning_rate, weight_decay=0.0, fused=placement.is_cuda
+            parameters, lr=trial.learning_rate, weight_decay=decay, fused=placement.is_cuda
         )
         return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
     if placement.is_cuda:
-        optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
+        optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=decay)
         return optimizer, "bitsandbytes AdamW, 8 bit, paged"
     # On the CPU bitsandbytes' paged optimizer keeps its state in plain memory anyway.
-    optimizer = stack.bitsandbytes.optim.AdamW8bit(parameters, lr=trial.learning_rate, weight_decay=0.0)
+    optimizer = stack.bitsandbytes.optim.AdamW8bit(parameters, lr=trial.learning_rate, weight_decay=decay)
     return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
+
+
+def _groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
+    """Trained parameters by learning rate: one group, or with LoRA+ (arXiv 2402.12354) the matrices A, then B."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    ratio = 1.0 if trial.training is None else trial.training.lora_plus_ratio
+    if ratio == 1.0:
+        yield {"params": [parameter for _, parameter in trained], "lr": trial.learning_rate}
+        return
+    for factor, is_b in ((1.0, False), (ratio, True)):
+        chosen = [parameter for name, parameter in trained if ("lora_B" in name) is is_b]
+        yield {"params": chosen, "lr": trial.learning_rate * factor}
 
 
 class TrainingStep:
@@ -119,16 +131,12 @@ class TrainingStep:
 
     def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
         """The mean loss of `accumulation` micro-batches, a tensor on the device: reading it waits for the step."""
-        placement, clock, total = self._placement, self.clock, 0.0
+        clock, total = self.clock, 0.0
         clock.begin()
         for batch in batches:
-            inputs = {
-                name: tensor.to(placement.device, non_blocking=True)
-                for name in self._inputs
-                if (tensor := getattr(batch, name)) is not None
-            }
+            inputs = self.inputs(batch)
             clock.end("data")
-            with self._torch.autocast(placement.device.type, self._torch.bfloat16, enabled=self._in_bf16):
+            with self.precision():
                 loss = self.model(**inputs).loss / accumulation
             clock.end("forward")
             loss.backward()
@@ -139,6 +147,18 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         clock.end("optimizer")
         return total
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """What the model takes of a batch, on its device."""
+        return {
+            name: tensor.to(self._placement.device, non_blocking=True)
+            for name in self._inputs
+            if (tensor := getattr(batch, name)) is not None
+        }
+
+    def precision(self) -> Any:
+        """The context in which the model computes."""
+        return self._torch.autocast(self._placement.device.type, self._torch.bfloat16, enabled=self._in_bf16)
 
     def wait(self) -> None:
         """Wait until the device has done everything queued."""

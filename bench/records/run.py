@@ -52,8 +52,8 @@ class Progress:
     `phase` is one of a result's `phases`, or write; `step` of `steps` optimizer steps are done, warm-up included
     (measurements where there are no steps); `elapsed_sec` counts from the start of the process.
 
-    The last four are a fine-tuning's: held-out loss a target token, target tokens a second over all ranks, the step of
-    the newest checkpoint, and how often the training was started again.
+    The last four are a fine-tuning's: held-out loss per target token, tokens a second over all ranks without padding,
+    the step of the newest checkpoint, and how often the training was started again.
     """
 
     phase: str

@@ -111,13 +111,14 @@ class TrainedSteps:
 class Evaluation:
     """The held-out loss per target token after `step` steps, with its 95 % interval over `rows` examples.
 
-    `change` is against step 0 over the same examples, pair by pair, with its own interval; None at step 0.
+    Of a single example there is no interval. `is_best`: the lowest so far, step 0 aside. `change` is against step 0
+    over the same examples, pair by pair, with its own interval; None at step 0.
     """
 
     step: int
     loss: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     rows: int
     targets: int
     is_best: bool

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ def report(spec: TrainingData, model: Path, tokenizer: Any, *, row_tokens: int, 
     """Raises as `examples_of`."""
     began = time.monotonic()
     made, was_cached = examples_of(spec, model, tokenizer, keep_in)
+    found = described(spec, made, row_tokens=row_tokens, was_cached=was_cached, seconds=time.monotonic() - began)
+    return replace(found, shown=[shown(example, tokenizer) for example in made.training[:SHOWN]])
+
+
+def described(spec: TrainingData, made: Dataset, *, row_tokens: int, was_cached: bool, seconds: float) -> DataReport:
+    """The numbers of a report, without examples to look at."""
     lengths = [len(example.ids) for example in made.training]
     edges = [spec.max_seq_len * (place + 1) // BINS for place in range(BINS)]
     counts = [0] * BINS
@@ -53,9 +60,9 @@ def report(spec: TrainingData, model: Path, tokenizer: Any, *, row_tokens: int, 
         length_edges=edges,
         left_out=made.left_out,
         findings=made.findings,
-        shown=[shown(example, tokenizer) for example in made.training[:SHOWN]],
+        shown=[],
         was_cached=was_cached,
-        seconds=time.monotonic() - began,
+        seconds=seconds,
     )
 
 

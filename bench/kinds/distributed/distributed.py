@@ -23,7 +23,7 @@ from typing import Any
 from bench.data.inputs import InputError, Inputs
 from bench.data.trial_inputs import check_trial
 from bench.harness.ends import Stops
-from bench.harness.record import Record
+from bench.harness.record import Record, Request
 from bench.kinds.distributed import efficiency
 from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
 from bench.kinds.distributed.torchrun import Limits, RankFailed, RankGone, RankOutOfMemory, Torchrun
@@ -85,7 +85,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     report(record, reported, backend)
 
 
-def follow(trial: Trial, machines: Machines, stops: Stops) -> int:
+def follow(_request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
     """Run this machine's share of the ranks; the process's exit code. Only the first machine measures and writes."""
     limits = make_limits(trial)
     mine = machines.ranks_here(trial.world_size)

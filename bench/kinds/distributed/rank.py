@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -349,13 +349,13 @@ def peak_vram_bytes() -> int | None:
     return int(torch.cuda.max_memory_allocated()) if torch is not None and torch.cuda.is_initialized() else None
 
 
-def main(argv: list[str]) -> NoReturn:
-    """Run one rank; a failure goes to its error file, for the parent to report."""
+def main(argv: list[str], make: Callable[[Path, str, float, float], Any] = Rank) -> NoReturn:
+    """Run one rank, as `make` makes it; a failure goes to its error file, for the parent to report."""
     torchrun.die_with(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
     folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])
     rank = int(os.environ["RANK"])
     try:
-        Rank(folder, backend, silence_sec, step_sec).work()
+        make(folder, backend, silence_sec, step_sec).work()
     except Exception as error:  # noqa: BLE001 - the parent reports it with this rank's number
         if isinstance(error, InputError):
             kind, reason = "input", str(error)

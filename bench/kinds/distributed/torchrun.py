@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,10 @@ LOG_LINES = 8
 
 class RankFailed(RuntimeError):
     """A rank died or hangs; the message begins with which."""
+
+
+class RankKilled(RankFailed):
+    """A signal ended a rank, or it has gone silent: whatever did that, the trial itself did not."""
 
 
 class RankGone(WorkerGone):
@@ -79,18 +83,29 @@ class Seen:
 
 
 class Torchrun:
-    """`world_size` ranks of `bench.kinds.distributed.rank`; a context manager that leaves no process and no file.
+    """`world_size` ranks of `module`; a context manager that leaves no process and no file.
+
+    The module is run with the folder, the backend and the two limits; `files` lie in the folder before it starts.
 
     They run on this machine; with `machines` only this machine's share of them does, and the signs of the others appear
     in the same folder (`bench.kinds.distributed.machines`).
     """
 
     def __init__(
-        self, trial: Trial, backend: str, endpoint: str, limits: Limits, machines: Machines | None = None
+        self,
+        trial: Trial,
+        backend: str,
+        endpoint: str,
+        limits: Limits,
+        machines: Machines | None = None,
+        *,
+        module: str = "bench.kinds.distributed.rank",
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self._trial, self._limits = trial, limits
         self.folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ranks-"))
-        (self.folder / TRIAL_FILE).write_text(trial.to_text(), encoding="utf-8")
+        for name, text in {TRIAL_FILE: trial.to_text(), **(files or {})}.items():
+            (self.folder / name).write_text(text, encoding="utf-8")
         (self.folder / LINES_FILE).touch()
         self._taken = 0
         self._here = range(trial.world_size) if machines is None else machines.ranks_here(trial.world_size)
@@ -101,14 +116,7 @@ class Torchrun:
             *(sys.executable, "-m", "bench.kinds.distributed.torchrun", str(os.getpid()), str(self.folder)),
             *(_on_one_machine(trial, endpoint) if machines is None else _on_several(trial, machines)),
             *("--monitor-interval", "0.2", "--redirects", "3", "--log-dir", str(self.folder / "logs")),
-            *(
-                "-m",
-                "bench.kinds.distributed.rank",
-                str(self.folder),
-                backend,
-                str(limits.silence_sec),
-                str(limits.step_sec),
-            ),
+            *("-m", module, str(self.folder), backend, str(limits.silence_sec), str(limits.step_sec)),
         )
         with (self.folder / "torchrun.log").open("wb") as log:
             variables = environment(is_alone=machines is None)
@@ -159,7 +167,7 @@ class Torchrun:
                     raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
                 stopped = " (its process is stopped)" if state in ("T", "t") else ""
                 where = f"{seen.place}{stopped}{self.last(rank)}"
-                raise RankFailed(f"rank {rank} has been silent for {limit:g} s in {where}")
+                raise RankKilled(f"rank {rank} has been silent for {limit:g} s in {where}")
         last_move = max(seen.moved for seen in self._seen)
         in_steps = all(seen.sign.get("step") for seen in self._seen)
         if in_steps and now - last_move > self._limits.step_sec:
@@ -174,7 +182,7 @@ class Torchrun:
         for rank, code in known.get("ranks", []):
             if code < 0 and code != -signal.SIGTERM:  # torchrun ends the others by SIGTERM
                 name = signal.Signals(-code).name
-                return RankFailed(f"rank {rank} was killed by {name} in {self._seen[rank].place}{self.last(rank)}")
+                return RankKilled(f"rank {rank} was killed by {name} in {self._seen[rank].place}{self.last(rank)}")
         for rank in known.get("gone", []):
             return RankGone(f"rank {rank} is gone with its machine in {self._seen[rank].place}{self.last(rank)}")
         errors = [

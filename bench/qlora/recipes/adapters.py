@@ -16,6 +16,7 @@ def add(stack: Stack, trial: Trial, model: Any) -> Any:
         target_modules=list(trial.lora_targets),
         bias="none",
         task_type="CAUSAL_LM",
+        **({"use_rslora": True} if trial.training is not None and trial.training.rank_stabilized else {}),
     )
     adapted = stack.peft.get_peft_model(model, config)
     adapted.train()

@@ -24,7 +24,7 @@ import torch
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
 from bench.kernels.launch import HAS_TRITON
-from bench.kernels.loss import IGNORED, head_loss
+from bench.kernels.loss import IGNORED, head_loss, head_losses
 from bench.kernels.norm import rms_norm, rms_norm_backward
 from bench.kernels.rope import Heads
 from bench.qlora.recipes import adapters
@@ -127,6 +127,21 @@ class FastModel(torch.nn.Module):
         """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), the one row holds n samples end to end, with
         `position_ids`; without, each row is one sample from position 0, padded at its end."""
         (base,) = self._base
+        x, norm = self._hidden(input_ids, position_ids, edges), base.model.norm
+        loss = _Loss.apply(x, norm.weight, _eps(norm), base.lm_head.weight, _next_tokens(labels))
+        return SimpleNamespace(loss=loss)
+
+    def token_losses(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
+        """The loss of each position, float32 (B x L,), 0 where it predicts nothing that counts; without gradients."""
+        (base,) = self._base
+        with torch.no_grad():
+            x, norm = self._hidden(input_ids, position_ids, edges), base.model.norm
+            normed, _, _ = rms_norm(x, norm.weight, _eps(norm))
+            return head_losses(normed, base.lm_head.weight, _next_tokens(labels))
+
+    def _hidden(self, input_ids: Any, position_ids: Any, edges: Any) -> Any:
+        """What the last layer returns, (B x L, H)."""
+        (base,) = self._base
         decoder, (batch, length) = base.model, input_ids.shape
         if edges is None:
             cos, sin, edges = self._angles.of_rows(batch, length, input_ids.device)
@@ -147,14 +162,18 @@ class FastModel(torch.nn.Module):
             with torch.no_grad():
                 torch._foreach_copy_(copies, trained)
             x = run_layer(x, layer, tokens, *trained)
-        targets = torch.full_like(labels, IGNORED)
-        targets[:, :-1] = labels[:, 1:]
-        loss = _Loss.apply(x, decoder.norm.weight, _eps(decoder.norm), base.lm_head.weight, targets.view(-1))
-        return SimpleNamespace(loss=loss)
+        return x
 
     def _next_seed(self) -> int:
         """A new seed for one micro-batch's dropout, drawn on the host so that nothing waits for the device."""
         return int(torch.randint(0, 2**31 - 1 - len(self._layers) * PRODUCTS, ()))
+
+
+def _next_tokens(labels: Any) -> Any:
+    """What each position is to predict, (B x L,)."""
+    targets = torch.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    return targets.view(-1)
 
 
 class Angles:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bench.data.batches import IGNORED, Conversation, _Apart, _Collate, _Cycle, make_rows, rows_needed
+from bench.data.batches import IGNORED, Apart, Conversation, _Collate, _Cycle, make_rows, rows_needed
 from bench.data.inputs import InputError
 from bench.data.packing import Row
 
@@ -41,7 +41,7 @@ def chats(*lengths: int) -> list[Conversation]:
 
 def test_samples_kept_apart_have_positions_edges_and_first_tokens_of_their_own():
     row = Row(ids=[5, 6, 7, 8, 9, 4], samples=3, lengths=(3, 1, 2))
-    tensors, counts = _Apart(longest=4, positions=12, padding=0)([row])
+    tensors, counts = Apart(longest=4, positions=12, padding=0)([row])
     assert tensors["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 0, 0, 0, 0, 0, 0]]
     assert tensors["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 0, 1, 2, 3, 0, 1]]
     assert tensors["edges"].tolist() == [0, 3, 4, 6, 10, 12]

@@ -1,0 +1,151 @@
+"""A fine-tuning small enough for a test: a model of two layers, a tokenizer of bytes, and its parts put together."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import stack
+from bench.data.tokenizer import load_tokenizer
+from bench.kinds.finetune import loop, material
+from bench.kinds.finetune.checkpoints import checkpoint, keeper, resume
+from bench.kinds.finetune.steps.group import Group
+from bench.qlora import recipes
+from bench.qlora.step import Placement, load_base
+from bench.records import Trial
+from bench.records.training import Training
+from bench.records.training_data import TrainingData
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
+LONGEST = 48
+
+
+def make_folder(modules: stack.Stack, folder: Path, *, layers: int = 2, width: int = 64) -> Path:
+    """A model folder of random weights, with a tokenizer whose tokens are bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(list(SPECIAL))
+    tokenizer = modules.transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="<|im_end|>", chat_template=TEMPLATE
+    )
+    config = modules.transformers.AutoConfig.for_model(
+        "llama", hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=264, max_position_embeddings=512, tie_word_embeddings=False,
+    )  # fmt: skip
+    modules.torch.manual_seed(1)
+    modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    return folder
+
+
+def make_data(path: Path, lines: int = 60) -> Path:
+    """Questions and answers of different lengths."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(lines):
+            messages = [
+                {"role": "user", "content": f"What is {number}?"},
+                {"role": "assistant", "content": f"{number}" * (1 + number % 5)},
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **changes: Any) -> Trial:
+    """A fine-tuning of a few steps over `data`."""
+    files = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=LONGEST, validation_share=0.1)
+    settings: dict[str, Any] = {"rows_per_step": 4, "max_steps": 6, "evaluate_every": 2, "checkpoint_sec": 0.0}
+    fields: dict[str, Any] = {
+        "name": "train", "reason": "a test", "suite": "train", "profile": "tiny", "model": str(folder),
+        "data": str(data), "kind": "finetune", "recipe": "fast", "max_seq_len": LONGEST, "micro_batch_size": 1,
+        "lora_rank": 4, "lora_dropout": 0.1, "optimizer": "adamw_torch", "learning_rate": 0.01,
+    }  # fmt: skip
+    return Trial(**(fields | changes), training=Training(data=files, **(settings | (training or {}))))
+
+
+@dataclass(kw_only=True)
+class Lab:
+    """The parts of a training in this process, without ranks of their own."""
+
+    modules: stack.Stack
+    placement: Placement
+    trial: Trial
+    reported: list[dict[str, Any]] = field(default_factory=list)
+    base: Any = None
+
+    @classmethod
+    def of(cls, modules: stack.Stack, trial: Trial) -> "Lab":
+        torch = modules.torch
+        return cls(
+            modules=modules,
+            placement=Placement(device=torch.device("cpu"), compute_dtype=torch.float32),
+            trial=trial,
+        )
+
+    def warmed(self) -> "Lab":
+        """With everything read and loaded that a process does once."""
+        self.tokenizer = load_tokenizer(Path(self.trial.model))
+        self.material, _ = material.load(self.trial, self.tokenizer, None)
+        self.base = load_base(self.modules, self.trial, self.placement)
+        return self
+
+    def trainer(
+        self, checkpoints: Path | None, *, group: Group | None = None, asked: Callable[[], bool] = lambda: False
+    ) -> loop.Trainer:
+        """A trainer over a base of its own, unless `warmed` has left one."""
+        base = self.base if self.base is not None else load_base(self.modules, self.trial, self.placement)
+        self.base = None
+        step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
+        self.identity = resume.Identity.of(self.trial, "model", self.material.sha256)
+        world = loop.World(
+            group=group or Group(self.modules.torch),
+            report=lambda **line: self.reported.append(line),
+            move=lambda _phase, _step: None,
+            asked=asked,
+            checkpoints=checkpoints,
+            identity=self.identity,
+        )
+        return loop.Trainer(
+            self.modules, self.trial, material.training_of(self.trial), step,
+            getattr(step.model, "peft_model", step.model), self.tokenizer, self.material, world,
+        )  # fmt: skip
+
+    def train(self, folder: Path, **options: Any) -> str:
+        """Go on from the newest checkpoint in `folder` to the end, and leave the adapter there; why it ended."""
+        checkpoints = folder / "checkpoints"
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoint.clear_parts(checkpoints)
+        trainer = self.trainer(checkpoints, **options)
+        trainer.begin(resume.find(checkpoints, self.identity, lambda _: None))
+        stop = trainer.run()
+        if stop in ("finished", "early"):
+            _, adapter = trainer.adapter()
+            keeper.write_adapter(folder, adapter, trainer.weights.config, Path(self.trial.model))
+        return stop
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """A forked copy of this process that does `work` and exits 0; its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a child of a fork must never return
+            import traceback
+
+            traceback.print_exc()
+            os._exit(70)
+    return pid

@@ -1,0 +1,36 @@
+"""A model of two layers and its data, made once; see tests/support/tiny_training.py."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import stack
+from tests.support import tiny_training
+from tests.support.tiny_training import Lab
+
+
+@pytest.fixture(scope="session")
+def modules() -> stack.Stack:
+    return stack.load()
+
+
+@pytest.fixture(scope="session")
+def tiny_inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
+    """(model folder, data file)."""
+    place = tmp_path_factory.mktemp("tiny")
+    return (
+        tiny_training.make_folder(modules, place / "models" / "tiny--tiny"),
+        tiny_training.make_data(place / "chats.jsonl"),
+    )
+
+
+@pytest.fixture
+def lab(modules, tiny_inputs) -> Callable[..., Lab]:
+    """A training's parts, with everything loaded."""
+    return lambda **changes: Lab.of(modules, tiny_training.plan(*tiny_inputs, **changes)).warmed()
+
+
+def gradients_of(trainer: Any) -> dict[str, Any]:
+    return {name: p.grad.clone() for name, p in trainer.step.model.named_parameters() if p.requires_grad}
