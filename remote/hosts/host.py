@@ -41,6 +41,10 @@ class CommandTimedOut(HostError):
     """The command was stopped at its deadline, or after too long a silence."""
 
 
+class TooMuchOutput(HostError):
+    """A command printed more than is kept of any; it was ended. The same command would print the same."""
+
+
 class CommandFailed(HostError):
     """A command that had to succeed failed. The message has the command and its last lines."""
 

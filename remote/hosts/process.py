@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, cast
 
-from remote.hosts.host import CommandTimedOut, Completed, Readable
+from remote.hosts.host import CommandTimedOut, Completed, Readable, TooMuchOutput
 
 _PIECE = 1 << 16
 _READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
 _KILL_AFTER_SEC = 2.0
+MOST_KEPT_BYTES = 64 << 20  # of each stream of a command
 _LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
 
 
@@ -45,8 +46,8 @@ def run_program(
 
     `environment` is the whole environment (None: ours). A `stdin` whose `read` returns None has no more to send, and
     stays open while the program runs. Once `is_complete()` holds, the program is ended unless it leaves by itself.
-    Raises CannotStart, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without standard output.
-    Whatever ends this call early, also an exception from `on_stdout`, ends the program.
+    Raises CannotStart, TooMuchOutput, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without
+    standard output. Whatever ends this call early, also an exception from `on_stdout`, ends the program.
     """
     try:
         process = subprocess.Popen(
@@ -65,16 +66,16 @@ def run_program(
         with contextlib.suppress(OSError):  # more than this user may have; it is slower without
             fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     limits = Limits(label, timeout_sec, idle_timeout_sec)
-    stdout, stderr = bytearray(), bytearray()
+    stdout, stderr = Kept(label), Kept(label)
 
     def hear(piece: bytes) -> None:
-        (stdout.extend if on_stdout is None else on_stdout)(piece)
+        (stdout.take if on_stdout is None else on_stdout)(piece)
         limits.heard = time.monotonic()  # afterwards: the time that the sink takes is not the program's silence
         if is_complete is not None and is_complete():
             limits.leave_soon()
 
     try:
-        _pump(process, stdin, {process.stdout: hear, process.stderr: stderr.extend}, limits)
+        _pump(process, stdin, {process.stdout: hear, process.stderr: stderr.take}, limits)
         code = process.wait(limits.left_sec())
     except (CommandTimedOut, subprocess.TimeoutExpired):
         _end(process)
@@ -89,7 +90,22 @@ def run_program(
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-    return Completed(exit_code=code if code >= 0 else 128 - code, stdout=bytes(stdout), stderr=bytes(stderr))
+    return Completed(
+        exit_code=code if code >= 0 else 128 - code, stdout=bytes(stdout.content), stderr=bytes(stderr.content)
+    )
+
+
+class Kept:
+    """What a command prints, kept up to a limit; `label` names the command."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self.content = label, bytearray()
+
+    def take(self, piece: bytes | bytearray) -> None:
+        """Raises TooMuchOutput."""
+        if len(self.content) + len(piece) > MOST_KEPT_BYTES:
+            raise TooMuchOutput(f"{self._label}: printed more than {MOST_KEPT_BYTES >> 20} MiB; it was ended")
+        self.content += piece
 
 
 class Limits:

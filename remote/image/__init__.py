@@ -2,6 +2,7 @@
 
 context: what goes into the build context
 engine: the container engine, its data-root and its disks
+ground: our folder below --tmpdir
 modelfetch: brings models to the VM
 names: names of registries, images and users, checked
 onvm: what runs on the VM

@@ -12,6 +12,7 @@ from typing import Any
 from remote.hosts.command import Command
 from remote.hosts.delivery import once
 from remote.hosts.host import Completed, Host, HostError, HostUnreachable, check
+from remote.image.onvm.client import trouble
 
 _LOOK_SEC = 60.0
 _BUILDKIT_SINCE = (18, 9)
@@ -120,18 +121,13 @@ def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = 
 def explained(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
     """Why the client failed, with the remedy for a known reason."""
     stderr = completed.stderr.decode(errors="replace").strip()
-    low = stderr.lower()
     if completed.exit_code == 127:
         return EngineError(
             f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), or name "
             "its client in image.client"
         )
-    if "permission denied while trying to connect" in low or ("permission denied" in low and "docker.sock" in low):
-        remedy = "type there: sudo usermod -aG docker $USER, and log in again"
-        return EngineError(f"{host.name}: this user may not use the engine; {remedy}")
-    if "cannot connect to the docker daemon" in low or "is the docker daemon running" in low:
-        where = client.address or "its socket"
-        return EngineError(f"{host.name}: the engine does not answer at {where}; start it: sudo systemctl start docker")
+    if (known := trouble(stderr, client.address)) is not None:
+        return EngineError(f"{host.name}: {known}")
     return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(stderr, lines=2)}")
 
 

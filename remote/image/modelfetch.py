@@ -7,7 +7,7 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ _FEED_SEC = 90.0
 
 class FetchError(HostError):
     """A model, revision or cache that cannot be fetched; the message says which."""
+
+
+class FetchRefused(HostError):
+    """A cache that leads out of itself; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,11 @@ class Fetch:
             f"{self.cache_here} here" if self.cache_here else self.endpoint or "https://huggingface.co"
         )
 
+    @property
+    def request(self) -> dict[str, Any]:
+        """All that is asked for, which tells one fetch from another."""
+        return {**asdict(self), "cache_here": None if self.cache_here is None else str(self.cache_here)}
+
     def to_job(self, source: dict[str, Any], *, token: bool) -> dict[str, Any]:
         """The document that the job reads. It holds no secret: `token` says that one will be fed."""
         plain = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
@@ -71,8 +80,8 @@ def find(agent: Agent, fetch: Fetch) -> Job | None:
     job = vmjob.running(agent)
     if job is None:
         return None
-    if not job.folder.rpartition("/")[2].startswith(f"{VERB}-{_slug(fetch)}-"):
-        raise HostError(f"{agent.host.name}: busy with {job.folder}")
+    if not vmjob.does(job, VERB, fetch.request):
+        raise HostError(f"{agent.host.name}: busy with {job.folder} of {vmjob.starter(job)}, which is other work")
     return job
 
 
@@ -90,7 +99,7 @@ def start(
         source = {"kind": "cache", "path": fetch.cache}
     elif fetch.cache_here is not None:
         source = _bring(agent, fetch, on_progress, deadline_sec)
-    job = vmjob.new(agent, VERB, _slug(fetch))
+    job = vmjob.new(agent, VERB, fetch.model, fetch.request)
     vmjob.start(job, fetch.to_job(source, token=token is not None), deadline_sec=deadline_sec)
     if token is not None:
         command = once(agent.host, "remote.image.onvm.scripts.feed", f"{job.folder}/{TOKEN_PIPE}", secrets=(token,))
@@ -98,18 +107,15 @@ def start(
     return job
 
 
-def _slug(fetch: Fetch) -> str:
-    return fetch.model.replace("/", "--")
-
-
 def _bring(agent: Agent, fetch: Fetch, on_progress: Callable[[Progress], None], timeout_sec: float) -> dict[str, Any]:
     """Send the laptop's copy to the VM, beside the model's place; the source for the job's document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
     try:
-        snapshot = snapshot_in(fetch.cache_here.expanduser(), fetch.model, fetch.revision)
-        files = chosen(files_of(snapshot))
+        cache = fetch.cache_here.expanduser()
+        snapshot = snapshot_in(cache, fetch.model, fetch.revision)
+        files = chosen(files_of(snapshot, cache))
     except Failed as failed:
-        raise FetchError(str(failed)) from None
+        raise (FetchRefused if failed.kind == "refused" else FetchError)(str(failed)) from None
     if not isinstance(agent.host, SshHost):
         return {"kind": "cache", "path": str(snapshot.parent.parent)}
     with _as_files(snapshot, [file["path"] for file in files]) as folder:

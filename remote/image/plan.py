@@ -7,16 +7,15 @@ refuses what does not fit.
 
 import hashlib
 import json
-import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from remote.image.context import CodeFile, ModelFile, ModelFolder, Packed, digest_of_code, slots
 from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
+from remote.image.ground import home_below
 
 LABEL = "qlora-fleet"
-FOLDER = "qlora-fleet"  # ours below --tmpdir
 NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
 # Files on these vanish with the machine, use up its memory, or have no hard links or modes.
 UNFIT_KINDS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
@@ -26,6 +25,10 @@ HEADROOM_BYTES = 500_000_000  # for logs and the cache's bookkeeping, and so tha
 STACK_COPIES = 2.6
 # Weights are in BuildKit's copy of the context and in their layers.
 WEIGHT_COPIES = 2.0
+
+
+class ModelDamaged(EngineError):
+    """A model's file is not what its manifest says; the message ends with the command that mends it."""
 
 
 class CannotFit(EngineError):
@@ -67,7 +70,7 @@ class Wanted:
 
     @property
     def home(self) -> str:
-        return posixpath.join(self.tmpdir, FOLDER)
+        return home_below(self.tmpdir)
 
     def model_folders(self) -> list[tuple[str, str]]:
         """Name in the image, and folder on the VM, of every model."""
@@ -100,14 +103,14 @@ class BuildPlan:
     needs: tuple[Need, ...]
     notes: tuple[str, ...]
 
-    def to_job(self) -> dict[str, Any]:
-        """The document for `remote.image.onvm.build`."""
+    def to_job(self, *, anew: bool = False) -> dict[str, Any]:
+        """The document for `remote.image.onvm.build`. `anew` builds also where the image has this digest."""
         own = {key: value for key, value in asdict(self).items() if key not in ("needs", "notes")}
-        return {**own, "label": f"{LABEL}.build", "docker": [self.argv[0]]}
+        return {**own, "label": f"{LABEL}.build", "docker": [self.argv[0]], "anew": anew}
 
 
 def model_folders(look: Look) -> tuple[ModelFolder, ...]:
-    """The models on the VM. Raises EngineError for one that is absent, unverified or incomplete."""
+    """The models on the VM. Raises EngineError for one that is absent or unverified, ModelDamaged for one cut short."""
     folders = []
     for seen in look.models:
         name, folder = seen["name"], seen["folder"]
@@ -119,9 +122,10 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
                 f"image.models: {folder} has no readable manifest.json, so it may be half a model; {fetch}"
             )
         for path, has, size, _ in seen["files"]:
+            if has is None:
+                raise EngineError(f"image.models: {folder}/{path}: not there; {fetch}")
             if has != size:
-                what = "not there" if has is None else f"{has} bytes, its manifest says {size}"
-                raise EngineError(f"image.models: {folder}/{path}: {what}; {fetch}")
+                raise ModelDamaged(f"image.models: {folder}/{path}: {has} bytes, its manifest says {size}; {fetch}")
         files = tuple(ModelFile(path=path, size=size, sha256=sha256) for path, _, size, sha256 in seen["files"])
         folders.append(ModelFolder(name=name, folder=folder, files=files, manifest_sha256=seen["sha256"]))
     return tuple(folders)
@@ -136,7 +140,7 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
     packed = slots(models)
     tmp, root = look.place(wanted.tmpdir), look.place(facts.data_root)
     _check_kinds(tmp, root, facts)
-    labels = _labels(wanted, models)
+    labels = _labels(wanted, _digests(models))
     digest = labels[f"{LABEL}.build"]
     needs = _needs(wanted, models, packed, tmp, root, existing)
     _check_room(needs)
@@ -158,11 +162,37 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
 
 def is_built(wanted: Wanted, look: Look, existing: Mapping[str, str]) -> bool:
     """Whether the image that has the name now holds exactly what is wanted."""
-    return existing.get(f"{LABEL}.build") == _labels(wanted, model_folders(look))[f"{LABEL}.build"]
+    return existing.get(f"{LABEL}.build") == _labels(wanted, _digests(model_folders(look)))[f"{LABEL}.build"]
 
 
-def _labels(wanted: Wanted, models: Sequence[ModelFolder]) -> dict[str, str]:
-    model_digests = {model.name: model.manifest_sha256 for model in models}
+def outdated(wanted: Wanted, existing: Mapping[str, str]) -> tuple[str, ...]:
+    """What an image with these labels was built of that is not what `wanted` names now; empty where nothing is.
+
+    For its models it is asked which they are, not what is in them, and its commit does not count: both may be looked at
+    without the VM's folders, and an image of another commit with the same files is the same image.
+    """
+    try:
+        models: dict[str, str] = dict(json.loads(existing.get(f"{LABEL}.models") or "{}"))
+    except (ValueError, TypeError):
+        models = {}
+    revision = existing.get("org.opencontainers.image.revision", "")
+    labels = _labels(replace(wanted, git_sha=revision), models)
+    parts = {
+        "its profile": existing.get(f"{LABEL}.profile") == labels[f"{LABEL}.profile"],
+        "its base image": existing.get("org.opencontainers.image.base.name") == wanted.profile.base,
+        "its packages": existing.get(f"{LABEL}.lock") == wanted.lock_digest,
+        "its models": models.keys() == {name for name, _ in wanted.model_folders()},
+    }
+    if all(parts.values()) and existing.get(f"{LABEL}.build") != labels[f"{LABEL}.build"]:
+        return ("its code, or a setting of it",)
+    return tuple(name for name, same in parts.items() if not same)
+
+
+def _digests(models: Sequence[ModelFolder]) -> dict[str, str]:
+    return {model.name: model.manifest_sha256 for model in models}
+
+
+def _labels(wanted: Wanted, model_digests: Mapping[str, str]) -> dict[str, str]:
     labels = {
         "org.opencontainers.image.title": LABEL,
         "org.opencontainers.image.revision": wanted.git_sha,
@@ -232,7 +262,7 @@ def _needs(
 ) -> tuple[Need, ...]:
     weights = sum(model.size for model in models)
     ours = sum(file.size for file in wanted.code)
-    labels = _labels(wanted, models)
+    labels = _labels(wanted, _digests(models))
     # What the image of that name holds is in the engine's cache, too, unless somebody pruned it.
     same = {key: existing.get(key) == labels[key] for key in (f"{LABEL}.lock", f"{LABEL}.models")}
     stack = 0 if same[f"{LABEL}.lock"] else round(wanted.profile.stack_bytes * STACK_COPIES) + BASE_BYTES

@@ -6,23 +6,24 @@ import re
 from remote.hosts.command import Command, Secret
 from remote.hosts.delivery import once
 from remote.hosts.host import Host, HostError, HostUnreachable, LoginRefused, check
-from remote.image.engine import Client
+from remote.image.engine import Client, explained
 from remote.image.names import USER_FORMS, Reference, is_ocir
+from remote.image.onvm.client import trouble
 
 LOGIN_FOLDER = "qlora-fleet-login-"
 _LOGIN_SEC = 120.0
 
 
-def log_in(host: Host, client: Client, where: Reference, user: str, password: Secret, *, tidy: bool) -> str:
+def log_in(host: Host, client: Client, registry: str, user: str, password: Secret, *, tidy: bool) -> str:
     """Log the engine's client in, with a configuration folder of its own; returns that folder on the host.
 
     The caller removes the folder. `tidy` removes those that killed logins left. The password goes over standard input.
-    Raises LoginRefused, HostUnreachable for a registry that did not answer, and as `Host.run`.
+    Raises LoginRefused, HostUnreachable for a registry that did not answer, EngineError, and as `Host.run`.
     """
     make = once(host, "remote.image.onvm.scripts.login", LOGIN_FOLDER, "tidy" if tidy else "keep")
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_SEC)).stdout.decode().strip()
     login = Command(
-        argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", where.host),
+        argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),
         environment=client.environment,
         secrets=(password,),
     )
@@ -30,11 +31,14 @@ def log_in(host: Host, client: Client, where: Reference, user: str, password: Se
         completed = host.run(login, stdin=password.reveal().encode(), timeout_sec=_LOGIN_SEC)
         if completed.exit_code == 0:
             return folder
-        complaint = login.tail(completed.stderr.decode(errors="replace"), lines=1)
+        stderr = completed.stderr.decode(errors="replace")
+        if completed.exit_code == 127 or trouble(stderr) is not None:
+            raise explained(host, client, login, completed)
+        complaint = login.tail(stderr, lines=1)
         if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
-            forms = f"; its users are {USER_FORMS}, and the password is an auth token" if is_ocir(where.host) else ""
-            raise LoginRefused(f"{where.host} refuses user {user}: {complaint}{forms}")
-        raise HostUnreachable(f"{host.name}: logging in to {where.host}: {complaint}")
+            forms = f"; its users are {USER_FORMS}, and the password is an auth token" if is_ocir(registry) else ""
+            raise LoginRefused(f"{registry} refuses user {user}: {complaint}{forms}")
+        raise HostUnreachable(f"{host.name}: logging in to {registry}: {complaint}")
     except BaseException:
         forget(host, folder)
         raise

@@ -1,14 +1,19 @@
 """Long work on the build VM as one detached job: start it or find the one that runs, follow it, return its outcome.
 
-The job goes on without the laptop and without the link; the next command finds it by its slot and follows it. All verbs
-share one slot, because two jobs would compete for the same disk and engine.
+The job goes on without the laptop and without the link; the next command finds it by its slot. It follows the job if
+that does the same work, which the digest of the whole request in the name of its folder tells. All verbs share one
+slot, because two jobs would compete for the same disk and engine.
 """
 
+import getpass
+import hashlib
 import json
+import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from remote.hosts.command import Command
 from remote.hosts.delivery import program
@@ -16,6 +21,7 @@ from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable
 from remote.jobs.agent import ONHOST, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
+WHO_FILE = "who"  # in a job's folder: who started it
 _ONVM = "remote.image.onvm"
 _SHOWN_EVERY_SEC = 1.0
 _SILENT_FOR_SEC = 60.0
@@ -23,11 +29,15 @@ _QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened 
 
 
 class JobFailed(HostError):
-    """The job failed. `kind` is as in `remote.image.onvm.job.Failed`, or lost."""
+    """The job failed. `kind` is as in `remote.image.onvm.job.Failed`, or lost; `log` is where its log is."""
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+    def __init__(self, kind: str, message: str, log: str) -> None:
+        super().__init__(f"{message}; log: {log}")
+        self.kind, self.message = kind, message
+
+    def logged_at(self, log: str) -> Self:
+        """The same, with its log at another place."""
+        return type(self)(self.kind, self.message, log)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +78,40 @@ def verb_of(job: Job) -> str:
     return job.folder.rpartition("/")[2].partition("-")[0]
 
 
-def new(agent: Agent, verb: str, name: str) -> Job:
-    """A new job, not started. `name` tells it from others of its verb."""
+def new(agent: Agent, verb: str, name: str, request: Mapping[str, Any]) -> Job:
+    """A new job, not started, that does `request`. `name` is for people."""
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    return Job(
-        agent, f"{agent.host.workdir}/jobs/{verb}-{name}-{moment}-{time.time_ns() % 10**6:06d}", slot=slot(agent)
-    )
+    words = f"{_plain(name)}-{digest_of(request)}-{moment}-{time.time_ns() % 10**6:06d}"
+    return Job(agent, f"{agent.host.workdir}/jobs/{verb}-{words}", slot=slot(agent))
+
+
+def does(job: Job, verb: str, request: Mapping[str, Any]) -> bool:
+    """Whether a job does this work and no other."""
+    words = job.folder.rpartition("/")[2].split("-")
+    return words[0] == verb and len(words) > 3 and words[-3] == digest_of(request)
+
+
+def digest_of(request: Mapping[str, Any]) -> str:
+    """Tells one work from another: the sha256 of its whole request, cut to what a folder's name can hold."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
+
+
+def me() -> str:
+    """Who starts jobs from here; several people may log in to one user of the VM."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user number without a name
+        return f"somebody@{socket.gethostname()}"
+
+
+def starter(job: Job) -> str:
+    """Who started a job, as `me` says it; empty where that is not known."""
+    text = str(job.agent.line("tail", {"root": job.folder, "path": WHO_FILE, "size": 200})["text"])
+    return " ".join(text.split())
 
 
 def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
@@ -81,7 +119,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
     verb, agent = verb_of(job), job.agent
     agent.path(f"{_ONVM}.{verb}")  # KeyError for a verb that no module has
     command = Command(argv=(*agent.host.python, agent.path(f"{_ONVM}.__main__"), "job.json"))
-    files = {"job.json": json.dumps({"verb": verb, **document})}
+    files = {"job.json": json.dumps({"verb": verb, **document}), WHO_FILE: me()}
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
@@ -120,19 +158,17 @@ def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostErro
 
 
 def _outcome(job: Job, status: JobStatus) -> Outcome:
-    where = f"{job.agent.host.name}:{job.folder}/log.txt"
+    log = f"{job.agent.host.name}:{job.folder}/log.txt"
     if status.state is not JobState.ENDED:
-        raise JobFailed(
-            "lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed; log: {where}"
-        )
+        raise JobFailed("lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed", log)
     text = job.agent.line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
     if not text:
         ended = {"deadline": "stopped at its deadline", "cancelled": "stopped by request"}.get(
             status.why or "", f"ended with exit code {status.exit_code}"
         )
         last = " ".join(job.log_tail()[-2:])
-        raise JobFailed("stopped", f"the job {ended} and left no outcome: {last}; log: {where}")
+        raise JobFailed("stopped", f"the job {ended} and left no outcome: {last}", log)
     outcome = json.loads(text)
     if not outcome["ok"]:
-        raise JobFailed(outcome["kind"], f"{outcome['message']}; log: {where}")
+        raise JobFailed(outcome["kind"], outcome["message"], log)
     return Outcome(facts=outcome, folder=job.folder, wall_time_sec=status.wall_time_sec or 0.0)

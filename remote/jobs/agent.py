@@ -11,6 +11,7 @@ from typing import Any
 from remote.hosts.command import Command
 from remote.hosts.delivery import PYTHON_FLAGS, Program, once, program
 from remote.hosts.host import Completed, Host, HostError, HostUnreachable, Readable, check
+from remote.hosts.process import MOST_KEPT_BYTES
 from remote.jobs.onhost.basics import CUT_SHORT, REFUSED
 
 ONHOST = "remote.jobs.onhost"
@@ -74,6 +75,8 @@ class Agent:
                 lines.append(line)
                 if on_line is not None:
                     on_line(line)
+            if len(rest) > MOST_KEPT_BYTES:
+                raise HostUnreachable(f"{self.host.name}: a line without end in answer to {verb}")
 
         self.raw(
             verb,

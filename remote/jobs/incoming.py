@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remote.hosts.host import HostError, HostUnreachable
+from remote.hosts.process import MOST_KEPT_BYTES
 from remote.jobs.agent import Agent
 from remote.jobs.onhost.basics import Refusal, inside, sync_folder
 from remote.jobs.onhost.files import digest_of, is_movable, names_below, part_of, pieces
@@ -130,6 +131,8 @@ class Incoming:
             if self._heard_names and not self._coming:
                 raise HostError(f"{self._agent.host.name}: sent more bytes than it announced")
             self._rest += piece[at:] if end < 0 else piece[at:end]
+            if len(self._rest) > MOST_KEPT_BYTES:
+                raise HostError(f"{self._agent.host.name}: sent a line without end")
             if end < 0:
                 return
             line, self._rest, at = bytes(self._rest), bytearray(), end + 1

@@ -10,7 +10,7 @@ once more; one that only grows comes at the length it had when it was opened.
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,12 +103,15 @@ def pull(
     return Moved(came=tuple(state.came), already=tuple(state.already), byte_count=state.byte_count)
 
 
-def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) -> Moved:
-    """Copy every regular file below `source` into `root` on the host; raises as `pull` does."""
+def push(agent: Agent, source: Path | Mapping[str, Path], root: str, *, timeout_sec: float = 3600.0) -> Moved:
+    """Copy every regular file below `source`, or these files by their names, into `root` on the host.
+
+    Raises as `pull` does.
+    """
+    files = dict(sorted(source.items())) if isinstance(source, Mapping) else _below(source)
     entries = [
-        FileEntry(path=str(path.relative_to(source)), size=size, sha256=sha256)
-        for path in sorted(source.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+        FileEntry(path=name, size=size, sha256=sha256)
+        for name, path in files.items()
         for size, sha256 in [digest_of(path)]
     ]
     patience, most, moved = _Patience(agent.host.name, timeout_sec), -1, 0
@@ -128,7 +131,7 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
             already = whole if already is None else already
             if not wanted:
                 break
-            stream = _Outgoing(source, wanted, have)
+            stream = _Outgoing(files, wanted, have)
             answers = agent.lines(
                 "receive",
                 {"root": root},
@@ -153,12 +156,17 @@ def push(agent: Agent, source: Path, root: str, *, timeout_sec: float = 3600.0) 
     )
 
 
+def _below(folder: Path) -> dict[str, Path]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    return {str(path.relative_to(folder)): path for path in files}
+
+
 class _Outgoing:
     """The rest of each wanted file, one after the other, as one Readable."""
 
-    def __init__(self, source: Path, wanted: Sequence[FileEntry], have: dict[str, int]) -> None:
+    def __init__(self, files: Mapping[str, Path], wanted: Sequence[FileEntry], have: dict[str, int]) -> None:
         self.byte_count = 0
-        self._pieces = self._read(source, wanted, have)
+        self._pieces = self._read(files, wanted, have)
         self._rest = b""
 
     def read(self, size: int, /) -> bytes:
@@ -169,9 +177,9 @@ class _Outgoing:
         return piece
 
     @staticmethod
-    def _read(source: Path, wanted: Sequence[FileEntry], have: dict[str, int]) -> Iterator[bytes]:
+    def _read(files: Mapping[str, Path], wanted: Sequence[FileEntry], have: dict[str, int]) -> Iterator[bytes]:
         for entry in wanted:
-            with (source / entry.path).open("rb") as file:
+            with files[entry.path].open("rb") as file:
                 file.seek(min(have[entry.path], entry.size))
                 while piece := file.read(_PIECE):
                     yield piece

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, Completed, HostUnreachable, Readable
-from remote.hosts.process import Limits
+from remote.hosts.host import Completed, HostError, HostUnreachable, Readable
+from remote.hosts.process import Kept, Limits
 
 if TYPE_CHECKING:
     import paramiko
@@ -89,7 +89,7 @@ class Session:
         self._channel: paramiko.Channel | None = None
         self._feeder: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._out, self._err = bytearray(), bytearray()
+        self._out, self._err = Kept(limits.label), Kept(limits.label)
 
     def begin(self, script: bytes, stdin: bytes | Readable | None) -> None:
         with gone_is_unreachable(self._name):
@@ -134,10 +134,10 @@ class Session:
         if code == -1:  # no exit status came: the connection, or the shell around the command, was killed
             raise HostUnreachable(f"{self._name}: the connection broke while a command ran")
         if self._noise is not None:  # the command did not begin: the loader or the login shell says why
-            self._err.extend(self._noise)
+            self._err.take(self._noise)
             if code == 255:
                 raise HostUnreachable(f"{self._name}: a command was cut short on its way there")
-        return Completed(exit_code=code, stdout=bytes(self._out), stderr=bytes(self._err))
+        return Completed(exit_code=code, stdout=bytes(self._out.content), stderr=bytes(self._err.content))
 
     def _left_sec(self) -> float:
         """Seconds until the nearer limit. Raises what the command's input raised, and CommandTimedOut."""
@@ -148,7 +148,7 @@ class Session:
     def _read(self, channel: paramiko.Channel, on_stdout: Callable[[bytes], None] | None) -> bool:
         heard = False
         while channel.recv_stderr_ready():
-            self._err.extend(channel.recv_stderr(_PIECE))
+            self._err.take(channel.recv_stderr(_PIECE))
             heard = True
         while channel.recv_ready():
             piece = channel.recv(_PIECE)
@@ -156,7 +156,7 @@ class Session:
             if self._noise is not None:
                 piece = self._after_mark(piece)
             if piece:
-                (self._out.extend if on_stdout is None else on_stdout)(piece)
+                (self._out.take if on_stdout is None else on_stdout)(piece)
             self._limits.heard = time.monotonic()  # afterwards: the time that the sink takes is not silence
             self._limits.left_sec()  # endless output has a deadline, too
         return heard
@@ -181,7 +181,7 @@ class Session:
         if channel is None or channel.exit_status_ready() or not self._connection.is_open():
             return
         until = time.monotonic() + _END_SEC
-        with contextlib.suppress(paramiko.SSHException, OSError, EOFError, HostUnreachable, CommandTimedOut):
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError, HostError):
             self._limits = Limits(self._name, _END_SEC, None)
             while self._group is None and not channel.exit_status_ready() and time.monotonic() < until:
                 if not self._read(channel, lambda _: None):

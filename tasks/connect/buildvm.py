@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from remote.hosts.host import AddressWrong, Host, HostError, HostKeyRefused, LoginRefused, one_line
+from remote.hosts.host import AddressWrong, Host, HostError, HostKeyRefused, LoginRefused, TooMuchOutput, one_line
 from remote.hosts.local import LocalHost
 from remote.image.engine import EngineError
-from remote.image.modelfetch import FetchError
+from remote.image.ground import GroundRefused, GroundWrong
+from remote.image.modelfetch import FetchError, FetchRefused
+from remote.image.plan import ModelDamaged
 from remote.image.vmjob import JobFailed, Line
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
@@ -69,10 +71,12 @@ def tmpdir_on(settings: Settings, host: Host, given: str | None) -> str:
 
 def explained(error: HostError, again: str) -> TaskFailed:
     """An error of the VM as the task's, with the command to type next where the message has none."""
-    if isinstance(error, HostKeyRefused):
+    if isinstance(error, (HostKeyRefused, GroundRefused, ModelDamaged, FetchRefused)):
         return Refused(str(error))
-    if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError)):
+    if isinstance(error, (AddressWrong, LoginRefused, EngineError, FetchError, GroundWrong)):
         return UsageError(str(error))
+    if isinstance(error, TooMuchOutput):  # it would print the same the next time
+        return TaskFailed(str(error))
     if isinstance(error, JobFailed):
         return _job_failed(error, again)
     return Resumable(f"{error}; `{again}` tries again")
@@ -86,7 +90,7 @@ def _job_failed(error: JobFailed, again: str) -> TaskFailed:
         "stopped": f"; `{again}` starts it anew",
         "lost": f"; `{again}` starts it anew",
     }
-    if error.kind in ("unauthorized", "usage"):
+    if error.kind in ("unauthorized", "forbidden", "usage"):
         return UsageError(str(error))
     if error.kind == "refused":
         return Refused(str(error))

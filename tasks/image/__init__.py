@@ -6,6 +6,7 @@ push      the image into the registry, its digest into results/image.json
 verify    the proof that an image works
 size      its layers, and what a push, a pull and a node need
 archive   the image as a file
+jobs      a job on the VM: followed, its log kept, stopped by whoever started it
 profiles  image/profiles.yaml, the image's name, the locks
 model     the demo model, and models brought to the VM
 vm        the build VM, and an engine on it

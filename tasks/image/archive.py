@@ -1,14 +1,17 @@
 """`inv image.archive` and `image.load`: the image as a file, for the other side of an air gap."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from invoke.context import Context
 
 from remote.image import engine, vmjob
 from remote.image.vmjob import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
-from tasks.connect.buildvm import build_vm_job, show_cut, show_line
+from tasks.connect.buildvm import build_vm_job
 from tasks.errors import Resumable, UsageError
-from tasks.image import profiles
+from tasks.image import jobs, profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
 
@@ -32,7 +35,7 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
     if not path.startswith("/"):
         raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
     how = client(settings)
-    document = {
+    document: dict[str, Any] = {
         "docker": [how.program],
         "environment": how.environment,
         "image": profiles.image_name(settings),
@@ -41,26 +44,34 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
     }
     with build_vm_job(settings, again) as host:
         agent = vmjob.agent_on(host)
+        if action == "archive":
+            document["image_id"] = _image(settings, agent)["Id"]
         job = vmjob.running(agent)
+        if job is not None and not vmjob.does(job, "archive", document):
+            raise jobs.busy(job, again)
         if job is None:
             if action == "archive":
                 _check_room(settings, agent, path)
-            job = vmjob.new(agent, "archive", action)
+            job = vmjob.new(agent, "archive", f"{action}-{path}", document)
             try:
                 vmjob.start(job, document, deadline_sec=settings.image.deadline_sec)
             except HostBusy as busy:
                 raise Resumable(f"{busy}; when that has ended, `{again}`") from None
-        elif f"archive-{action}-" not in job.folder:
-            raise Resumable(f"{host.name}: busy with {job.folder}; when that has ended, `{again}`")
-        return vmjob.follow(job, show_line, show_cut)
+        return jobs.follow(settings, job)
+
+
+def _image(settings: Settings, agent: Agent) -> Mapping[str, Any]:
+    """The engine's record of the image. Raises UsageError where there is none."""
+    image = engine.inspect(agent.host, client(settings), profiles.image_name(settings))
+    if image is None:
+        raise UsageError(f"{profiles.image_name(settings)}: not on the VM; `inv build` makes it")
+    return image
 
 
 def _check_room(settings: Settings, agent: Agent, path: str) -> None:
     """Raises UsageError where the disks are too small: `docker save` unpacks the whole image before it writes."""
     facts = engine.observe(agent.host, client(settings))
-    image = engine.inspect(agent.host, client(settings), profiles.image_name(settings))
-    if image is None:
-        raise UsageError(f"{profiles.image_name(settings)}: not on the VM; `inv build` makes it")
+    image = _image(settings, agent)
     seen = engine.look(agent.host, (path, facts.data_root))
     unpack = seen.docker_tmpdir or facts.data_root
     seen = engine.look(agent.host, (path, unpack))

@@ -6,15 +6,13 @@ and follows it: exactly one build runs on a VM.
 """
 
 import shlex
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
 from invoke.context import Context
 
 from remote.hosts.host import Host
-from remote.image import engine, vmjob
+from remote.image import engine, ground, vmjob
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
@@ -22,68 +20,87 @@ from remote.image.plan import BuildPlan, Wanted
 from remote.image.vmjob import Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
-from remote.jobs.job import LOG_FILE, HostBusy, Job
+from remote.jobs.job import HostBusy, Job
 from tasks.cli.git import git
-from tasks.connect.buildvm import build_vm_job, show_cut, show_line, tmpdir_on
+from tasks.connect.buildvm import build_vm_job, tmpdir_on
 from tasks.errors import Resumable, TaskFailed, UsageError
-from tasks.image import profiles
+from tasks.image import jobs, profiles
 from tasks.settings.load import Settings, load
 
 
-def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool) -> None:
+def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, anew: bool) -> None:
     settings = load(context)
     again = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
     began = time.monotonic()
     with build_vm_job(settings, again, ", --cancel stops it") as host:
         agent = vmjob.agent_on(host)
         if cancel:
-            _cancel(vmjob.running(agent))
+            jobs.cancel(agent, "build")
             return
         tmp = tmpdir_on(settings, host, tmpdir)
         if dry_run:
-            plan = _plan(settings, host, tmp)
+            plan = _plan(settings, host, tmp, anew=anew)
             print(f"{host.name}: the image is up to date" if plan is None else render(plan))
             return
-        _work(settings, agent, tmp, again, began)
+        _work(settings, agent, tmp, again, began, anew=anew)
 
 
-def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float) -> None:
+def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, *, anew: bool) -> None:
     """Follow the build that runs, or start one, until the image is the wanted one."""
     how = "is up to date: nothing was sent, nothing was built"
     for _ in range(3):  # another build may run first: one of older sources, or somebody else's
         job = vmjob.running(agent)
         if job is None:
-            plan = _plan(settings, agent.host, tmp)
+            plan = _plan(settings, agent.host, tmp, anew=anew)
             if plan is None:
                 _conclude(settings, agent.host, how, began)
                 return
-            job = vmjob.new(agent, "build", plan.digest[:12])
+            request = plan.to_job(anew=anew)
+            job = vmjob.new(agent, "build", profiles.image_name(settings), request)
             print(render(plan), flush=True)
-            _send(settings, agent, plan)
+            _send(settings, agent, plan, tmp)
             try:
-                vmjob.start(job, plan.to_job(), deadline_sec=settings.image.deadline_sec)
+                vmjob.start(job, request, deadline_sec=settings.image.deadline_sec)
             except HostBusy:
                 continue
+            anew = False
+            outcome = jobs.follow(settings, job)
         elif vmjob.verb_of(job) != "build":
-            raise Resumable(f"{agent.host.name}: busy with {job.folder}; when that has ended, `{again}`")
+            raise jobs.busy(job, again)
         else:
             print(f"{agent.host.name}: a build is running already ({job.folder}); following it", flush=True)
-        outcome = _follow(settings, job)
-        how = f"is built; log: {keep_log(settings, job)}"
+            followed = _follow_running(settings, job, tmp, anew=anew)
+            if followed is None:
+                continue
+            outcome = followed
+        how = f"is built; log: {jobs.log_of(settings, job)}"
         _suggest_pin(settings, outcome)
-    if _plan(settings, agent.host, tmp) is not None:
+    if _plan(settings, agent.host, tmp, anew=anew) is not None:
         raise Resumable(f"{agent.host.name}: three other builds ran first; `{again}`")
     _conclude(settings, agent.host, how, began)
 
 
-def _plan(settings: Settings, host: Host, tmp: str) -> BuildPlan | None:
-    """The build that is due, or None where the image is already the wanted one."""
+def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Outcome | None:
+    """Wait for a build that is there already; None where it failed and was not the same work as ours."""
     try:
+        return jobs.follow(settings, job)
+    except vmjob.JobFailed as failure:
+        plan = _plan(settings, job.agent.host, tmp, anew=anew)
+        if plan is not None and vmjob.does(job, "build", plan.to_job(anew=anew)):
+            raise
+        print(f"that build, which was of other sources, failed: {failure}", flush=True)
+        return None
+
+
+def _plan(settings: Settings, host: Host, tmp: str, *, anew: bool) -> BuildPlan | None:
+    """The build that is due, or None where the image is already the wanted one and need not be made `anew`."""
+    try:
+        ground.claim(host, tmp, make=False)  # what another user made there is not even read
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
         look = engine.look(host, (tmp, facts.data_root), want.model_folders())
         labels = labels_of(host, want.client, want.image)
-        if buildplan.is_built(want, look, labels):
+        if not anew and buildplan.is_built(want, look, labels):
             return None
         return buildplan.plan(want, facts, look, labels)
     except ContextError as error:
@@ -141,35 +158,12 @@ def render(plan: BuildPlan) -> str:
     return "\n".join(lines)
 
 
-def _send(settings: Settings, agent: Agent, plan: BuildPlan) -> None:
+def _send(settings: Settings, agent: Agent, plan: BuildPlan, tmp: str) -> None:
     """Send our files to the VM, verified, below a folder named by their digest."""
-    with tempfile.TemporaryDirectory(prefix="qlora-fleet-context-") as folder:
-        for file in _code(settings):
-            place = Path(folder, file.place)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file.source, place)
-        moved = transfer.push(agent, Path(folder), plan.code_folder)
+    ground.claim(agent.host, tmp)
+    files = {file.place: file.source for file in _code(settings)}
+    moved = transfer.push(agent, files, plan.code_folder)
     print(f"sent {len(moved.came)} files, {moved.byte_count / 1e6:.2f} MB; {len(moved.already)} were there", flush=True)
-
-
-def _follow(settings: Settings, job: Job) -> Outcome:
-    """Follow a job to its end, and keep its whole log beside the results, also when it fails."""
-    try:
-        return vmjob.follow(job, show_line, show_cut)
-    except vmjob.JobFailed:
-        keep_log(settings, job)
-        raise
-
-
-def keep_log(settings: Settings, job: Job) -> Path:
-    """Fetch a job's log into results/jobs."""
-    kept = settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    # Through a temporary folder: several commands may follow one job and fetch its log in the same moment.
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".log-") as folder:
-        transfer.pull(job.agent, job.folder, Path(folder), only=(LOG_FILE,))
-        Path(folder, LOG_FILE).replace(kept)
-    return kept
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
@@ -186,14 +180,6 @@ def _conclude(settings: Settings, host: Host, how: str, began: float) -> None:
     if facts is None:
         raise TaskFailed(f"{host.name}: {name} was there and is gone; somebody removed it; `inv build`")
     print(f"{name} {facts['Id'][7:19]} {how}; {facts['Size'] / 1e9:.2f} GB, {time.monotonic() - began:.1f} s")
-
-
-def _cancel(job: Job | None) -> None:
-    if job is None:
-        print("nothing runs on the VM")
-        return
-    status = job.cancel()
-    print(f"{job.folder}: {status.state.value}")
 
 
 def _git_sha(root: Path) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.command import Command, Secret
-from remote.image import modelfetch, vmjob
+from remote.image import ground, modelfetch, vmjob
 from remote.image.modelfetch import Fetch
 from remote.jobs.agent import Agent
 from remote.ssh.bulk import Progress
 from tasks.connect import secrets
-from tasks.connect.buildvm import build_vm_job, show_cut, show_line, tmpdir_on
+from tasks.connect.buildvm import build_vm_job, tmpdir_on
 from tasks.errors import TaskFailed, UsageError
+from tasks.image import jobs
 from tasks.settings.load import Settings, load
 
 DEMO_DEADLINE_SEC = 1800.0
@@ -66,7 +67,9 @@ def fetch_models(context: Context, given: Choices, *, dry_run: bool) -> None:
     flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(given).items() if value}
     again = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
     with build_vm_job(settings, again) as host:
-        home = f"{tmpdir_on(settings, host, given.tmpdir)}/qlora-fleet/models"
+        tmp = tmpdir_on(settings, host, given.tmpdir)
+        ground.claim(host, tmp, make=not dry_run)
+        home = f"{ground.home_below(tmp)}/models"
         for model in models:
             wanted = Fetch(
                 model=model,
@@ -99,7 +102,7 @@ def _fetch(settings: Settings, agent: Agent, wanted: Fetch) -> None:
             deadline_sec=settings.image.deadline_sec,
             on_progress=_SentLines(),
         )
-    facts = vmjob.follow(job, show_line, show_cut).facts
+    facts = jobs.follow(settings, job).facts
     fetched = facts["fetched_bytes"]
     how = f"{fetched / 1e9:.2f} GB of it came now" if fetched else "it was there already; nothing was fetched"
     print(

@@ -6,41 +6,84 @@ more if the registry stops accepting it halfway.
 
 import contextlib
 import datetime
+from typing import Any
 
 from invoke.context import Context
 
 from bench.records.durable import write_atomic
-from remote.hosts.host import HostError
-from remote.image import registry, vmjob
+from remote.hosts.host import Host, HostError
+from remote.image import engine, registry, vmjob
+from remote.image.context import ContextError
 from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from remote.image.plan import outdated
 from remote.image.registry import outcome_json
 from remote.image.vmjob import Outcome
 from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, Job
-from tasks.connect.buildvm import build_vm_job, show_cut, show_line
+from remote.jobs.job import HostBusy
+from tasks.connect.buildvm import build_vm, build_vm_job
 from tasks.connect.secrets import check_registry_user, registry_password
 from tasks.errors import Resumable, UsageError, cannot_write
-from tasks.image import profiles
-from tasks.image.build import client, keep_log
+from tasks.image import jobs, profiles
+from tasks.image.build import client, wanted
 from tasks.settings.load import Settings, load
 
 AGAIN = "inv push"
+STOP = ", `inv push --cancel` stops it"
 LOGINS = 2  # a token may expire between the first layer and the last
 
 
-def push_image(context: Context, *, dry_run: bool) -> None:
+def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) -> None:
     settings = load(context)
+    if cancel:
+        with build_vm(settings, f"{AGAIN} --cancel") as host:
+            jobs.cancel(vmjob.agent_on(host), "push")
+        return
     where, user = _where(settings)
     image = profiles.image_name(settings)
     if dry_run:
         print(f"{image} -> {where} as {user}; nothing was touched")
         return
-    with build_vm_job(settings, AGAIN) as host:
-        outcome = _work(settings, vmjob.agent_on(host), where, user, image)
+    again = f"{AGAIN} --stale" if stale else AGAIN
+    with build_vm_job(settings, again, STOP) as host:
+        image_id = _image_id(settings, host, image, stale=stale)
+        outcome = _work(settings, vmjob.agent_on(host), _request(settings, where, user, image, image_id), again)
     facts = outcome.facts
     _write(settings, where, facts)
     how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
     print(f"{where.repository}@{facts['digest']} {how}; {facts['compressed_bytes'] / 1e6:.2f} MB in the registry")
+
+
+def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str:
+    """The image to push. Raises UsageError where there is none, or one of other sources that is not asked for."""
+    facts = engine.inspect(host, client(settings), image)
+    if facts is None:
+        raise UsageError(f"{host.name}: no image {image} there; `inv build` makes it")
+    try:
+        differs = outdated(wanted(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
+    except ContextError as error:
+        raise UsageError(str(error)) from None
+    if differs:
+        what = f"{image} on {host.name} is not of the sources here: {', '.join(differs)} changed since it was built"
+        if not stale:
+            raise UsageError(f"{what}; `inv build` makes it anew, `inv push --stale` pushes it as it is")
+        print(f"{what}; pushing it as it is", flush=True)
+    return str(facts["Id"])
+
+
+def _request(settings: Settings, where: Reference, user: str, image: str, image_id: str) -> dict[str, Any]:
+    """The whole work, without the login."""
+    how = client(settings)
+    return {
+        "docker": [how.program],
+        "environment": how.environment,
+        "image": image,
+        "image_id": image_id,
+        "host": where.host,
+        "path": where.path,
+        "tag": where.tag,
+        "user": user,
+        "token_hosts": list(settings.registry.token_hosts),
+    }
 
 
 def _where(settings: Settings) -> tuple[Reference, str]:
@@ -59,55 +102,33 @@ def _where(settings: Settings) -> tuple[Reference, str]:
     return where, section.user
 
 
-def _work(settings: Settings, agent: Agent, where: Reference, user: str, image: str) -> Outcome:
-    """Follow the push that runs, or log in and start one."""
+def _work(settings: Settings, agent: Agent, request: dict[str, Any], again: str) -> Outcome:
+    """Follow the push that does the same, or log in and start one."""
     job = vmjob.running(agent)
     if job is not None:
-        if vmjob.verb_of(job) != "push" or not job.folder.rpartition("/")[2].startswith(_name(where)):
-            raise Resumable(f"{agent.host.name}: busy with {job.folder}; when that has ended, `{AGAIN}`")
+        if not vmjob.does(job, "push", request):
+            raise jobs.busy(job, again)
         print(f"{agent.host.name}: a push is running already ({job.folder}); following it", flush=True)
-        return _follow(settings, job)
-    secret = registry_password(settings, user, where.host, AGAIN)
-    how = client(settings)
+        return jobs.follow(settings, job)
+    host, user = request["host"], request["user"]
+    secret = registry_password(settings, user, host, again)
     for login in range(1, LOGINS + 1):
-        folder = registry.log_in(agent.host, how, where, user, secret, tidy=True)
-        job = vmjob.new(agent, "push", _name(where).removeprefix("push-"))
-        document = {
-            "docker": [how.program],
-            "environment": how.environment,
-            "login": folder,
-            "image": image,
-            "host": where.host,
-            "path": where.path,
-            "tag": where.tag,
-        }
+        folder = registry.log_in(agent.host, client(settings), host, user, secret, tidy=True)
+        job = vmjob.new(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
-            vmjob.start(job, document, deadline_sec=settings.image.deadline_sec)
+            vmjob.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
             registry.forget(agent.host, folder)
-            raise Resumable(f"{busy}; when that has ended, `{AGAIN}`") from None
+            raise Resumable(f"{busy}; when that has ended, `{again}`") from None
         try:
-            return _follow(settings, job)
+            return jobs.follow(settings, job)
         except vmjob.JobFailed as failure:
             with contextlib.suppress(HostError):  # the job does so itself, unless it was killed
                 registry.forget(agent.host, folder)
             if failure.kind != "unauthorized" or login == LOGINS:
                 raise
-            print(f"{where.host}: no longer logged in ({failure}); logging in once more", flush=True)
+            print(f"{host}: no longer logged in ({failure}); logging in once more", flush=True)
     raise AssertionError("unreachable")
-
-
-def _name(where: Reference) -> str:
-    safe = "".join(c if c.isalnum() else "-" for c in f"{where.path}-{where.tag}")
-    return f"push-{safe}"
-
-
-def _follow(settings: Settings, job: Job) -> Outcome:
-    try:
-        return vmjob.follow(job, show_line, show_cut)
-    finally:
-        with contextlib.suppress(HostError):  # a missing log must not hide how the push ended
-            keep_log(settings, job)
 
 
 def _write(settings: Settings, where: Reference, facts: object) -> None:

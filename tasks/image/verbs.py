@@ -7,20 +7,35 @@ _TMPDIR = "folder on the VM for models, context and archives, e.g. /mnt/fss (def
 _DRY_RUN = "print the plan that would run, and touch nothing"
 
 
-@task(help={"tmpdir": _TMPDIR, "dry-run": _DRY_RUN, "cancel": "stop the build that runs on the VM"})
-def build(context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False) -> None:
+@task(
+    help={
+        "tmpdir": _TMPDIR,
+        "dry-run": _DRY_RUN,
+        "cancel": "stop the build that runs on the VM",
+        "anew": "build although the image is up to date, e.g. after `inv image.verify` found it damaged",
+    }
+)
+def build(
+    context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False, anew: bool = False
+) -> None:
     """Build the offline image on the build VM, or follow its build."""
     from tasks.image.build import build_image
 
-    build_image(context, tmpdir, dry_run=dry_run, cancel=cancel)
+    build_image(context, tmpdir, dry_run=dry_run, cancel=cancel, anew=anew)
 
 
-@task(help={"dry-run": "print what would be pushed where, and touch nothing"})
-def push(context: Context, dry_run: bool = False) -> None:
+@task(
+    help={
+        "dry-run": "print what would be pushed where, and touch nothing",
+        "stale": "push the image although it was built of other sources than those here",
+        "cancel": "stop the push that runs on the VM",
+    }
+)
+def push(context: Context, dry_run: bool = False, stale: bool = False, cancel: bool = False) -> None:
     """Push the image, and write down the digest that pods run."""
     from tasks.image.push import push_image
 
-    push_image(context, dry_run=dry_run)
+    push_image(context, dry_run=dry_run, stale=stale, cancel=cancel)
 
 
 @task(

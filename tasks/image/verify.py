@@ -11,7 +11,7 @@ from remote.image import engine
 from remote.image import sdk as images
 from remote.image.sdk import Ended
 from tasks.connect.buildvm import build_vm
-from tasks.errors import TaskFailed
+from tasks.errors import Refused, TaskFailed
 from tasks.image import profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
@@ -40,8 +40,16 @@ def verify_image(context: Context) -> None:
     if wrong:
         for line in wrong:
             print(f"  WRONG: {line}")
-        raise TaskFailed(f"{name}: {wrong[0]}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
+        raise _refused(name, wrong)
     print(f"{name}: whole")
+
+
+def _refused(name: str, wrong: list[str]) -> TaskFailed:
+    """Damaged weights are refused with the command that mends them; the rest is a failure."""
+    said = f"{name}: {wrong[0]}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+    if any(line.startswith("model") for line in wrong):
+        return Refused(f"{said}; `inv build --anew` makes it again, of weights that it verifies")
+    return TaskFailed(said)
 
 
 def _two_steps(settings: Settings, run: Callable[..., Ended], *, has_gpu: bool) -> list[str]:

@@ -8,10 +8,11 @@ from invoke.context import Context
 from remote.hosts.command import Command
 from remote.hosts.delivery import once
 from remote.hosts.host import check
-from remote.image import engine, vm
+from remote.image import engine, ground, vm
+from remote.image.onvm.ground import NOT_OURS
 from tasks.cli.flags import number
 from tasks.connect.buildvm import build_vm, tmpdir_on
-from tasks.errors import TaskFailed, UsageError
+from tasks.errors import Refused, TaskFailed, UsageError
 from tasks.settings.load import load
 
 MOUNT = "/var/lib/qlora-fleet-engine"
@@ -52,8 +53,10 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
     settings = load(context)
     size = number("vm.engine: --size-gb", size_gb, "a number from 1 to 100000", lambda given: 1 <= given <= 100_000)
     with build_vm(settings, "inv vm.engine") as host:
+        tmp = tmpdir_on(settings, host, tmpdir)
         asked = {
-            "file": f"{tmpdir_on(settings, host, tmpdir)}/qlora-fleet/engine.ext4",
+            "owner": ground.claim(host, tmp),
+            "file": f"{ground.home_below(tmp)}/engine.ext4",
             "size_bytes": int(size * 1e9),
             "mount": MOUNT,
             "socket": SOCKET,
@@ -67,7 +70,7 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str) -> None:
         completed = host.run(command, timeout_sec=UP_SEC)
         if completed.exit_code != 0:
             lines = completed.stderr.decode(errors="replace").strip().splitlines() or [f"exit {completed.exit_code}"]
-            raise UsageError(f"{host.name}: {lines[-1]}")
+            raise (Refused if completed.exit_code == NOT_OURS else UsageError)(f"{host.name}: {lines[-1]}")
         facts = json.loads(completed.stdout)
         made = "made" if facts["made"] else "was there"
         state = "started" if facts["started"] else "was running"

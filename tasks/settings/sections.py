@@ -177,6 +177,7 @@ class RegistrySection(Section):
     image: Text | None = Field(default=None, description="a name like fra.ocir.io/namespace/repository:tag")
     user: Text | None = Field(default=None, description="a user's name in one of the three forms")
     password_file: Text | None = Field(default=None, description="a file's path")
+    token_hosts: Texts = Field(default=(), description="a list of hosts' names")
 
 
 class HubSection(Section):

@@ -6,17 +6,20 @@ leaves a valid archive of nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import threading
 from pathlib import Path
 from typing import IO, Any, cast
 
-from remote.image.onvm.job import Failed, Watcher, ask, reason
+from remote.image.onvm.client import ANSWER_BYTES, ask, bounded, reason
+from remote.image.onvm.job import Failed, Watcher
 from remote.jobs.onhost.files import PIECE, digest_of
 
 # The first that is installed is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
@@ -28,6 +31,7 @@ COMPRESSORS = (
 DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
 NOTE = "# image "  # sha256sum --check ignores such lines
 MEGABYTES_BETWEEN_WORDS = 512
+CHECKSUM_BYTES = 4096
 
 
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
@@ -43,13 +47,15 @@ def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = job["docker"], job["environment"]
     images = ask(docker, environment, "image", "inspect", job["image"])
     if images is None:
-        raise Failed("failed", f"the engine has no image {job['image']}; `inv build` makes it")
+        raise Failed("usage", f"the engine has no image {job['image']}; `inv build` makes it")
     image_id = images[0]["Id"]
+    if image_id != job["image_id"]:
+        raise Failed("changed", f"{job['image']} was built anew since this was typed")
     name, options, ending = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
     path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + ending)
     checksum = path.with_name(f"{path.name}.sha256")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and checksum.is_file() and read_checksum(checksum)[1] == image_id:
+    if is_ours(path) and is_ours(checksum) and read_checksum(checksum)[1] == image_id:
         watcher.say(f"{path}: holds this image already", "archive")
         return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
     checksum.unlink(missing_ok=True)
@@ -60,7 +66,10 @@ def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    checksum.write_text(f"{digest}  {path.name}\n{NOTE}{image_id}\n", encoding="utf-8")
+    part = checksum.with_name(f".{checksum.name}.part")
+    with fresh(part) as file:
+        file.write(f"{digest}  {path.name}\n{NOTE}{image_id}\n".encode())
+    os.replace(part, checksum)
     watcher.say(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
     return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
 
@@ -82,11 +91,12 @@ def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         raise Failed("failed", f"{path}: nothing here can unpack {path.suffix or 'it'}; install zstd")
     watcher.say(f"{program} -dc {path} | docker load", "load")
     with subprocess.Popen([program, "-dc", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as unpack:
-        loaded = subprocess.run(
-            [*docker, "load"], stdin=unpack.stdout, env={**os.environ, **environment}, capture_output=True, check=False
-        )
-        cast("IO[bytes]", unpack.stdout).close()
-        complaint = cast("IO[bytes]", unpack.stderr).read().decode(errors="replace")
+        output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
+        try:
+            loaded = bounded([*docker, "load"], environment, stdin=output)
+        finally:
+            output.close()
+        complaint = errors.read(ANSWER_BYTES).decode(errors="replace")
     lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
     for line in lines:
         watcher.say(line)
@@ -101,9 +111,24 @@ def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:
     """The archive's sha256 and the image it holds; None for what the file lacks."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    with path.open("rb") as file:
+        text = file.read(CHECKSUM_BYTES).decode(errors="replace")
     digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{NOTE}(\S+)$", text, re.MULTILINE)
     return (digest[1] if digest else None, image[1] if image else None)
+
+
+def is_ours(path: Path) -> bool:
+    """A file that this user made: what somebody else put into a shared folder is not taken for an archive of ours."""
+    with contextlib.suppress(OSError):
+        seen = path.lstat()
+        return stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid()
+    return False
+
+
+def fresh(path: Path) -> IO[bytes]:
+    """A new file at `path`, open for writing; never one that somebody put there, and never what a link points to."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
 
 
 def pipe(watcher: Watcher, source: list[str], filter_: list[str], environment: dict[str, str], into: Path) -> str:
@@ -119,10 +144,16 @@ def pipe(watcher: Watcher, source: list[str], filter_: list[str], environment: d
     squeeze = subprocess.Popen(filter_, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     cast("IO[bytes]", save.stdout).close()  # with ours open, the engine's client would not notice a dead filter
     errors = cast("IO[bytes]", save.stderr)
-    listener = threading.Thread(target=lambda: complaint.extend(errors.read()))
+
+    def listen() -> None:
+        while piece := errors.read(1 << 12):
+            del complaint[: -1 << 16]
+            complaint.extend(piece)
+
+    listener = threading.Thread(target=listen)
     listener.start()
     try:
-        with into.open("wb") as file:
+        with fresh(into) as file:
             while piece := cast("IO[bytes]", squeeze.stdout).read(PIECE):
                 file.write(piece)
                 digest.update(piece)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from remote.image.onvm.job import Failed, Watcher, ask, follow, reason, write_json
+from remote.image.onvm.client import ask, follow, reason
+from remote.image.onvm.ground import NotOurs, own_folder
+from remote.image.onvm.job import Failed, Watcher, write_json
+from remote.jobs.onhost.basics import read_json
 from remote.jobs.onhost.files import digest_of
 
 FULL_BYTES = 64 << 20  # with less left, the engine's disk is what failed
@@ -21,12 +23,15 @@ RECORD_FILE = "packed.json"  # beside the context: which archive was packed of w
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = job["docker"], job["environment"]
     there = ask(docker, environment, "image", "inspect", job["image"])
-    if there is not None and (there[0]["Config"].get("Labels") or {}).get(job["label"]) == job["digest"]:
+    labels = {} if there is None else there[0]["Config"].get("Labels") or {}
+    if there is not None and labels.get(job["label"]) == job["digest"] and not job["anew"]:
         watcher.say(f"{job['image']}: another job has just built this image", "built")
         return {"image_id": there[0]["Id"], "size_bytes": there[0]["Size"], "base_digests": []}
     watcher.disk = job["data_root"]
     try:
         assemble(watcher, job)
+    except NotOurs as error:
+        raise Failed("refused", str(error)) from None
     except OSError as error:
         kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
         # tarfile gives only a message, no number, for a file that is shorter than its manifest says.
@@ -59,6 +64,9 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
 def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
     """Make the context folder hold exactly the plan's files: ours, linked, and a tar archive for each slot."""
     context = Path(job["context"])
+    own_folder(context.parent)
+    if context.is_symlink():
+        raise NotOurs(f"{context}: is a link; look at it, remove it, then the same again")
     ours = {context / place: source for place, source in _sources(job).items()}
     slots: dict[str, list[dict[str, Any]]] = {}
     for entry in job["packed"]:
@@ -77,16 +85,16 @@ def assemble(watcher: Watcher, job: dict[str, Any]) -> None:
         if not path.exists():
             _link(source, path)
     record_file = context.parent / RECORD_FILE
-    record = json.loads(record_file.read_text()) if record_file.exists() else {}
+    record = read_json(record_file)
+    record = record if isinstance(record, dict) else {}
     for path, entries in archives.items():
         stamps = [[entry["place"], entry["sha256"], *_stamp(Path(entry["source"]))] for entry in entries]
-        if path.exists() and record.get(path.name) == [path.stat().st_size, stamps]:
+        if _is_packed(watcher, path, record.get(path.name), stamps):
             continue
         watcher.say(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
         record.pop(path.name, None)
         write_json(record_file, record)
-        _pack(path, entries)
-        record[path.name] = [path.stat().st_size, stamps]
+        record[path.name] = [*_pack(path, entries), stamps]
         write_json(record_file, record)
     code_folder = Path(job["code_folder"])
     for old in code_folder.parent.iterdir():
@@ -114,12 +122,23 @@ def _clear(context: Path, ours: dict[Path, Path], archives: dict[Path, Any], fol
             path.unlink()
 
 
+def _is_packed(watcher: Watcher, path: Path, known: Any, stamps: list[Any]) -> bool:
+    """Whether the archive holds these files and is, by its digest, what was packed: its size alone shows no damage."""
+    if not path.is_file() or not isinstance(known, list) or len(known) != 3 or known[2] != stamps:
+        return False
+    watcher.say(f"verifying {path.name}: {known[0] / 1e9:.2f} GB", "verifying")
+    if list(digest_of(path)) == known[:2]:
+        return True
+    watcher.say(f"{path}: is not what was packed; packing it again")
+    return False
+
+
 def _stamp(source: Path) -> list[int]:
     """Shows that a file is still the one that was packed, without reading it again."""
     try:
         now = source.stat()
     except FileNotFoundError:
-        raise Failed("changed", f"{source}: is gone; `inv model.fetch` brings it again") from None
+        raise Failed("refused", f"{source}: is gone; `inv model.fetch` brings it again") from None
     return [now.st_ino, now.st_size, now.st_mtime_ns]
 
 
@@ -132,40 +151,58 @@ def _link(source: Path, path: Path) -> None:
         shutil.copy2(source, path)
 
 
-def _pack(path: Path, entries: list[dict[str, Any]]) -> None:
-    """Write a slot's archive: the same bytes for the same files, whoever owns them; each is verified on the way."""
+def _pack(path: Path, entries: list[dict[str, Any]]) -> tuple[int, str]:
+    """Write a slot's archive: the same bytes for the same files, whoever owns them; its size and sha256.
+
+    Each file is verified on the way.
+    """
     part = path.with_name(f"{path.name}.part")
     folders = sorted(
         {parent for entry in entries for parent in PurePosixPath(entry["place"]).parents} - {PurePosixPath(".")}
     )
     try:
-        with part.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
-            for folder in folders:
-                head = tarfile.TarInfo(str(folder))
-                head.type, head.mode = tarfile.DIRTYPE, 0o755
-                tar.addfile(head)
-            for entry in entries:
-                head = tarfile.TarInfo(entry["place"])
-                head.size, head.mode = entry["size"], 0o644
-                with Path(entry["source"]).open("rb") as content:
-                    reader = _Hashing(content)
-                    tar.addfile(head, cast("IO[bytes]", reader))
-                if reader.digest.hexdigest() != entry["sha256"]:
-                    raise Failed(
-                        "changed", f"{entry['source']}: its sha256 is not its manifest's; `inv model.fetch` repairs it"
-                    )
+        with part.open("wb") as file:
+            whole = _Hashing(file)
+            with tarfile.open(fileobj=cast("IO[bytes]", whole), mode="w", format=tarfile.GNU_FORMAT) as tar:
+                for folder in folders:
+                    head = tarfile.TarInfo(str(folder))
+                    head.type, head.mode = tarfile.DIRTYPE, 0o755
+                    tar.addfile(head)
+                for entry in entries:
+                    _add(tar, entry)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+    return whole.size, whole.digest.hexdigest()
+
+
+def _add(tar: tarfile.TarFile, entry: dict[str, Any]) -> None:
+    head = tarfile.TarInfo(entry["place"])
+    head.size, head.mode = entry["size"], 0o644
+    with Path(entry["source"]).open("rb") as content:
+        reader = _Hashing(content)
+        if os.fstat(content.fileno()).st_size == entry["size"]:
+            tar.addfile(head, cast("IO[bytes]", reader))
+    if reader.digest.hexdigest() != entry["sha256"]:
+        raise Failed("refused", f"{entry['source']}: its sha256 is not its manifest's; `inv model.fetch` repairs it")
 
 
 class _Hashing:
-    """A file that is hashed while it is read."""
+    """A file that is hashed while it is read or written."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
+        self._file, self.digest, self.size = file, hashlib.sha256(), 0
 
     def read(self, size: int) -> bytes:
-        piece = self._file.read(size)
+        return self._hashed(self._file.read(size))
+
+    def write(self, piece: bytes) -> int:
+        return self._file.write(self._hashed(piece))
+
+    def tell(self) -> int:
+        return self.size
+
+    def _hashed(self, piece: bytes) -> bytes:
         self.digest.update(piece)
+        self.size += len(piece)
         return piece

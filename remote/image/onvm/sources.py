@@ -15,14 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from remote.image.onvm.client import bounded
 from remote.image.onvm.job import Failed, Watcher, retried
+from remote.jobs.onhost.files import PIECE
 
 BROUGHT = ".brought"  # below a model's folder: files from the laptop, to be verified
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a name
 HUB_CLIENT = "huggingface_hub>=0.30,<3"
-_TOKEN_SEC = 120.0
+_TOKEN_SEC, _TOKEN_BYTES = 120.0, 1 << 16
 _FIRST_WAIT_SEC = 1.0
 _SHOWN_EVERY_SEC = 2.0
+_REF_BYTES = 256
 Entry = dict[str, Any]
 
 
@@ -73,17 +76,16 @@ class Hub:
         job = self._job
         common = {"model": job["model"], "endpoint": job["endpoint"], "folder": job["folder"], "token": self._token}
         asked = {**common, "home": str(Path.cwd() / "hub-home"), **question}
-        process = subprocess.Popen(
+        ended = bounded(
             [self._python, str(Path(__file__).with_name("hub.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **({"HF_ENDPOINT": job["endpoint"]} if job["endpoint"] else {})},
+            {"HF_ENDPOINT": job["endpoint"]} if job["endpoint"] else {},
+            stdin=json.dumps(asked).encode() + b"\n",
+            keep_errors=False,
         )
-        output, _ = process.communicate(json.dumps(asked).encode() + b"\n")
         try:
-            answer: dict[str, Any] = json.loads(output)
+            answer: dict[str, Any] = json.loads(ended.stdout)
         except ValueError:
-            raise Failed("failed", f"the hub's client ended with {process.returncode}; see the log") from None
+            raise Failed("failed", f"the hub's client ended with {ended.returncode}; see the log") from None
         if not answer["ok"]:
             raise Failed(answer["kind"], answer["message"])
         return answer
@@ -93,15 +95,29 @@ class Cache:
     """A Hugging Face cache on this machine: HF_HOME, its `hub`, or one model's folder in it."""
 
     def __init__(self, path: Path, model: str, revision: str | None) -> None:
-        self._snapshot = snapshot_in(path, model, revision)
+        self._path, self._snapshot = path, snapshot_in(path, model, revision)
 
     def listed(self) -> tuple[str, list[Entry]]:
-        return self._snapshot.name, files_of(self._snapshot)
+        return self._snapshot.name, files_of(self._snapshot, self._path)
 
     def fetch(self, entry: Entry, into: Path) -> None:
         part = into / f".{entry['path']}.part"
-        shutil.copyfile(self._snapshot / entry["path"], part)
+        part.unlink(missing_ok=True)
+        source = inside(self._path, self._snapshot / entry["path"])
+        # What was inside a moment ago is opened itself, not what it may have become a link to.
+        with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file, part.open("xb") as copy:
+            shutil.copyfileobj(file, copy, PIECE)
         part.replace(into / entry["path"])
+
+
+def inside(cache: Path, path: Path) -> Path:
+    """The file that `path` leads to, in `cache`. Raises Failed("refused") for one outside, or for no plain file."""
+    real = path.resolve()
+    if cache.resolve() not in real.parents:
+        raise Failed("refused", f"{path}: leads out of the cache, to {real}; nothing of it was taken")
+    if not real.is_file():
+        raise Failed("refused", f"{path}: leads to {real}, which is no file")
+    return real
 
 
 def snapshot_in(path: Path, model: str, revision: str | None) -> Path:
@@ -113,7 +129,10 @@ def snapshot_in(path: Path, model: str, revision: str | None) -> Path:
         raise Failed("usage", f"{path}: holds no {name}/snapshots; name HF_HOME, the folder hub in it, or {name}")
     wanted = revision or "main"
     ref = home / "refs" / wanted
-    commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else wanted
+    commit = wanted
+    if ref.is_file():
+        with ref.open("rb") as file:
+            commit = file.read(_REF_BYTES).decode(errors="replace").strip()
     here = sorted(folder.name for folder in (home / "snapshots").iterdir())
     if revision is None and commit not in here and len(here) == 1:
         commit = here[0]
@@ -122,14 +141,18 @@ def snapshot_in(path: Path, model: str, revision: str | None) -> Path:
     return home / "snapshots" / commit
 
 
-def files_of(snapshot: Path) -> list[Entry]:
-    """A snapshot's files. Each is a link to a blob whose name is its digest, so a cache can be verified."""
+def files_of(snapshot: Path, cache: Path) -> list[Entry]:
+    """A snapshot's files. Each is a link to a blob whose name is its digest, so a cache can be verified.
+
+    Raises Failed("refused") for a link that leads out of `cache`.
+    """
     entries = []
     for path in sorted(snapshot.iterdir()):
-        if not path.is_file():
+        if path.is_dir():
             continue
-        blob = path.resolve().name
-        entry: Entry = {"path": path.name, "size": path.stat().st_size, "sha256": None, "git_sha1": None}
+        real = inside(cache, path)
+        blob = real.name
+        entry: Entry = {"path": path.name, "size": real.stat().st_size, "sha256": None, "git_sha1": None}
         if path.is_symlink() and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob):
             entry["sha256" if len(blob) == 64 else "git_sha1"] = blob
         entries.append(entry)
@@ -228,7 +251,7 @@ def token_from_pipe(pipe: Path) -> str:
     os.mkfifo(pipe, 0o600)
     handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _TOKEN_SEC
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < until and len(content) < _TOKEN_BYTES:
             try:
                 piece = os.read(handle, 4096)
             except BlockingIOError:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from remote.hosts import process
 from remote.hosts.command import Command
-from remote.hosts.host import CommandTimedOut, Completed, Host
+from remote.hosts.host import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.local import LocalHost
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet, processes_under, wait_for
 from tests.support.hosts.stand_in import StandIn
@@ -216,6 +217,16 @@ def test_what_the_sink_raises_comes_through_and_ends_the_command(
     with pytest.raises(type(error)) as raised:
         run(host, "sh", "-c", "echo up; sleep 300", folder=tmp_path, on_stdout=hear)
     assert raised.value is error
+    wait_for(lambda: not processes_under(tmp_path), "its end")
+
+
+@pytest.mark.parametrize("to", ["", ">&2"])
+def test_output_without_end_is_ended_at_a_limit_that_is_named(
+    host: Host, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MOST_KEPT_BYTES", 1 << 20)
+    with pytest.raises(TooMuchOutput, match=r"yes.*printed more than 1 MiB; it was ended"):
+        run(host, "sh", "-c", f"exec yes {to}", folder=tmp_path)
     wait_for(lambda: not processes_under(tmp_path), "its end")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from remote.hosts.delivery import program
 from remote.image.onvm import archive, build
-from remote.image.onvm import job as jobs
+from remote.image.onvm import client as clients
 from remote.image.onvm.job import Failed, Watcher
 from remote.jobs.agent import ONHOST
 from tests.support.hosts.pythons import other_python
@@ -37,9 +37,9 @@ def test_a_source_that_never_ends_is_ended_when_the_compressor_dies(watcher: Wat
 
 
 def test_an_engine_that_does_not_answer_may_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "ASK_SEC", 0.05)
+    monkeypatch.setattr(clients, "ASK_SEC", 0.05)
     with pytest.raises(Failed, match="the engine did not answer `30` within 0 s") as caught:
-        jobs.ask(["sleep"], {}, "30")
+        clients.ask(["sleep"], {}, "30")
     assert caught.value.kind == "transient"
 
 

@@ -14,7 +14,7 @@ from remote.image.modelfetch import Fetch, FetchError, find, start
 from remote.image.onvm.fetch import chosen, digests, read_manifest, weights_of
 from remote.image.onvm.hub import failure
 from remote.image.onvm.job import Failed
-from remote.image.onvm.sources import files_of, snapshot_in
+from remote.image.onvm.sources import Cache, files_of, snapshot_in
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
 
@@ -105,8 +105,35 @@ def test_a_caches_files_are_known_by_the_digests_their_blobs_are_named_by(tmp_pa
     for name, blob in (("large", "c" * 64), ("small", "d" * 40), ("odd", "blob")):
         (home / "blobs" / blob).write_text("x")
         (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{blob}")
-    told = {entry["path"]: (entry["sha256"], entry["git_sha1"]) for entry in files_of(home / "snapshots" / COMMIT)}
+    told = {
+        entry["path"]: (entry["sha256"], entry["git_sha1"]) for entry in files_of(home / "snapshots" / COMMIT, tmp_path)
+    }
     assert told == {"large": ("c" * 64, None), "small": (None, "d" * 40), "odd": (None, None)}
+
+
+@pytest.mark.parametrize("named", ["", "hub", "hub/models--org--name"])
+def test_a_link_that_leads_out_of_a_cache_is_refused_and_nothing_of_it_is_taken(tmp_path: Path, named: str) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0")
+    home = cache(tmp_path / "cache", COMMIT)
+    snapshot = home / "snapshots" / COMMIT
+    (snapshot / "chat_template.json").symlink_to(tmp_path / "passwd")
+    with pytest.raises(Failed, match=rf"chat_template\.json: leads out of the cache, to {tmp_path}/passwd") as refused:
+        files_of(snapshot, tmp_path / "cache" / named)
+    assert refused.value.kind == "refused"
+    (snapshot / "chat_template.json").unlink()
+    (snapshot / "config.json").symlink_to(home / "blobs" / "not-there")
+    with pytest.raises(Failed, match="which is no file"):
+        files_of(snapshot, tmp_path / "cache" / named)
+    # And a file that becomes a link between the list and the copy.
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").write_text("{}")
+    source = Cache(tmp_path / "cache", "org/name", COMMIT)
+    (entry,) = source.listed()[1]
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(tmp_path / "passwd")
+    with pytest.raises(Failed, match="leads out of the cache"):
+        source.fetch(entry, tmp_path)
+    assert not (tmp_path / "config.json").exists()
 
 
 @pytest.mark.parametrize("model", ["name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."])

@@ -12,7 +12,9 @@ import pytest
 
 from remote.image.onvm import archive, build
 from remote.image.onvm import job as jobs
-from remote.image.onvm.job import Failed, Watcher, reason
+from remote.image.onvm.client import reason
+from remote.image.onvm.ground import NotOurs
+from remote.image.onvm.job import Failed, Watcher
 from remote.image.onvm.push import is_this
 
 KINDS = {
@@ -150,8 +152,12 @@ def test_a_changed_weight_a_changed_file_and_a_lost_one_are_named_and_nothing_is
     source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(Failed, match="its sha256 is not its manifest's") as failed:
         build.assemble(watcher, job)
-    assert failed.value.kind == "changed"
+    assert failed.value.kind == "refused"
     assert list((tmp_path / "context" / "models").iterdir()) == []
+    source.unlink()
+    source.write_bytes(content[:-1])
+    with pytest.raises(Failed, match=r"its sha256 is not its manifest's; `inv model\.fetch` repairs it"):
+        build.assemble(watcher, job)
     source.unlink()
     with pytest.raises(Failed, match=r"is gone; `inv model\.fetch` brings it again"):
         build.assemble(watcher, job)
@@ -171,6 +177,51 @@ def test_an_archive_whose_record_was_lost_is_packed_again(
     assert tarfile.is_tarfile(packed)
 
 
+def test_a_damaged_archive_of_weights_is_packed_again_whatever_its_size_says(
+    watcher: Watcher, job: dict[str, Any], tmp_path: Path
+) -> None:
+    build.assemble(watcher, job)
+    packed = tmp_path / "context" / "models" / "00.tar"
+    whole = packed.read_bytes()
+    damaged = bytearray(whole)
+    damaged[2000:2003] = bytes(3 * [damaged[2000] ^ 1])
+    packed.write_bytes(damaged)
+    build.assemble(watcher, job)
+    assert packed.read_bytes() == whole
+    (tmp_path / build.RECORD_FILE).write_text("[]")
+    build.assemble(watcher, job)
+    assert packed.read_bytes() == whole
+
+
+def test_a_context_that_is_a_link_is_refused_and_what_it_points_to_stays(
+    watcher: Watcher, job: dict[str, Any], tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("all of it")
+    (tmp_path / "context").symlink_to(precious)
+    with pytest.raises(NotOurs, match="context: is a link"):
+        build.assemble(watcher, job)
+    assert (precious / "thesis.tex").read_text() == "all of it"
+
+
+STEP_FAILED = """\
+#9 [prod 5/9] RUN apt-get install --yes nosuchpackage
+#9 0.312 Reading package lists...
+#9 0.845 E: Unable to locate package nosuchpackage
+#9 ERROR: process "/bin/sh -eu -c apt-get install --yes nosuchpackage" did not complete successfully: exit code: 100
+------
+ > [prod 5/9] RUN apt-get install --yes nosuchpackage:
+------
+executor failed running [/bin/sh -eu -c apt-get install --yes nosuchpackage]: exit code: 100"""
+
+
+def test_a_step_that_failed_is_told_by_its_last_words_and_not_by_its_command() -> None:
+    failed = reason(STEP_FAILED.splitlines(), 1)
+    assert str(failed) == "E: Unable to locate package nosuchpackage (step [prod 5/9], exit code: 100)"
+    assert failed.kind == "failed"
+
+
 def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
     watcher: Watcher, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +238,7 @@ def test_a_weight_that_became_shorter_is_named_with_the_words_there_are(
         "label": "l",
         "digest": "d",
         "data_root": "/",
+        "anew": False,
     }
     with pytest.raises(Failed, match=r"^context: .+: unexpected end of data$"):
         build.act(watcher, asked)

@@ -1,0 +1,247 @@
+"""On the build VM: asks a registry over the distribution API (HTTP v2).
+
+The login goes to the registry's own host and to token services that are known for it, over TLS; a redirect takes it
+nowhere else. Every answer has a longest size and a longest time, because whatever listens there may send without end.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from remote.image.onvm.job import Failed
+
+ASK_SEC = 60.0  # for one answer, its body included
+MANIFEST_BYTES = 4 << 20  # the most that registries take (distribution-spec, "Pushing Manifests")
+TOKEN_BYTES = 1 << 20
+REDIRECTS = 5
+CERTIFICATES = Path("/etc/docker/certs.d")
+MANIFESTS = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+PASSING = frozenset({429, 500, 502, 503, 504})
+# Registries whose token service has another host's name; registry.token_hosts names more.
+TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
+_PIECE = 1 << 16
+_LOOPBACK = re.compile(r"(localhost|127\.[\d.]+)(:|$)")
+
+
+def login_of(folder: str, host: str) -> str | None:
+    """`user:password` in base64, as the client keeps it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"])
+    return None
+
+
+class Registry:
+    """One repository: what a tag or digest is there, and whether the login may push. All methods raise Failed."""
+
+    def __init__(self, host: str, path: str, login: str | None, token_hosts: Collection[str] = ()) -> None:
+        # Like the engine: plain HTTP to this machine only.
+        scheme = "http" if _LOOPBACK.match(host) else "https"
+        self.base, self.host, self.path, self.login = f"{scheme}://{host}/v2", host, path, login
+        self.token_hosts = {_name(host), TOKEN_HOSTS.get(host, _name(host)), *token_hosts}
+        self.bearer: str | None = None
+        tls = ssl.create_default_context()
+        for certificate in CERTIFICATES.joinpath(host).glob("*.crt"):
+            tls.load_verify_locations(certificate)
+        self.opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls), _Redirects(host))
+
+    @property
+    def user(self) -> str:
+        """Whose login it is, for messages."""
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(self.login or "").decode().partition(":")[0] or "nobody"
+        return "nobody"
+
+    def manifest(self, name: str) -> tuple[str, dict[str, Any]] | None:
+        """Digest and content of the manifest that a tag or digest names; None where there is none."""
+        url = f"{self.base}/{self.path}/manifests/{name}"
+        content = self._authorized(lambda more: self._open(url, {"Accept": ", ".join(MANIFESTS), **more}))
+        if content is None:
+            return None
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        if name.startswith("sha256:") and name != digest:
+            raise Failed("refused", f"{self.host} answers with other bytes than {name} for {self.path}; refused")
+        try:
+            manifest = json.loads(content)
+            if not isinstance(manifest, dict) or "schemaVersion" not in manifest:
+                raise ValueError
+        except ValueError:
+            what = "a web page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
+            advice = "correct registry.image, or a proxy on the VM's way there"
+            raise Failed(
+                "usage", f"{self.host} answers with {what} instead of the manifest of {self.path}; {advice}"
+            ) from None
+        return digest, manifest
+
+    def check_may_push(self) -> None:
+        """Begin an upload and drop it: a login without the right to push is named before gigabytes are tried.
+
+        What else goes wrong here is left to the push itself.
+        """
+        url = f"{self.base}/{self.path}/blobs/uploads/"
+        try:
+            self._authorized(lambda more: self._open(url, more, method="POST", then=self._drop))
+        except Failed as failed:
+            if failed.kind in ("unauthorized", "forbidden"):
+                raise
+
+    def _drop(self, location: str, headers: dict[str, str]) -> None:
+        url = urllib.parse.urljoin(f"{self.base}/", location)
+        if _origin(url) == _origin(self.base):
+            with contextlib.suppress(OSError, ValueError, Failed):  # it expires by itself as well
+                self._open(url, headers, method="DELETE")
+
+    def _authorized(self, ask: Callable[[dict[str, str]], bytes]) -> bytes | None:
+        """The answer to a question that takes the login's header; None for 404."""
+        for is_last in (False, True):
+            login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
+            try:
+                return ask({} if login is None else {"Authorization": login})
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    return None
+                challenge = error.headers.get("WWW-Authenticate", "")
+                if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
+                    raise self._refused(error) from None
+                self.bearer = self._token(challenge)
+            except (OSError, ValueError) as error:
+                raise _broken(error, self.host) from None
+        raise AssertionError("unreachable")
+
+    def _open(
+        self,
+        url: str,
+        headers: dict[str, str],
+        *,
+        method: str = "GET",
+        most: int = MANIFEST_BYTES,
+        then: Callable[[str, dict[str, str]], None] | None = None,
+    ) -> bytes:
+        """The body. `then` gets the answer's Location and the headers that were sent."""
+        until, content = time.monotonic() + ASK_SEC, bytearray()
+        data = b"" if method == "POST" else None
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - https, or this machine
+        try:
+            with self.opener.open(request, timeout=ASK_SEC) as answer:
+                while piece := answer.read1(_PIECE):
+                    content += piece
+                    if len(content) > most:
+                        raise Failed(
+                            "refused", f"{_name_of(url)} answers {url} with more than {most >> 20} MiB; given up"
+                        )
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"an answer that is not complete after {ASK_SEC:.0f} s")
+                if getattr(answer, "length", None):  # read1 takes the end of a cut answer for the end of the answer
+                    raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
+                if then is not None and answer.headers.get("Location"):
+                    then(answer.headers["Location"], headers)
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+            raise
+        return bytes(content)
+
+    def _token(self, challenge: str) -> str:
+        fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+        scope = f"repository:{self.path}:pull,push"
+        query = urllib.parse.urlencode({"service": fields.get("service", ""), "scope": scope})
+        headers = {"Authorization": f"Basic {self.login}"} if self.login else {}
+        realm = fields.get("realm", "")
+        self._check_realm(realm)
+        try:
+            answer = json.loads(self._open(f"{realm}?{query}", headers, most=TOKEN_BYTES))
+            return str(answer.get("token") or answer["access_token"])
+        except urllib.error.HTTPError as error:
+            if error.code in PASSING:
+                raise self._refused(error) from None
+            raise Failed("unauthorized", f"{self.host} refuses user {self.user}: {_said(error)} to the login") from None
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise _broken(error, f"{realm}, which {self.host} names") from None
+
+    def _check_realm(self, realm: str) -> None:
+        if not (realm.startswith("https://") or (self.base.startswith("http://") and _is_loopback(realm))):
+            raise Failed("refused", f"{self.host} sends the login to {realm or 'nowhere'}, which is not https; refused")
+        if _name_of(realm) not in self.token_hosts:
+            raise Failed(
+                "refused",
+                f"{self.host} sends the login of {self.user} to {_name_of(realm)}; if that is its token service, add "
+                "that name to registry.token_hosts",
+            )
+
+    def _refused(self, error: urllib.error.HTTPError) -> Failed:
+        if error.code == 401:
+            return Failed("unauthorized", f"{self.host} refuses user {self.user} for {self.path}: {_said(error)}")
+        if error.code == 403:
+            return Failed("forbidden", may_not(self.host, self.user, self.path, _said(error)))
+        kind = "transient" if error.code in PASSING else "failed"
+        return Failed(kind, f"{self.host} answers {_said(error)} for {self.path}")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect with the login only where it stays with the same server, and never from TLS to plain HTTP."""
+
+    max_redirections = REDIRECTS
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not (newurl.startswith("https://") or (req.type == "http" and _is_loopback(newurl))):
+            fp.close()
+            raise Failed("refused", f"{self._host} redirects to {newurl}, which is not https; refused")
+        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if made is not None and _origin(newurl) != _origin(req.full_url):
+            made.remove_header("Authorization")
+        return made
+
+
+def may_not(host: str, user: str, path: str, said: str) -> str:
+    """The message for a login that is right and may not push."""
+    return (
+        f"{host}: user {user} may not push to {path}: {said}; give that user the right to push there, or correct "
+        "registry.image or registry.user"
+    )
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    return f"{error.code} {error.reason}"
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+
+
+def _name_of(url: str) -> str:
+    return urllib.parse.urlsplit(url).hostname or url
+
+
+def _name(host: str) -> str:
+    """A registry's host without its port."""
+    return _name_of(f"//{host}")
+
+
+def _is_loopback(url: str) -> bool:
+    return url.startswith("http://") and _LOOPBACK.match(url[len("http://") :]) is not None
+
+
+def _broken(error: Exception, where: str) -> Failed:
+    """A request without a readable answer: transient, unless the certificate is not trusted."""
+    why = getattr(error, "reason", None) or error
+    kind = "failed" if isinstance(why, ssl.SSLCertVerificationError) else "transient"
+    return Failed(kind, f"{where}: {why if isinstance(why, OSError) else f'{type(error).__name__}: {why}'}")

@@ -1,0 +1,78 @@
+"""A job on the build VM as the tasks see it: followed, its log kept here, stopped by whoever started it."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from remote.hosts.host import HostError
+from remote.image import vmjob
+from remote.image.vmjob import JobFailed, Outcome
+from remote.jobs import transfer
+from remote.jobs.agent import Agent
+from remote.jobs.job import LOG_FILE, Job, JobState
+from tasks.cli.terminal import asks
+from tasks.connect.buildvm import show_cut, show_line
+from tasks.errors import Refused, Resumable, UsageError
+from tasks.settings.load import Settings
+
+STOPPABLE = ("build", "push")  # verbs with a flag --cancel
+
+
+def follow(settings: Settings, job: Job) -> Outcome:
+    """Follow a job to its end, and keep its whole log here, also when it fails. Raises as `vmjob.follow`."""
+    try:
+        outcome = vmjob.follow(job, show_line, show_cut)
+    except JobFailed as failure:
+        kept = keep_log(settings, job)
+        raise failure if kept is None else failure.logged_at(str(kept)) from None
+    keep_log(settings, job)
+    return outcome
+
+
+def keep_log(settings: Settings, job: Job) -> Path | None:
+    """Fetch a job's log into results/jobs; None where it cannot be had, which hides nothing of how the job ended."""
+    kept = log_of(settings, job)
+    with contextlib.suppress(HostError, OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        # Through a temporary folder: several commands may follow one job and fetch its log in the same moment.
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".log-") as folder:
+            transfer.pull(job.agent, job.folder, Path(folder), only=(LOG_FILE,))
+            Path(folder, LOG_FILE).replace(kept)
+        return kept
+    return None
+
+
+def log_of(settings: Settings, job: Job) -> Path:
+    return settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
+
+
+def busy(job: Job, again: str) -> Resumable:
+    """Another job has the VM's one slot: whose it is, and what to type."""
+    verb = vmjob.verb_of(job)
+    stop = f", or stop it: `inv {verb} --cancel`" if verb in STOPPABLE else ""
+    whose = f" of {who}" if (who := vmjob.starter(job)) else ""
+    where = f"{job.agent.host.name}: busy with {job.folder}{whose}, which is other work"
+    return Resumable(f"{where}; when that has ended, `{again}`{stop}")
+
+
+def cancel(agent: Agent, verb: str) -> None:
+    """Stop the `verb` that runs on the VM; asks first where somebody else started it."""
+    job = vmjob.running(agent)
+    if job is None:
+        print("nothing runs on the VM")
+        return
+    runs = vmjob.verb_of(job)
+    if runs != verb:
+        stop = f"; `inv {runs} --cancel` stops it" if runs in STOPPABLE else ""
+        raise UsageError(f"{agent.host.name}: no {verb} runs there, but {job.folder}{stop}")
+    who = vmjob.starter(job)
+    if who != vmjob.me() and not asks(f"{job.folder} was started by {who or 'somebody'}. Stop it?"):
+        raise Refused(
+            f"{job.folder} was started by {who or 'somebody'}, not by {vmjob.me()}: ask there, or type the same in a "
+            "terminal and say yes"
+        )
+    status = job.cancel()
+    if status.state is JobState.RUNNING:
+        raise Resumable(f"{job.folder}: has not ended yet; `inv {verb} --cancel` waits once more")
+    stopped = status.state is JobState.ENDED and status.why == "cancelled"
+    print(f"{job.folder}: {'stopped' if stopped else 'ended before it could be stopped'}")

@@ -1,0 +1,190 @@
+"""What a registry, or whoever stands before it, may do to an answer: real HTTP on this machine, through a proxy with
+switches (tests/support/machines/registry_proxy.py).
+
+Not covered: TLS, and the engine's own requests, which tests/system has.
+"""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from remote.image.onvm import registry as registries
+from remote.image.onvm.job import Failed
+from remote.image.onvm.registry import Registry
+from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall
+
+LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
+MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "size": 1}, "layers": []}).encode()
+DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+
+
+class OneManifest(BaseHTTPRequestHandler):
+    """A registry that has one manifest under every name, and takes uploads."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(MANIFEST)))
+        self.end_headers()
+        self.wfile.write(MANIFEST)
+
+    def do_POST(self) -> None:
+        self.send_response(202)
+        self.send_header("Location", "/v2/ns/repo/blobs/uploads/one")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_DELETE(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneManifest) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join(60)
+
+
+@pytest.fixture
+def proxy(upstream: str) -> Iterator[RegistryProxy]:
+    with RegistryProxy(upstream=upstream) as running:
+        yield running
+
+
+@pytest.fixture
+def elsewhere(upstream: str) -> Iterator[RegistryProxy]:
+    with RegistryProxy(upstream=upstream) as running:
+        yield running
+
+
+def registry(proxy: RegistryProxy, **options: object) -> Registry:
+    return Registry(proxy.host, "ns/repo", LOGIN, **options)  # type: ignore[arg-type]
+
+
+def failure(asked: Registry, name: str = "1.0") -> Failed:
+    with pytest.raises(Failed) as caught:
+        asked.manifest(name)
+    return caught.value
+
+
+def test_a_redirect_to_another_server_is_followed_without_the_login(
+    proxy: RegistryProxy, elsewhere: RegistryProxy
+) -> None:
+    proxy.arm(Redirect(to=f"http://{elsewhere.host}"))
+    found = registry(proxy).manifest("1.0")
+    assert found is not None
+    assert found[0] == DIGEST
+    assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"]
+    assert [authorization for _, _, authorization in elsewhere.asked] == [""]
+
+
+def test_a_redirect_that_stays_with_its_server_keeps_the_login(proxy: RegistryProxy) -> None:
+    proxy.arm(Redirect(to=f"http://{proxy.host}"), times=1)
+    assert registry(proxy).manifest("1.0") is not None
+    assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"] * 2
+
+
+def test_a_redirect_to_plain_http_is_refused(proxy: RegistryProxy) -> None:
+    proxy.arm(Redirect(to="http://other.example:8099"))
+    said = failure(registry(proxy))
+    assert said.kind == "refused"
+    assert "redirects to http://other.example:8099/v2/ns/repo/manifests/1.0, which is not https" in str(said)
+
+
+def test_redirects_without_end_are_given_up(proxy: RegistryProxy) -> None:
+    proxy.arm(Redirect(to=f"http://{proxy.host}"))
+    assert failure(registry(proxy)).kind == "failed"
+    assert len(proxy.asked) <= 10
+
+
+def test_the_login_goes_to_the_token_services_that_are_known_alone() -> None:
+    asked = Registry("registry.example.com", "ns/repo", LOGIN)
+    for realm in ("https://evil.example.com/token", "https://registry.example.com.evil.org/token"):
+        with pytest.raises(Failed, match=r"if that is its token service, add that name to registry\.token_hosts") as no:
+            asked._check_realm(realm)
+        assert no.value.kind == "refused"
+    asked._check_realm("https://registry.example.com/token")
+    asked._check_realm("https://registry.example.com:8443/token")
+    Registry("registry.example.com", "ns/repo", LOGIN, ["auth.example.com"])._check_realm("https://auth.example.com/x")
+    Registry("registry.gitlab.com", "ns/repo", LOGIN)._check_realm("https://gitlab.com/jwt/auth")
+
+
+def test_an_answer_without_end_is_given_up_and_named(proxy: RegistryProxy) -> None:
+    proxy.arm(Endless())
+    said = failure(registry(proxy))
+    assert said.kind == "refused"
+    assert "with more than 4 MiB; given up" in str(said)
+
+
+def test_an_answer_that_never_comes_may_come_later(proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "ASK_SEC", 0.2)
+    proxy.arm(Stall())
+    assert failure(registry(proxy)).kind == "transient"
+
+
+def test_an_answer_that_is_cut_may_come_whole_later(proxy: RegistryProxy) -> None:
+    proxy.arm(Cut(after=10), times=1)
+    assert failure(registry(proxy)).kind == "transient"
+    assert registry(proxy).manifest("1.0") is not None
+
+
+def test_a_manifest_with_a_changed_byte_is_not_the_one_that_its_digest_names(proxy: RegistryProxy) -> None:
+    assert registry(proxy).manifest(DIGEST) is not None
+    proxy.arm(Change(at=len(MANIFEST) - 3))
+    said = failure(registry(proxy), DIGEST)
+    assert said.kind == "refused"
+    assert f"answers with other bytes than {DIGEST}" in str(said)
+
+
+@pytest.mark.parametrize(("body", "what"), [
+    (b"<html>please log in to our network</html>", "a web page"),
+    (b"[]", "2 bytes of something else"),
+    (b"{}", "2 bytes of something else"),
+    (b"", "0 bytes of something else"),
+])  # fmt: skip
+def test_what_is_no_manifest_is_named_as_what_it_is(proxy: RegistryProxy, body: bytes, what: str) -> None:
+    proxy.arm(Answer(status=200, body=body))
+    said = failure(registry(proxy))
+    assert said.kind == "usage"
+    assert f"{proxy.host} answers with {what} instead of the manifest of ns/repo; correct registry.image" in str(said)
+
+
+@pytest.mark.parametrize(("status", "kind", "line"), [
+    (401, "unauthorized", "refuses user ns/me for ns/repo: 401"),
+    (403, "forbidden", "user ns/me may not push to ns/repo: 403 Forbidden; give that user the right to push there"),
+    (500, "transient", "answers 500"),
+    (400, "failed", "answers 400"),
+])  # fmt: skip
+def test_a_refusal_names_the_registry_the_user_and_the_remedy(
+    proxy: RegistryProxy, status: int, kind: str, line: str
+) -> None:
+    proxy.arm(Answer(status=status))
+    said = failure(registry(proxy))
+    assert said.kind == kind
+    assert str(said).startswith(proxy.host)
+    assert line in str(said)
+
+
+def test_a_user_without_the_right_to_push_is_told_so_before_anything_is_sent(proxy: RegistryProxy) -> None:
+    registry(proxy).check_may_push()
+    assert [(method, path) for method, path, _ in proxy.asked] == [
+        ("POST", "/v2/ns/repo/blobs/uploads/"),
+        ("DELETE", "/v2/ns/repo/blobs/uploads/one"),
+    ]
+    proxy.arm(Answer(status=500), method="POST", times=1)
+    registry(proxy).check_may_push()  # the push itself finds out
+    proxy.arm(Answer(status=403), method="POST")
+    with pytest.raises(Failed, match="may not push to ns/repo: 403") as no:
+        registry(proxy).check_may_push()
+    assert no.value.kind == "forbidden"
