@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from remote.cluster.labels import Object
 from remote.cluster.yamltext import documents
 from remote.hosts.host import CommandTimedOut, one_line
 from remote.hosts.process import CannotStart, run_program
+from remote.hosts.scratch import scratch_folder
 
 DIGEST = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER = "qlora-fleet-bench"
@@ -119,12 +119,12 @@ def _camel(name: str) -> str:
 
 def render(values: Values, manifests: Path) -> list[dict[str, Any]]:
     """The objects of a deployment, as `kubectl kustomize` builds them, each with its digest. Raises ClusterError."""
-    with tempfile.TemporaryDirectory(prefix="qlora-fleet-deploy-") as folder:
+    with scratch_folder("qlora-fleet-deploy-") as folder:
         # Kustomize takes folders by relative path only.
-        top, settings = kustomization(values, os.path.relpath(manifests.resolve(), Path(folder).resolve()))
-        Path(folder, "kustomization.yaml").write_text(documents([top]), encoding="utf-8")
-        Path(folder, "settings.yaml").write_text(documents([settings]), encoding="utf-8")
-        argv = ("kubectl", "kustomize", folder)
+        top, settings = kustomization(values, os.path.relpath(manifests.resolve(), folder.resolve()))
+        (folder / "kustomization.yaml").write_text(documents([top]), encoding="utf-8")
+        (folder / "settings.yaml").write_text(documents([settings]), encoding="utf-8")
+        argv = ("kubectl", "kustomize", str(folder))
         try:
             completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
         except CannotStart as error:

@@ -5,7 +5,6 @@ Starts or finds the job, feeds it its token, and sends it the files of a model t
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.delivery import once
 from remote.hosts.host import HostError, check
+from remote.hosts.scratch import scratch_folder
 from remote.image import vmjob
 from remote.image.onvm.fetch import chosen
 from remote.image.onvm.job import Failed
@@ -129,11 +129,11 @@ def _as_files(snapshot: Path, names: list[str]) -> Iterator[Path]:
     home = snapshot.parent.parent
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".qlora-fleet-", dir=home))
+            folder = stack.enter_context(scratch_folder(".qlora-fleet-", home))
             for name in names:
                 Path(folder, name).hardlink_to((snapshot / name).resolve())
         except OSError as error:
             raise FetchError(
                 f"{home}: cannot be linked to: {error.strerror}; copy the cache and name the copy"
             ) from None
-        yield Path(folder)
+        yield folder

@@ -17,10 +17,10 @@ Not covered: bulk data (`remote.ssh.bulk`), hosts that are not Linux, login shel
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Self
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, Readable, check
 from remote.hosts.process import Limits
+from remote.hosts.scratch import scratch_folder
 from remote.ssh.config import Destination, Hop, route, strict_config
 from remote.ssh.session import Session, gone_is_unreachable, script_of
 
@@ -59,7 +60,8 @@ class SshHost:
         self._workdir = workdir
         self._lock = threading.RLock()
         self._connection: Connection | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
+        self._closing = contextlib.ExitStack()
         self._hops: tuple[Hop, ...] = ()
 
     def __enter__(self) -> Self:
@@ -73,9 +75,8 @@ class SshHost:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            if self._folder is not None:
-                self._folder.cleanup()
-                self._folder = None
+            self._folder = None
+            self._closing.close()
 
     @property
     def workdir(self) -> str:
@@ -97,9 +98,9 @@ class SshHost:
         with self._lock:
             if self._folder is None:
                 text = strict_config(self.destination.config_file)
-                self._folder = tempfile.TemporaryDirectory(prefix="qlora-fleet-ssh-")
-                Path(self._folder.name, "config").write_text(text, encoding="utf-8")
-            return Path(self._folder.name, "config")
+                self._folder = self._closing.enter_context(scratch_folder("qlora-fleet-ssh-"))
+                Path(self._folder, "config").write_text(text, encoding="utf-8")
+            return Path(self._folder, "config")
 
     def connect(self) -> Connection:
         """The connection, opened now if there is none. Raises as `remote.ssh.connection.Connection`."""

@@ -1,4 +1,4 @@
-"""Standard output and error that may fail: nobody reads any more, or the disk that they go to is full."""
+"""Standard output and error: nobody may read any more, their disk may be full, and no text orders a terminal about."""
 
 import io
 import os
@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import Any, ClassVar
 
+from tasks.cli.foreign import drawn, plain
 from tasks.errors import Resumable, TaskFailed
 
 
@@ -44,10 +45,36 @@ class _Complaints(io.FileIO):
             return len(data)
 
 
+class Shown(io.TextIOWrapper):
+    """Text for people, from whomever it comes: no word of it is an order to the terminal."""
+
+    def write(self, text: str, /) -> int:
+        return super().write(plain(text))
+
+    @property
+    def rich_proxied_file(self) -> "_Drawn":
+        """What rich writes to instead (`Console.file`)."""
+        return _Drawn(self)
+
+
+class _Drawn:
+    """The same stream for rich, whose colours and cursor stay."""
+
+    def __init__(self, stream: Shown) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        return io.TextIOWrapper.write(self._stream, drawn(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def guard_standard_streams() -> None:
     """Make sys.stdout raise NobodyReads or Resumable where it cannot be written, and sys.stderr nothing.
 
-    What cannot be encoded is written as escapes; a stream that is closed goes nowhere.
+    What a terminal would obey is written as escapes, and so is what cannot be encoded; a stream that is closed goes
+    nowhere.
     """
     for number in (0, 1, 2):
         try:
@@ -58,9 +85,9 @@ def guard_standard_streams() -> None:
     sys.stderr.reconfigure(line_buffering=True)
 
 
-def _text(raw: io.FileIO) -> io.TextIOWrapper:
+def _text(raw: io.FileIO) -> Shown:
     encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    return io.TextIOWrapper(
+    return Shown(
         io.BufferedWriter(raw),
         encoding=encoding,
         errors="backslashreplace",

@@ -5,6 +5,8 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from tasks.cli.foreign import plain
+
 
 def console() -> Console:
     """A console for tables of names, which are not cut where the output is no terminal."""
@@ -24,6 +26,6 @@ def asks(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        return input(f"{plain(question)} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         return False

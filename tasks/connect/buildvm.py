@@ -14,6 +14,7 @@ from remote.image.vmjob import JobFailed, Line
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
 from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import one_line as one_printable
 from tasks.settings.load import Settings
 
 LOCAL_FOLDER = ".buildvm"  # the jobs' folder where this machine is the VM
@@ -99,7 +100,8 @@ def _job_failed(error: JobFailed, again: str) -> TaskFailed:
 
 def show_line(line: Line) -> None:
     """Print a line of a job's log: seconds since the job began, the stage, the text."""
-    print(f"[{line.elapsed_sec:7.1f}s] {line.stage:<20.20} {line.text}", flush=True)
+    # As one line each, whatever they hold: a line break could begin one that looks like ours.
+    print(f"[{line.elapsed_sec:7.1f}s] {one_printable(line.stage):<20.20} {one_printable(line.text)}", flush=True)
 
 
 def show_cut(error: HostError) -> None:

@@ -1,10 +1,10 @@
 """A job on the build VM as the tasks see it: followed, its log kept here, stopped by whoever started it."""
 
 import contextlib
-import tempfile
 from pathlib import Path
 
 from remote.hosts.host import HostError
+from remote.hosts.scratch import scratch_folder
 from remote.image import vmjob
 from remote.image.vmjob import JobFailed, Outcome
 from remote.jobs import transfer
@@ -35,9 +35,9 @@ def keep_log(settings: Settings, job: Job) -> Path | None:
     with contextlib.suppress(HostError, OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         # Through a temporary folder: several commands may follow one job and fetch its log in the same moment.
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".log-") as folder:
-            transfer.pull(job.agent, job.folder, Path(folder), only=(LOG_FILE,))
-            Path(folder, LOG_FILE).replace(kept)
+        with scratch_folder(".log-", kept.parent) as folder:
+            transfer.pull(job.agent, job.folder, folder, only=(LOG_FILE,))
+            (folder / LOG_FILE).replace(kept)
         return kept
     return None
 

@@ -8,10 +8,11 @@ from tasks import errors
 
 
 def test_each_end_has_the_exit_code_that_scripts_rely_on() -> None:
-    codes = {kind.__name__: kind("x").code for kind in errors.TaskFailed.__subclasses__()}
+    kinds = [kind for kind in errors.TaskFailed.__subclasses__() if kind.__module__ == errors.__name__]
+    codes = {kind.__name__: kind("x").code for kind in kinds}
     codes.pop("NobodyReads", None)  # 141, as of a program that SIGPIPE ended
     assert codes == {"SomeTrialsFailed": 1, "UsageError": 2, "Resumable": 3, "Refused": 4, "Interrupted": 130}
-    assert all(issubclass(kind, Exit) for kind in errors.TaskFailed.__subclasses__()), "what Invoke prints and obeys"
+    assert all(issubclass(kind, Exit) for kind in kinds), "what Invoke prints and obeys"
 
 
 @given(st.text(st.characters()))
