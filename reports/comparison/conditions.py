@@ -63,7 +63,8 @@ def conditions(run: Run) -> Conditions:
         is_full = is_full and bool(full)
         document = {**result.fingerprint, **full}
         documents.append(document)
-        uuids = {str(gpu["uuid"]) for gpu in _gpus(document) if gpu.get("uuid")}
+        known = [gpu.get("uuid") for gpu in _gpus(document)] or [document.get("gpu_uuid")]
+        uuids = {str(uuid) for uuid in known if uuid}
         if result.worker is not None and uuids:
             gpus_of.setdefault(result.worker, set()).update(uuids)
     values = {name: _distinct(read(one) for one in documents) for name, read in _READERS.items()}

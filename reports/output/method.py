@@ -29,9 +29,10 @@ def paragraphs(summary: Summary) -> list[str]:
 def _training(summary: Summary) -> list[str]:
     ratios = (
         f"Ratios are against {summary.baseline}. Configurations measured on the same workers are compared worker by "
-        "worker, so that a worker that is slow for both cancels out. The words faster and slower appear only where the "
-        "interval excludes 1, for single processes by more than 2 %. The intervals are not widened for comparing "
-        "several configurations."
+        "worker, so that a worker that is slow for both cancels out. How much processes differ is taken from all "
+        "configurations together; one that is noisier than the others keeps its own noise. The intervals of ratios are "
+        "widened for how many there are, so that all of them hold at once in 95 % of runs; the words faster and slower "
+        "appear only where the interval excludes 1. Recommended is only what succeeded in every trial."
     )
     return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
@@ -41,8 +42,8 @@ def _training(summary: Summary) -> list[str]:
         "Processes differ more than steps: the next process of the same configuration on the same GPU was 0.7 % away "
         "while each one's steps agreed within 0.1 %. So 95 % intervals are Student's t over workers where there are "
         "two or more (each the mean of its processes), else over processes. With a single process the interval is over "
-        "its steps, by a block bootstrap that accounts for neighbouring steps being alike; it says nothing about the "
-        "next process, and is marked.",
+        "its steps, by a block bootstrap that accounts for neighbouring steps being alike, widened by the noise of "
+        "the run's other processes, else by an assumed 1 %; with that assumption it is marked.",
         *([ratios] if any(row.samples_ratio is not None for row in summary.rows) else []),
         "Tokens count every position computed; useful tokens leave padding out. Memory is the largest peak of any "
         "worker: of the GPU where there is one, of the process otherwise. Loss is in nats per token, the median over "

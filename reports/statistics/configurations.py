@@ -3,13 +3,17 @@
 A process is what repeats, not a step. Three processes of one configuration on one GPU were measured to differ by 0.7 %
 while each one's steps agreed within 0.1 %: an interval over steps alone says how well one process was measured, and
 nothing of the next process. So intervals are Student's t over the largest unit of which there are two: workers (each
-the mean of its processes), else processes, else the steps of the only process, and `Estimate.over` says which. With two
-workers there is one degree of freedom and the interval is wide; that is what two workers know. An interval is never
-narrower than the steps within the processes allow, so two processes that agree by chance do not look exact.
+the mean of its processes), else processes, else the steps of the only process, and `Estimate.over` says which. With
+two workers there is one degree of freedom and the interval is wide; that is what two workers know. An interval is
+never narrower than the steps within the processes allow, nor than the processes of the whole run (`pooling`), so two
+processes that agree by chance do not look exact. The only process of a run that repeats nothing is taken to be
+ASSUMED_NOISE away from the next.
 
-The value of a configuration is the geometric mean over its workers of their processes' median step times; rates are the
-mean amount per step over that median, per worker. A ratio of two configurations that ran on the same workers is taken
-worker by worker, so a machine that is slow for both cancels out.
+The value of a configuration is the geometric mean over its workers of their processes' median step times; rates are
+the mean amount per step over that median, per worker; elapsed rates are all amounts over all of the steps' time, so
+slow steps count. A ratio of two configurations is taken worker by worker on the workers that both ran on, so a machine
+that is slow for both cancels out; how sure it is follows from the noise of all configurations together. Where it is
+one of several, its interval is widened (Bonferroni) so that all of them hold together.
 
 In simulation (tests/unit/reports/statistics/test_configurations.py; workers that differ, steps that resemble their
 neighbours, outliers, drift) these intervals hold the true value in at least 93 % of 1,000 runs with 1, 2, 3, 4 and 8
@@ -18,19 +22,23 @@ workers.
 Not covered: that a configuration's workers are a sample of all such workers is the reader's to judge.
 """
 
+import functools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from reports.statistics import student
+from reports.statistics import pooling, student
+from reports.statistics.pooling import Spread
 from reports.statistics.processes import CONFIDENCE, ProcessSteps, describe, half_width
 from reports.statistics.values import Estimate, Measured, Noise, Over, Process, Ratio
 
 RATES = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
-QUANTITIES = ("step_time_sec", *RATES)
-# A ratio of single processes gets its word only beyond this: processes of one configuration were seen 0.7 % apart.
-SINGLE_PROCESS_MARGIN = 0.02
+ELAPSED = ("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec")
+QUANTITIES = ("step_time_sec", *RATES, *ELAPSED)
+# How far the next process is from the only one, and the next worker's from it, as standard deviations: on GPUs 0.35 to
+# 1 % were seen. It stands in where a run repeats nothing.
+ASSUMED_NOISE = 0.01
 OUTLIERS_TO_FLAG = 0.1  # of the steps; fewer do not move a median
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
 
@@ -69,14 +77,38 @@ def measure(processes: Sequence[ProcessSteps]) -> Measured:
     return combine(describe(processes))
 
 
-def combine(processes: Sequence[Process]) -> Measured:
-    """One configuration from its processes, in any order. Raises ValueError without any."""
+def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, Measured]:
+    """Every configuration of a run, each with the noise of all of them."""
+    shared = {name: spreads({label: samples(each, name) for label, each in described.items()}) for name in QUANTITIES}
+    return {
+        label: combine(each, {name: found[label] for name, found in shared.items() if label in found})
+        for label, each in described.items()
+    }
+
+
+def spreads(taken: Mapping[str, Sequence[Sample]]) -> dict[str, Spread]:
+    """Configuration to the noise of its units: over workers where there are several, else over processes."""
+    by_worker = len({one.worker for each in taken.values() for one in each}) > 1
+    if by_worker:
+        return pooling.spreads({label: _by_worker(each) for label, each in taken.items()}, by_worker=True)
+    cells = {label: {str(place): one.log for place, one in enumerate(each)} for label, each in taken.items()}
+    return pooling.spreads(cells, by_worker=False)
+
+
+def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None = None) -> Measured:
+    """One configuration from its processes, in any order. Raises ValueError without any.
+
+    `noise_of` is what the whole run says of its units' noise, for each quantity.
+    """
     if not processes:
         raise ValueError("a configuration needs at least one process's steps")
     ordered = sorted(processes, key=lambda one: (one.worker, one.process))
     n_steps = sum(one.n_steps for one in ordered)
     half = half_width(ordered[0]) if len(ordered) == 1 else None
-    found = {name: _estimate(mean_of_logs(samples(ordered, name, half)), n_steps) for name in QUANTITIES}
+    shared = noise_of or {}
+    found = {
+        name: estimate(mean_of_logs(samples(ordered, name, half), shared.get(name)), n_steps) for name in QUANTITIES
+    }
     medians = {worker: math.exp(value) for worker, value in _by_worker(samples(ordered, "step_time_sec")).items()}
     return Measured(
         n_workers=len(medians),
@@ -86,6 +118,8 @@ def combine(processes: Sequence[Process]) -> Measured:
         samples_per_sec=found["samples_per_sec"],
         tokens_per_sec=found["tokens_per_sec"],
         useful_tokens_per_sec=found["useful_tokens_per_sec"],
+        elapsed_samples_per_sec=found["elapsed_samples_per_sec"],
+        elapsed_useful_tokens_per_sec=found["elapsed_useful_tokens_per_sec"],
         padding_percent=100.0 * (1.0 - found["useful_tokens_per_sec"].value / found["tokens_per_sec"].value),
         worker_spread=max(medians.values()) / min(medians.values()) if len(medians) > 1 else None,
         worker_medians=medians,
@@ -93,20 +127,27 @@ def combine(processes: Sequence[Process]) -> Measured:
         outliers=sum(one.outliers for one in ordered),
         flags=tuple(_flags(ordered)),
         half_width=half,
+        spreads=shared,
         processes=tuple(ordered),
     )
 
 
-def ratio(of: Measured, to: Measured, rate: str) -> Ratio:
-    """`of` over `to` in one of RATES. The verdict is about speed: "faster" or "slower", None where it is not shown."""
-    mean = difference(samples(of.processes, rate, of.half_width), samples(to.processes, rate, to.half_width))
-    n = min(of.n_steps, to.n_steps)
-    value = getattr(of, rate).value / getattr(to, rate).value
+def ratio(of: Measured, to: Measured, rate: str, *, among: int = 1) -> Ratio:
+    """`of` over `to` in one of RATES. The verdict is about speed: "faster" or "slower", None where it is not shown.
+
+    `among` is how many such ratios are read together: all of their intervals hold at once in 95 % of runs.
+    """
+    mean = difference(
+        samples(of.processes, rate, of.half_width),
+        samples(to.processes, rate, to.half_width),
+        noise_of=(of.spreads.get(rate), to.spreads.get(rate)),
+        level=(1.0 - CONFIDENCE) / max(1, among),
+    )
+    n, value = min(of.n_steps, to.n_steps), math.exp(mean.value)
     if mean.half is None:
         return Ratio(value=value, low=None, high=None, n=n, verdict=None)
     low, high = value * math.exp(-mean.half), value * math.exp(mean.half)
-    margin = 1.0 + (SINGLE_PROCESS_MARGIN if mean.over == "steps" else 0.0)
-    verdict = "faster" if low > margin else "slower" if high < 1.0 / margin else None
+    verdict = "faster" if low > 1.0 else "slower" if high < 1.0 else None
     return Ratio(value=value, low=low, high=high, n=n, verdict=verdict, over=mean.over)
 
 
@@ -115,36 +156,73 @@ def samples(processes: Sequence[Process], name: str, half: float | None = None) 
 
     `half` is half the interval over a single process's steps.
     """
+    if name in ELAPSED:
+        own = (
+            half
+            if half is None
+            else processes[0].elapsed_error
+            * student.quantile(CONFIDENCE, round(max(processes[0].effective_steps - 1.0, 1.0), 1))
+        )
+        return [
+            Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.elapsed_error, half=own)
+            for one in processes
+        ]
     return [
         Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.standard_error, half=half)
         for one in processes
     ]
 
 
-def mean_of_logs(taken: Sequence[Sample]) -> Mean:
-    """The mean over workers, else over processes, else what the only process says."""
+def mean_of_logs(taken: Sequence[Sample], spread: Spread | None = None) -> Mean:
+    """The mean over workers, else over processes, else what the only process says; `spread` is the run's noise."""
     groups = _by_worker(taken)
-    units = list(groups.values()) if len(groups) > 1 else [one.log for one in taken]
-    floor = _floor(taken)
-    if len(units) == 1:
-        half = taken[0].half
-        over: Over | None = None if half is None else "steps"
-        return Mean(value=units[0], error=floor, df=None, floor=floor, half=half, over=over, units=1)
-    return _student(units, floor, "workers" if len(groups) > 1 else "processes")
+    if len(groups) > 1:
+        own = _student(list(groups.values()), _floor(taken), "workers")
+        if spread is None or own.half is None:
+            return own
+        # Workers' own speeds cannot be pooled; but they are not more alike than processes are.
+        least = spread.sd / math.sqrt(len(groups)) * _quantile(1.0 - CONFIDENCE, spread.df)
+        return replace(own, half=max(own.half, least))
+    if spread is not None:
+        return _known(math.fsum(one.log for one in taken) / len(taken), len(taken), _floor(taken), spread)
+    if len(taken) > 1:
+        return _student([one.log for one in taken], _floor(taken), "processes")
+    half = taken[0].half
+    if half is not None:
+        half = math.hypot(half, NORMAL * ASSUMED_NOISE)
+    over: Over | None = None if half is None else "steps"
+    return Mean(value=taken[0].log, error=_floor(taken), df=None, floor=_floor(taken), half=half, over=over, units=1)
 
 
-def difference(of: Sequence[Sample], to: Sequence[Sample], *, same_workers: bool = True) -> Mean:
-    """`of` less `to`, so the logarithm of a ratio: worker by worker on the same two or more workers, else by Welch.
+def difference(
+    of: Sequence[Sample],
+    to: Sequence[Sample],
+    *,
+    same_workers: bool = True,
+    noise_of: tuple[Spread | None, Spread | None] = (None, None),
+    level: float = 1.0 - CONFIDENCE,
+) -> Mean:
+    """`of` less `to`, so the logarithm of a ratio: worker by worker on the workers that both have, else by Welch.
 
-    `same_workers` False says that equal names are not equal machines. Where one side is a single process, it is taken
-    to be as noisy as the other side's; where both are, only their steps can be compared.
+    `same_workers` False says that equal names are not equal machines. `noise_of` is the noise of either side as the
+    whole run tells it. Where one side is a single process, it is taken to be as noisy as the other side's; where both
+    are, only their steps can be compared. `level` is how often the interval may miss.
     """
     ours, theirs = _by_worker(of), _by_worker(to)
-    if same_workers and len(ours) > 1 and ours.keys() == theirs.keys():
-        return _student(
-            [ours[worker] - theirs[worker] for worker in ours], math.hypot(_floor(of), _floor(to)), "workers"
-        )
-    return _welch(mean_of_logs(of), mean_of_logs(to))
+    shared = ours.keys() & theirs.keys() if same_workers else set()
+    floor = math.hypot(_floor(of), _floor(to))
+    if len(shared) > 1:
+        units = [ours[worker] - theirs[worker] for worker in sorted(shared)]
+        if noise_of[0] is None or noise_of[1] is None:
+            return _student(units, floor, "workers", level)
+        error, df = _together(noise_of[0], len(units), noise_of[1], len(units))
+        return _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
+    one_worker = same_workers and len(ours) == len(theirs) == len(shared) == 1
+    if one_worker and noise_of[0] is not None and noise_of[1] is not None:
+        value = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
+        error, df = _together(noise_of[0], len(of), noise_of[1], len(to))
+        return _mean(value, error, df, floor, "processes", min(len(of), len(to)), level)
+    return _welch(mean_of_logs(of), mean_of_logs(to), level, 0.0 if one_worker else ASSUMED_NOISE)
 
 
 def noise(processes: Sequence[Process]) -> Noise:
@@ -176,10 +254,36 @@ def _floor(taken: Sequence[Sample]) -> float:
     return math.sqrt(sum(one.error**2 for one in taken)) / len(taken)
 
 
-def _student(units: Sequence[float], floor: float, over: Over) -> Mean:
+def _student(units: Sequence[float], floor: float, over: Over, level: float = 1.0 - CONFIDENCE) -> Mean:
     error, df = _deviation(units) / math.sqrt(len(units)), len(units) - 1.0
-    half = max(error * student.quantile(CONFIDENCE, df), floor * NORMAL)
-    return Mean(value=statistics.fmean(units), error=error, df=df, floor=floor, half=half, over=over, units=len(units))
+    return _mean(statistics.fmean(units), error, df, floor, over, len(units), level)
+
+
+def _known(value: float, count: int, floor: float, spread: Spread) -> Mean:
+    return _mean(value, spread.sd / math.sqrt(count), spread.df, floor, "processes", count, 1.0 - CONFIDENCE)
+
+
+def _together(mine: Spread, n_mine: int, other: Spread, n_other: int) -> tuple[float, float]:
+    """The standard error of a difference of means and its degrees of freedom, Welch's where the noises are two."""
+    parts = (mine.sd**2 / n_mine, other.sd**2 / n_other)
+    if mine == other:
+        return math.sqrt(sum(parts)), mine.df
+    lost = parts[0] ** 2 / mine.df + parts[1] ** 2 / other.df
+    return math.sqrt(sum(parts)), sum(parts) ** 2 / lost if lost > 0 else mine.df + other.df
+
+
+def _mean(value: float, error: float, df: float, floor: float, over: Over, units: int, level: float) -> Mean:
+    half = max(error * _quantile(level, df), floor * _normal(level))
+    return Mean(value=value, error=error, df=df, floor=floor, half=half, over=over, units=units)
+
+
+def _quantile(level: float, df: float) -> float:
+    return student.quantile(1.0 - level, round(df, 2))
+
+
+@functools.lru_cache(maxsize=1024)
+def _normal(level: float) -> float:
+    return statistics.NormalDist().inv_cdf(1.0 - level / 2.0)
 
 
 def _deviation(values: Sequence[float]) -> float:
@@ -188,16 +292,20 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _welch(mine: Mean, other: Mean) -> Mean:
+def _welch(mine: Mean, other: Mean, level: float, apart: float) -> Mean:
+    """`apart` is how far two workers are taken to differ, where each side is a single process."""
     value, floor = mine.value - other.value, math.hypot(mine.floor, other.floor)
     units = min(mine.units, other.units)
     if mine.df is None and other.df is None:
-        half = None if mine.half is None or other.half is None else math.hypot(mine.half, other.half)
+        half = None
+        if mine.half is not None and other.half is not None:
+            wider = _normal(level) / NORMAL
+            half = math.hypot(mine.half * wider, other.half * wider, math.sqrt(2.0) * apart * _normal(level))
         over: Over | None = None if half is None else "steps"
         return Mean(value=value, error=floor, df=None, floor=floor, half=half, over=over, units=units)
     if mine.df is None or other.df is None:
         many = other if mine.df is None else mine
-        error, df = many.error * math.sqrt(many.units + 1.0), many.df
+        error, df = many.error * math.sqrt(many.units + 1.0), many.df or 1.0
         over = many.over
     else:
         error = math.hypot(mine.error, other.error)
@@ -205,11 +313,11 @@ def _welch(mine: Mean, other: Mean) -> Mean:
         parts = mine.error**4 / mine.df + other.error**4 / other.df
         df = error**4 / parts if parts > 0 else mine.df + other.df
         over = mine.over if mine.over == other.over else "processes"
-    half = max(error * student.quantile(CONFIDENCE, round(df or 1.0, 2)), floor * NORMAL)
-    return Mean(value=value, error=error, df=df, floor=floor, half=half, over=over, units=units)
+    return _mean(value, error, df, floor, over or "processes", units, level)
 
 
-def _estimate(mean: Mean, n: int) -> Estimate:
+def estimate(mean: Mean, n: int) -> Estimate:
+    """A mean of logarithms as a value over `n` steps."""
     value = math.exp(mean.value)
     if mean.half is None:
         return Estimate(value=value, low=None, high=None, n=n)

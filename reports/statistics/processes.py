@@ -78,8 +78,9 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
     for length, places in by_length.items():
         times = np.stack([processes[place].step_time_sec for place in places])
         columns, medians = _columns(np.log(times), length), np.median(times, axis=1)
+        errors = times.std(axis=1, ddof=1 if length > 1 else 0) / times.mean(axis=1) / np.sqrt(columns["effective"])
         for row, place in enumerate(places):
-            one = processes[place]
+            one, elapsed = processes[place], float(times[row].sum())
             median = float(medians[row])
             described[place] = Process(
                 process=one.process,
@@ -89,6 +90,9 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 samples_per_sec=float(one.samples.mean()) / median,
                 tokens_per_sec=float(one.tokens.mean()) / median,
                 useful_tokens_per_sec=float(one.useful_tokens.mean()) / median,
+                elapsed_samples_per_sec=float(one.samples.sum()) / elapsed,
+                elapsed_useful_tokens_per_sec=float(one.useful_tokens.sum()) / elapsed,
+                elapsed_error=float(errors[row]),
                 noise_percent=100.0 * math.expm1(float(columns["sd"][row])),
                 standard_error=float(columns["se"][row]),
                 autocorrelation=float(columns["rho"][row]),

@@ -1,6 +1,7 @@
-"""Student's t distribution, for intervals and tests over a handful of processes. Standard library alone.
+"""Student's t distribution and the F distribution's tail, for intervals and tests over a handful of processes. Standard
+library alone.
 
-SciPy would bring 100 MB for these two functions. The distribution function is a regularised incomplete beta function,
+SciPy would bring 100 MB for these three functions. The distribution function is a regularised incomplete beta function,
 computed by its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22) with Lentz's method.
 """
 
@@ -19,6 +20,11 @@ def two_sided_p(t: float, df: float) -> float:
     if math.isinf(t):
         return 0.0
     return _beta_share(df / 2.0, 0.5, df / (df + t * t))
+
+
+def f_tail(ratio: float, above: float, below: float) -> float:
+    """The chance that a ratio of two equal variances, with so many degrees of freedom, is `ratio` or more."""
+    return _beta_share(below / 2.0, above / 2.0, below / (below + above * ratio))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,17 +1,21 @@
 """What the statistics say, as values: one process, one configuration, a ratio of two. No arithmetic."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reports.statistics.pooling import Spread
+
 Over = Literal["workers", "processes", "steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process, described. Rates are the mean amount per step over the median step time.
+    """One process, described. Rates are the mean amount per step over the median step time: its steady state. Elapsed
+    rates are all amounts over the time of all steps; `elapsed_error` is the standard error of their logarithm.
 
     `steps` are the step times in seconds. `noise_percent` is a step's standard deviation without its outliers, and
     `standard_error` that of the logarithm of `step_time_sec`, autocorrelation respected. `effective_steps` is how many
@@ -26,6 +30,9 @@ class Process:
     samples_per_sec: float
     tokens_per_sec: float
     useful_tokens_per_sec: float
+    elapsed_samples_per_sec: float
+    elapsed_useful_tokens_per_sec: float
+    elapsed_error: float
     noise_percent: float
     standard_error: float
     autocorrelation: float
@@ -74,6 +81,7 @@ class Measured:
     `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
     maps worker to its step time in seconds. `flags` are what makes the numbers doubtful, a sentence each. `half_width`
     is half the 95 % interval of the logarithm of a single process's median, None with several processes or one step.
+    `spreads` maps a quantity to the noise of its units as the whole run tells it, where anything was repeated.
     """
 
     n_workers: int
@@ -83,6 +91,8 @@ class Measured:
     samples_per_sec: Estimate
     tokens_per_sec: Estimate
     useful_tokens_per_sec: Estimate
+    elapsed_samples_per_sec: Estimate
+    elapsed_useful_tokens_per_sec: Estimate
     padding_percent: float
     worker_spread: float | None
     worker_medians: dict[str, float]
@@ -90,15 +100,13 @@ class Measured:
     outliers: int
     flags: tuple[str, ...]
     half_width: float | None
+    spreads: Mapping[str, Spread]
     processes: tuple[Process, ...] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times the baseline's rate a configuration reaches. `verdict` is None unless the interval excludes 1.
-
-    Where the interval is over steps alone, the verdict also wants it to be SINGLE_PROCESS_MARGIN away from 1.
-    """
+    """How many times the baseline's rate a configuration reaches. `verdict` is None unless the interval excludes 1."""
 
     value: float
     low: float | None

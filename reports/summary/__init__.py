@@ -2,6 +2,7 @@
 
 summary: the values of a whole report, a row per configuration
 summarize: a loaded run and prices to a summary
+choice: which configuration to train with, and what cannot be told from it
 sentences: recommendation, finding, cautions
 highlights: the numbers of the first screen
 cost: speed to dollars

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from reports import text
 from reports.summary import pivot
+from reports.summary.choice import choose
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -46,18 +47,19 @@ class BilledTime:
 
 
 def best(summary: Summary) -> ConfigurationRow | None:
-    """The configuration with the most useful tokens per second, None where nothing was measured."""
-    return max(summary.measured_rows, key=lambda row: row.useful_rate, default=None)
+    """The configuration to train with (`choice.choose`), None where nothing was measured."""
+    chosen = choose(summary.rows)
+    return None if chosen is None else chosen.row
 
 
 def recommended(summary: Summary) -> str | None:
-    """The label of the configuration to train with: the best where it was shown to be, else the baseline."""
+    """Its label; None where it was compared with no other."""
     row = best(summary)
-    if row is None or len(summary.measured_rows) < 2:
-        return None
-    if row.is_baseline or (row.useful_tokens_ratio is not None and row.useful_tokens_ratio.verdict == "faster"):
-        return row.label
-    return summary.baseline if row.useful_tokens_ratio is not None else None
+    return None if row is None or len(summary.measured_rows) < 2 or not _has_baseline(summary) else row.label
+
+
+def _has_baseline(summary: Summary) -> bool:
+    return any(row.is_baseline for row in summary.measured_rows)
 
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:

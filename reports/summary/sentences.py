@@ -8,14 +8,13 @@ from reports import text
 from reports.read import measurements
 from reports.read.fingerprint import CPU, Hosts
 from reports.read.run import Run
-from reports.statistics import configurations
 from reports.statistics.values import Measured
+from reports.summary.choice import Choice, choose
 from reports.summary.cost import Price
 from reports.summary.summary import ConfigurationRow, Other, Summary
 
 # Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
 NOTABLE_SPREAD = 1.10
-_MOST_TIED = 8  # how many of the next fastest are compared with the fastest
 
 
 def finding(
@@ -35,11 +34,11 @@ def finding(
     compared = [row for row in measured if row.samples_ratio is not None]
     if not compared:
         best = max(measured, key=lambda row: row.samples_rate)
-        return f"{best.label} processed {_absolute(best.measured)} {_setting(best.measured, record, hosts)}."
+        return f"{_named(best)} processed {_absolute(best.measured)} {_setting(best.measured, record, hosts)}."
     best = max(compared, key=lambda row: row.samples_rate)
     ratio, where = best.samples_ratio, _setting(best.measured, record, hosts)
     if ratio is not None and ratio.verdict == "faster":
-        return f"{best.label} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}."
+        return f"{_named(best)} processed {text.ratio(ratio)} as many samples per second as {baseline} {where}."
     if ratio is not None and ratio.verdict == "slower":
         return (
             f"No configuration was faster than {baseline}: the next, {best.label}, processed "
@@ -55,40 +54,53 @@ def finding(
 
 
 def recommendation(summary: Summary) -> str:
-    """What to run, in one sentence with its interval: the configuration that gives the most useful tokens per second.
+    """What to run, in one sentence with its interval, and what could not be told from it (`choice.choose`).
 
-    Samples per second would favour whatever cuts samples short; padding is work for nothing. Without a configuration
-    that was shown to be faster than the baseline none is recommended over it; without training the finding stands.
+    Without a configuration that was shown to be faster than the baseline none is recommended over it; without training
+    the finding stands.
     """
-    measured = [row for row in summary.rows if row.measured is not None]
-    if not measured:
+    chosen = choose(summary.rows)
+    if chosen is None:
         return summary.finding
-    fastest = sorted(measured, key=lambda row: row.useful_rate, reverse=True)[: 1 + _MOST_TIED]
-    best = fastest[0]
-    where = _setting(best.measured, summary.record, summary.hosts)
-    ratio = best.useful_tokens_ratio
-    if best.is_baseline and len(measured) > 1:
-        return f"Stay with {best.label}: no configuration gave more useful tokens per second {where}."
+    fastest, where = chosen.fastest, _setting(chosen.fastest.measured, summary.record, summary.hosts)
+    ratio, passed = fastest.useful_tokens_ratio, _passed_over(chosen)
+    tied = [row.label for row in chosen.tied if not row.is_baseline]
+    if fastest.is_baseline and len(summary.measured_rows) > 1:
+        also = f"; {text.some(tied, 3)} {_were(tied)} not shown to be slower" if tied else ""
+        return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
     if ratio is None:
-        rate = text.estimate(None if best.measured is None else best.measured.useful_tokens_per_sec)
-        alone = "the only configuration measured" if len(measured) == 1 else "the fastest measured"
-        return f"{best.label} is {alone}: {rate} useful tokens per second per worker {where}."
+        rate = text.estimate(None if fastest.measured is None else fastest.measured.useful_tokens_per_sec)
+        alone = "the only configuration measured" if len(summary.measured_rows) == 1 else "the fastest measured"
+        return f"{_named(fastest)} is {alone}: {rate} useful tokens per second per worker {where}{passed}."
     gain = f"{text.ratio(ratio)} the useful tokens per second of {summary.baseline}"
-    if ratio.verdict != "faster":
-        return f"Stay with {summary.baseline}: {best.label} gave {gain} {where}, which does not show it to be faster."
-    tied = [
-        row.label
-        for row in fastest[1:]
-        if not row.is_baseline
-        and row.measured is not None
-        and best.measured is not None
-        and configurations.ratio(row.measured, best.measured, "useful_tokens_per_sec").verdict is None
-    ]
-    also = f"; {text.some(tied, 3)} {'was' if len(tied) == 1 else 'were'} not shown to differ from it" if tied else ""
-    dollars = (
-        f" at ${text.number(best.cost.usd_per_1000_samples.value)} per 1,000 samples" if best.cost is not None else ""
-    )
-    return f"Train with {best.label}: {gain}{dollars} {where}{also}."
+    if not chosen.is_shown:
+        verb = "Stay" if chosen.row.is_baseline else "Train"
+        also = f", and neither do the rates of {text.some(tied, 3)}" if tied else ""
+        return (
+            f"{verb} with {_named(chosen.row)}: {fastest.label} gave {gain} {where}, which does not show it to be "
+            f"faster{also}{passed}."
+        )
+    price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
+    dollars = "" if price is None else f" at ${text.number(price)} per million useful tokens"
+    if tied:
+        set_of = f"{_named(fastest)}, or with {text.some(tied, 3)}, not shown to differ from it"
+        return f"Train with {set_of}: {fastest.label} gave {gain}{dollars} {where}{passed}."
+    return f"Train with {_named(fastest)}: {gain}{dollars} {where}{passed}."
+
+
+def _named(row: ConfigurationRow) -> str:
+    """Its label; with how many of its trials succeeded where it failed in others."""
+    return row.label if row.is_reliable else f"{row.label} ({row.succeeded} of {row.planned} trials)"
+
+
+def _passed_over(chosen: Choice) -> str:
+    """`; batch-16 was faster, but 3 of 12 trials of it succeeded`."""
+    said = [f"{row.succeeded} of {row.planned} trials of {row.label}" for row in chosen.passed_over]
+    return f"; passed over, though faster: only {text.some(said, 2)} succeeded" if said else ""
+
+
+def _were(names: Sequence[str]) -> str:
+    return "was" if len(names) == 1 else "were"
 
 
 def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | None:

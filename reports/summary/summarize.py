@@ -59,6 +59,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             ends={end: amount for end in End if (amount := ends[one.label, end])},
             missing=missing[one.label],
             costs=_costs(one, measured.get(one.label), priced, speedups, succeeded.get(one.label, [])),
+            among=len(measured) - 1,
         )
         for one in trained
     )
@@ -116,7 +117,7 @@ def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, Meas
     steps = [processes.ProcessSteps.of(one) for one in usable]
     for one, process in zip(usable, processes.describe(steps), strict=True):
         described.setdefault(run.label_of[one.trial_id], []).append(process)
-    return {label: configurations.combine(found) for label, found in described.items()}
+    return configurations.combine_all(described)
 
 
 def _over_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -140,12 +141,13 @@ def _row(
     ends: dict[End, int],
     missing: int,
     costs: tuple[cost.Cost, ...],
+    among: int,
 ) -> ConfigurationRow:
     settings: dict[str, Any] = {name: getattr(configuration.planned[0].trial, name) for name in SETTINGS}
     known: dict[str, Any] = {name: over_workers.get(name) for name in (*_MEDIANS, *_LARGEST)}
 
     def against_baseline(rate: str) -> Ratio | None:
-        return None if mine is None or base is None else configurations.ratio(mine, base, rate)
+        return None if mine is None or base is None else configurations.ratio(mine, base, rate, among=among)
 
     return ConfigurationRow(
         label=configuration.label,

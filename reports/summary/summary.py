@@ -66,6 +66,13 @@ class ConfigurationRow:
         return self.ends.get(End.SUCCEEDED, 0)
 
     @property
+    def is_reliable(self) -> bool:
+        """True where something was measured and no trial ran out of memory, failed or timed out; others say nothing."""
+        return self.measured is not None and not any(
+            self.ends.get(end) for end in (End.OUT_OF_MEMORY, End.FAILED, End.TIMED_OUT)
+        )
+
+    @property
     def cost(self) -> cost.Cost | None:
         return self.costs[0] if self.costs else None
 

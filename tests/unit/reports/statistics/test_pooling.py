@@ -1,0 +1,80 @@
+"""The noise that configurations of one run share, by numbers that can be checked by hand and by known truths."""
+
+import numpy as np
+import pytest
+
+from reports.statistics import student
+from reports.statistics.pooling import Spread, spreads, worker_effects
+
+
+def cells(table):
+    """Configurations c0, c1, ... on workers w0, w1, ...; None where there is no value."""
+    return {
+        f"c{row}": {f"w{place}": value for place, value in enumerate(values) if value is not None}
+        for row, values in enumerate(table)
+    }
+
+
+def drawn(random, kinds, workers, sd=0.005, apart=0.03):
+    noise = random.normal(0.0, sd, (kinds, workers)) + random.normal(0.0, apart, workers)
+    return cells((noise + random.normal(0.0, 0.1, (kinds, 1))).tolist())
+
+
+def test_two_configurations_know_what_their_paired_difference_knows():
+    found = spreads(cells([[0.0, 0.0, 0.0], [0.01, 0.02, 0.03]]), by_worker=True)
+    assert found["c0"] == found["c1"]
+    assert (found["c0"].sd, found["c0"].df) == (
+        pytest.approx(0.01 / 2**0.5),
+        2.0,
+    )  # differences: sd 0.01, three of them
+
+
+def test_many_configurations_share_their_degrees_of_freedom():
+    found = spreads(drawn(np.random.default_rng(1), 12, 4), by_worker=True)
+    assert len(set(found.values())) == 1
+    assert (found["c0"].sd, found["c0"].df) == (pytest.approx(0.005, rel=0.3), 33.0)
+
+
+def test_missing_cells_cost_only_their_own_degrees():
+    whole = drawn(np.random.default_rng(2), 12, 4)
+    del whole["c3"]["w1"], whole["c7"]["w0"]
+    assert {one.df for one in spreads(whole, by_worker=True).values()} == {31.0}
+    assert spreads(whole, by_worker=True)["c3"].sd == pytest.approx(0.005, rel=0.3)
+
+
+def test_repeats_on_one_worker_are_pooled_without_it():
+    found = spreads(cells([[0.0, 0.02], [1.0, 1.02], [5.0, None]]), by_worker=False)
+    assert found == dict.fromkeys(("c0", "c1", "c2"), Spread(sd=pytest.approx(0.02 / 2**0.5), df=2.0))
+
+
+def test_where_nothing_is_repeated_nothing_is_known():
+    assert spreads(cells([[0.0, None], [None, 1.0]]), by_worker=True) == {}
+    assert spreads(cells([[0.0], [1.0]]), by_worker=False) == {}
+    assert spreads({}, by_worker=True) == {}
+
+
+def test_a_noisy_configuration_keeps_its_noise_to_itself():
+    random = np.random.default_rng(3)
+    table = drawn(random, 12, 8)
+    table["c5"] = {worker: value + random.normal(0.0, 0.08) for worker, value in table["c5"].items()}
+    found = spreads(table, by_worker=True)
+    assert (found["c5"].is_own, found["c5"].df) == (True, 7.0)
+    assert found["c5"].sd > 0.03
+    assert found["c0"].sd == pytest.approx(0.005, rel=0.3)
+
+
+def test_equally_noisy_configurations_are_rarely_told_apart():
+    random = np.random.default_rng(4)
+    own = [any(one.is_own for one in spreads(drawn(random, 12, 4), by_worker=True).values()) for _ in range(500)]
+    assert sum(own) <= 20
+
+
+def test_the_tail_of_f_is_that_of_t_squared():
+    assert student.f_tail(2.776445**2, 1.0, 4.0) == pytest.approx(0.05, abs=1e-6)
+    assert student.f_tail(4.737414, 2.0, 7.0) == pytest.approx(0.05, abs=1e-6)  # from a table
+
+
+def test_a_slow_worker_is_told_from_a_slow_configuration():
+    found = worker_effects(cells([[0.0, 0.0, 0.17], [1.0, 1.0, 1.17], [2.0, 2.5, 2.17]]))
+    assert found == {"w0": 0.0, "w1": 0.0, "w2": pytest.approx(0.17)}
+    assert worker_effects(cells([[0.0, 0.17]])) == {}

@@ -1,0 +1,96 @@
+"""What the report recommends: only what can be relied on, and no winner among equals."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.records.result import End
+from reports.read.load import load
+from reports.summary import highlights, sentences
+from reports.summary.choice import choose
+from reports.summary.prices import Pricing
+from reports.summary.summarize import summarize
+from tests.support.reports import synthetic
+
+NAMES = ("baseline", "good", "large")
+EMPTY = synthetic.Steps()
+
+
+@pytest.fixture
+def summed_up(tmp_path):
+    """A run of three configurations, each faster than the one before, of which trials may end otherwise."""
+
+    def make(ends, speeds=(0.16, 0.12, 0.08), workers=4, *, exact=False):
+        trials = tuple(synthetic.trial(name, lora_rank=8 * place) for place, name in enumerate(NAMES, start=1))
+        run = synthetic.record(trials, workers=workers)
+        synthetic.write_run(tmp_path, run, speeds=dict(zip(NAMES, speeds, strict=True)), exact=exact)
+        for plan in run.planned:
+            number = run.workers.index(plan.worker)
+            if number < len(ends.get(plan.trial.name, ())):
+                status = ends[plan.trial.name][number]
+                synthetic.write_result(tmp_path, synthetic.result(plan, status=status, reason="no room"))
+        return summarize(load(tmp_path), Pricing(usd_per_gpu_hour=2.0, source="a list"))
+
+    return make
+
+
+def test_what_mostly_runs_out_of_memory_is_passed_over_and_the_next_best_named(summed_up):
+    summary = summed_up({"large": [End.OUT_OF_MEMORY] * 3})
+    said = sentences.recommendation(summary)
+    assert said.startswith("Train with good: 1.")
+    assert said.endswith("; passed over, though faster: only 1 of 4 trials of large succeeded.")
+    assert highlights.recommended(summary) == "good"
+    assert highlights.costs(summary).configuration == "good"
+    assert "good" in said and "large" not in highlights.tiles(summary)[0].value  # noqa: PT018 - one thought
+
+
+@pytest.mark.parametrize("end", [End.OUT_OF_MEMORY, End.FAILED, End.TIMED_OUT])
+def test_one_trial_that_shows_a_fault_of_the_configuration_is_enough(summed_up, end):
+    assert highlights.recommended(summed_up({"large": [end]})) == "good"
+
+
+@pytest.mark.parametrize("end", [End.LOST, End.PREEMPTED, End.CANCELLED])
+def test_a_trial_that_was_stopped_from_outside_says_nothing(summed_up, end):
+    assert highlights.recommended(summed_up({"large": [end]})) == "large"
+
+
+def test_where_nothing_succeeded_throughout_the_sentence_says_how_many_did(summed_up):
+    summary = summed_up({name: [End.OUT_OF_MEMORY] for name in NAMES})
+    assert sentences.recommendation(summary).startswith("Train with large (3 of 4 trials): ")
+
+
+def test_the_finding_says_how_many_trials_it_rests_on(summed_up):
+    assert summed_up({"large": [End.FAILED] * 2}).finding.startswith("large (2 of 4 trials) processed ")
+
+
+def test_dollars_of_the_headline_are_of_what_it_counts(summed_up):
+    said = sentences.recommendation(summed_up({}))
+    assert "useful tokens per second of baseline at $" in said
+    assert "per million useful tokens on 4 workers" in said
+    assert "samples" not in said
+
+
+def test_what_cannot_be_told_from_the_best_is_named_with_it(summed_up):
+    said = sentences.recommendation(summed_up({}, speeds=(0.16, 0.08, 0.08)))
+    first, second = ("good", "large") if "good," in said else ("large", "good")
+    assert said.startswith(f"Train with {first}, or with {second}, not shown to differ from it: {first} gave ")
+
+
+def test_equal_configurations_leave_the_baseline_with_all_that_was_not_shown_to_differ(summed_up):
+    summary = summed_up({}, speeds=(0.16, 0.16, 0.16), exact=True)
+    assert sentences.recommendation(summary).startswith("Stay with baseline: ")
+    assert "good and large" in sentences.recommendation(summary).replace(", ", " and ")
+    chosen = choose(summary.rows)
+    assert {chosen.fastest.label, *(row.label for row in chosen.tied)} == set(NAMES)
+    assert (chosen.row.label, chosen.is_shown) == ("baseline", False)
+
+
+def test_a_baseline_that_failed_is_not_stayed_with(summed_up):
+    summary = summed_up({"baseline": [End.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
+    assert highlights.recommended(summary) in ("good", "large")
+    assert sentences.recommendation(summary).startswith("Train with ")
+
+
+def test_without_any_measurement_nothing_is_chosen(summed_up):
+    summary = summed_up({})
+    assert choose([replace(row, measured=None) for row in summary.rows]) is None
