@@ -84,6 +84,18 @@ def some(items: Sequence[str], most: int = 8) -> str:
     return ", ".join(items) if rest <= 0 else f"{', '.join(items[:most])} and {rest:,} more"
 
 
+def broken(name: str, width: int) -> str:
+    """`name` in lines of at most `width` characters, broken after a space, hyphen, underscore or slash if possible."""
+    lines = [""]
+    for part in re.findall(r"[^\s\-_/]*[\s\-_/]?", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def shorten(name: str, width: int) -> str:
     """`name` cut to `width` characters, the cut marked."""
     return name if len(name) <= width else name[: width - 1] + "\N{HORIZONTAL ELLIPSIS}"

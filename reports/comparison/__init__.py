@@ -2,5 +2,7 @@
 
 conditions: what must be equal, by name
 compare: configurations beside each other, with corrected verdicts
+taken: what a run's trials say of each quantity
+verdicts: from differences to words, corrected for how many there are
 written: a comparison as compare.json and as a frame
 """

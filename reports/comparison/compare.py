@@ -3,43 +3,32 @@
 The first run is what the others are compared with. A configuration is compared where both runs planned the same trial
 (`Trial.digest`, so equal names are not enough). A speed ratio is above 1 where the later run is faster; it is
 taken over processes, never over steps: in a process, steps agree within 0.1 % where the next process is 0.7 % away. So
-what was measured by a single process on a side is "unknown", and the noise that a verdict rests on is the measured one,
-within and between processes.
+what was measured by a single process on a side is "unknown". Where every worker has the very same GPUs in both runs, a
+ratio is taken worker by worker, and how much such differences vary is taken from all configurations together; else each
+configuration has its own Welch's test. `verdicts` corrects for how many there are and finds the words.
 
-Many comparisons find differences by chance. Their p values (Student's t on logarithms; worker by worker where every
-worker has the very same GPUs in both runs, else Welch's) are corrected together by Holm's method, which keeps the
-chance of a single false "faster" or "slower" in the whole table at 5 %. "same" wants more than no difference found: the
-interval must also lie within 3 % of 1, or within the tolerance where that is wider; what is neither is "unknown".
-
-In simulation (tests/unit/reports/comparison/test_compare_simulated.py): at most 5 % false alarms; and a slowdown of 3 %
-is found in at least 90 % of runs with the default repeats (the quick suite, replicated on 4 workers) and 20 steps,
-where processes are as alike as those measured on a GPU. Noisier ones need more workers; until then the word is
-"unknown".
+A row over all configurations says whether the whole run became faster or slower. Runs of the same code differ, too:
+0.5 % between runs makes 27 % of equal runs look different, and only a repeat of the older run can tell.
 
 Not covered: memory and losses (the report shows them), and a cause: compare says that something changed, not what.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
 
-from bench.records.result import End, Measurement, TrialResult
 from reports.comparison import conditions
 from reports.comparison.conditions import Conditions, Unlike
+from reports.comparison.taken import STEP_METRICS, Taken, Value, What
+from reports.comparison.verdicts import DECIDING, Question, Word, family_of, judge
 from reports.read import measurements
 from reports.read.run import KINDS_WITH_STEPS, Run
-from reports.statistics import configurations, student
-from reports.statistics.configurations import Mean, Sample
-from reports.statistics.processes import ProcessSteps, describe
+from reports.statistics import configurations, pooling
+from reports.statistics.configurations import Mean, Sample, by_worker
+from reports.statistics.pooling import Spread
 
-Word = Literal["faster", "same", "slower", "unknown"]
-ALPHA = 0.05
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
-STEP_METRICS = ("samples_per_sec", "useful_tokens_per_sec")
 ALLOW_UNKNOWN = "unknown"
 ALLOWABLE = (*conditions.NAMES, ALLOW_UNKNOWN)
 
@@ -69,10 +58,10 @@ class Side:
 class ComparedRow:
     """One metric of one configuration in one later run, against the first run.
 
-    `speed_ratio` is above 1 where `run_id` is faster, also for durations; `low` and `high` are its 95 % interval, not
-    widened for the other rows. `p_value` is this row's own, `p_corrected` Holm's; both None where nothing was tested.
-    `shows_percent` is the smallest difference that this comparison could have found at its place in Holm's order.
-    `why` says what `verdict` rests on.
+    `speed_ratio` is above 1 where `run_id` is faster, also for durations, or takes less energy; `low` and `high` are
+    its 95 % interval, not widened for the other rows. `family` are the rows that are corrected together; `p_value` is
+    this row's own, `p_corrected` after that; both None where nothing was tested. `shows_percent` is the smallest
+    difference that this comparison could have found at its place in Holm's order. `why` says what `verdict` rests on.
     """
 
     configuration: str
@@ -80,6 +69,7 @@ class ComparedRow:
     metric: str
     context: str
     run_id: str
+    family: str
     before: Side | None
     after: Side | None
     speed_ratio: float | None
@@ -91,10 +81,16 @@ class ComparedRow:
     verdict: Word
     why: str
 
+    @property
+    def decides(self) -> bool:
+        """True where the exit code counts it: parts of a step and energy explain, they do not decide."""
+        return self.family in DECIDING
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs compared. `refused` are the unlike conditions that nobody allowed: with any, there are no rows.
+    """Runs compared. `refused` are the unlike conditions that nobody allowed: with any, there are no rows. `over_all`
+    has a row for each later run, over all its configurations; none where fewer than two can be put together.
 
     `only_in` maps a run's id to configurations that it alone planned; `half_known` are those of which less is known
     than of others, because they were not collected. `tolerance` is a share: 0.01 for 1 %.
@@ -102,6 +98,7 @@ class Comparison:
 
     run_ids: tuple[str, ...]
     rows: tuple[ComparedRow, ...]
+    over_all: tuple[ComparedRow, ...]
     unlike: tuple[Unlike, ...]
     refused: tuple[Unlike, ...]
     allowed: tuple[str, ...]
@@ -126,13 +123,16 @@ class Comparison:
         """Rows shown to be slower, by more than the tolerance."""
         return tuple(
             row
-            for row in self.rows
-            if row.verdict == "slower" and row.speed_ratio is not None and row.speed_ratio < 1.0 - self.tolerance
+            for row in (*self.rows, *self.over_all)
+            if row.decides
+            and row.verdict == "slower"
+            and row.speed_ratio is not None
+            and row.speed_ratio < 1.0 - self.tolerance
         )
 
     @property
     def unknown(self) -> tuple[ComparedRow, ...]:
-        return tuple(row for row in self.rows if row.verdict == "unknown")
+        return tuple(row for row in self.rows if row.decides and row.verdict == "unknown")
 
     @property
     def exit_code(self) -> int:
@@ -155,9 +155,11 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
     found = conditions.unlike(made_under)
     refused = tuple(one for one in found if one.name not in allowed)
     plans = [_plans(run) for run in runs]
+    rows, over_all = ((), ()) if refused else _rows(runs, made_under, tolerance)
     return Comparison(
         run_ids=tuple(ids),
-        rows=() if refused else tuple(_judge(list(_untested(runs, made_under)), tolerance)),
+        rows=rows,
+        over_all=over_all,
         unlike=found,
         refused=refused,
         allowed=allowed,
@@ -178,61 +180,98 @@ def _half_known(made_under: Sequence[Conditions]) -> tuple[str, ...]:
     return tuple(one.run_id for one in made_under if some_are_full and not one.is_full)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tested:
-    """A row before its verdict, and the difference it rests on. Rows of one `family` are one test in two units."""
-
-    row: ComparedRow
-    mean: Mean | None
-    family: tuple[str, ...]
-
-
 def _plans(run: Run) -> dict[str, str]:
     """Digest of what was planned -> label."""
     return {one.planned[0].trial.digest(): one.label for one in run.configurations}
 
 
-def _untested(runs: Sequence[Run], made_under: Sequence[Conditions]) -> Iterable[_Tested]:
-    first, taken = runs[0], [_Taken.of(run) for run in runs]
+_Rows = list[tuple[ComparedRow, Mean | None]]
+_Judged = tuple[ComparedRow, ...]
+
+
+def _rows(runs: Sequence[Run], made_under: Sequence[Conditions], tolerance: float) -> tuple[_Judged, _Judged]:
+    """The rows of every later run, and a row a later run over all of its configurations, judged together."""
+    first, taken = runs[0], [Taken.of(run) for run in runs]
+    rows: _Rows = []
+    over_all: _Rows = []
     for run, there, under in zip(runs[1:], taken[1:], made_under[1:], strict=True):
         same_gpus = conditions.same_gpus(made_under[0], under)
-        same_data = made_under[0].values["data"] == under.values["data"]
-        planned = _plans(run)
-        for digest, label in _plans(first).items():
-            if digest not in planned:
-                continue
-            before, after = taken[0].by_digest.get(digest, {}), there.by_digest.get(digest, {})
-            kind = next(one.kind for one in first.configurations if one.label == label)
-            blank = ComparedRow(
-                configuration=label, kind=kind, metric="", context="", run_id=run.record.run_id,
-                before=None, after=None, speed_ratio=None, low=None, high=None, p_value=None, p_corrected=None,
-                shows_percent=None, verdict="unknown", why="",
-            )  # fmt: skip
-            if not before or not after:
-                where = first.record.run_id if not before else run.record.run_id
-                metric = STEP_METRICS[-1] if kind in KINDS_WITH_STEPS else kind
-                row = replace(blank, metric=metric, why=f"no trial of it succeeded in {where}")
-                yield _Tested(row=row, mean=None, family=(run.record.run_id, label))
-                continue
-            for what in before:
-                if what in after:
-                    unit = "steps" if what[0] in STEP_METRICS and same_data else what[0]
-                    yield _test(
-                        replace(blank, metric=what[0], context=what[1]),
-                        before[what],
-                        after[what],
-                        same_gpus=same_gpus,
-                        family=(run.record.run_id, label, unit, what[1]),
-                    )
+        blanks = _blanks(first, run, taken[0], there)
+        own = _against(blanks, taken[0], there, same_gpus=same_gpus)
+        rows += own
+        over_all += _over_all(own, blanks, taken[0], there, same_gpus=same_gpus)
+    same_data = len({one.values["data"] for one in made_under}) == 1
+    asked = [
+        None if mean is None else Question(mean=mean, family=row.family, test=_test_of(row, same_data=same_data))
+        for row, mean in (*rows, *over_all)
+    ]
+    answers = judge([one for one in asked if one is not None], max(RESOLUTION, tolerance))
+    told = iter(answers)
+    found = tuple(row if mean is None else replace(row, **asdict(next(told))) for row, mean in (*rows, *over_all))
+    return found[: len(rows)], found[len(rows) :]
 
 
-def _test(
-    row: ComparedRow, before: list[_Value], after: list[_Value], *, same_gpus: bool, family: tuple[str, ...]
-) -> _Tested:
+def _test_of(row: ComparedRow, *, same_data: bool) -> tuple[str, ...]:
+    """Samples and useful tokens of the same data are one test in two units."""
+    unit = "steps" if row.metric in STEP_METRICS and same_data else row.metric
+    return (row.run_id, row.configuration, unit, row.context)
+
+
+def _blanks(first: Run, run: Run, old: Taken, new: Taken) -> dict[str, ComparedRow]:
+    """Digest of what both runs planned to a row that says nothing yet."""
+    planned, kinds = _plans(run), {one.label: one.kind for one in first.configurations}
+    found = {}
+    for digest, label in _plans(first).items():
+        if digest not in planned:
+            continue
+        kind = kinds[label]
+        missing = [one.record.run_id for one, there in ((first, old), (run, new)) if not there.by_digest.get(digest)]
+        metric = STEP_METRICS[-1] if kind in KINDS_WITH_STEPS else kind
+        found[digest] = ComparedRow(
+            configuration=label, kind=kind, metric=metric, context="", run_id=run.record.run_id,
+            family=family_of(kind, metric), before=None, after=None, speed_ratio=None, low=None, high=None,
+            p_value=None, p_corrected=None, shows_percent=None, verdict="unknown",
+            why=f"no trial of it succeeded in {missing[0]}" if missing else "",
+        )  # fmt: skip
+    return found
+
+
+def _against(blanks: Mapping[str, ComparedRow], old: Taken, new: Taken, *, same_gpus: bool) -> _Rows:
+    shared: dict[What, dict[str, Spread]] = {}
+    found: _Rows = []
+    for digest, blank in blanks.items():
+        before, after = old.by_digest.get(digest, {}), new.by_digest.get(digest, {})
+        if not before or not after:
+            found.append((blank, None))
+            continue
+        for what in before:
+            if what not in after:
+                continue
+            if what not in shared:
+                shared[what] = _noise(what, blanks, old, new) if same_gpus else {}
+            row = replace(blank, metric=what[0], context=what[1], family=family_of(blank.kind, what[0]))
+            found.append(_difference(row, before[what], after[what], shared[what].get(digest), same_gpus=same_gpus))
+    return found
+
+
+def _noise(what: What, blanks: Iterable[str], old: Taken, new: Taken) -> dict[str, Spread]:
+    """Digest to the noise of one quantity's difference on one worker, from all configurations that have it."""
+    cells = {}
+    for digest in blanks:
+        before, after = (
+            by_worker(one.sample for one in run.by_digest.get(digest, {}).get(what, ())) for run in (old, new)
+        )
+        cells[digest] = {worker: after[worker] - before[worker] for worker in after if worker in before}
+    return pooling.of_differences(cells)
+
+
+def _difference(
+    row: ComparedRow, before: list[Value], after: list[Value], shared: Spread | None, *, same_gpus: bool
+) -> tuple[ComparedRow, Mean | None]:
     old, new = [one.sample for one in before], [one.sample for one in after]
-    mean = configurations.difference(new, old, same_workers=same_gpus)
+    mean = configurations.difference(new, old, same_workers=same_gpus, paired=shared)
     if not measurements.is_rate(row.metric):
-        mean = replace(mean, value=-mean.value)  # of a duration, less is faster
+        mean = replace(mean, value=-mean.value)  # of a duration or an energy, less is better
     row = replace(row, before=_side(before), after=_side(after), speed_ratio=math.exp(mean.value))
     if mean.half is not None:
         row = replace(row, low=math.exp(mean.value - mean.half), high=math.exp(mean.value + mean.half))
@@ -243,124 +282,46 @@ def _test(
             if lonely
             else "a single worker on a side cannot show how workers differ"
         )
-        return _Tested(row=replace(row, why=why), mean=None, family=family)
-    return _Tested(row=replace(row, p_value=_p_value(mean)), mean=mean, family=family)
+        return replace(row, why=why), None
+    return row, mean
 
 
-def _p_value(mean: Mean) -> float:
-    """Two-sided, Student's; never surer than the noise of the steps alone allows."""
-    if mean.value == 0.0:
-        return 1.0
-    by_units = 0.0 if mean.error == 0.0 else student.two_sided_p(mean.value / mean.error, mean.df or 1.0)
-    by_steps = 0.0 if mean.floor == 0.0 else math.erfc(abs(mean.value / mean.floor) / math.sqrt(2.0))
-    return max(by_units, by_steps)
+def _over_all(rows: _Rows, blanks: Mapping[str, ComparedRow], old: Taken, new: Taken, *, same_gpus: bool) -> _Rows:
+    """A row over all configurations that every worker of both runs ran; none with fewer than two of them."""
+    metric = STEP_METRICS[-1]
+    tested = {row.configuration for row, mean in rows if row.metric == metric and mean is not None}
+    sides = []
+    for run in (old, new):
+        logs = {
+            digest: by_worker(one.sample for one in run.by_digest[digest][metric, ""])
+            for digest, row in blanks.items()
+            if row.configuration in tested
+        }
+        sides.append(logs)
+    whole = [
+        digest
+        for digest in sides[0]
+        if all(len(side[digest]) == len({worker for found in side.values() for worker in found}) for side in sides)
+    ]
+    if len(whole) < 2:
+        return []
+    values = [
+        [
+            Value(
+                sample=Sample(
+                    worker=worker, log=math.fsum(side[digest][worker] for digest in whole) / len(whole), error=0.0
+                ),
+                steps_noise_percent=None,
+            )
+            for worker in side[whole[0]]
+        ]
+        for side in sides
+    ]
+    blank = replace(blanks[whole[0]], configuration=f"all {len(whole)} configurations", metric=metric, why="")
+    return [_difference(replace(blank, family="speed"), values[0], values[1], None, same_gpus=same_gpus)]
 
 
-def _judge(tested: list[_Tested], tolerance: float) -> Iterable[ComparedRow]:
-    """Holm over families: the smallest p is held against ALPHA over all of them, the next against one fewer."""
-    own: dict[tuple[str, ...], float] = {}
-    for one in tested:
-        if one.row.p_value is not None:
-            own[one.family] = max(own.get(one.family, 0.0), one.row.p_value)
-    corrected: dict[tuple[str, ...], float] = {}
-    levels: dict[tuple[str, ...], float] = {}
-    largest = 0.0
-    for rank, (family, p) in enumerate(sorted(own.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, p * (len(own) - rank)))
-        corrected[family], levels[family] = largest, ALPHA / (len(own) - rank)
-    for one in tested:
-        if one.mean is None:
-            yield one.row
-            continue
-        row = replace(
-            one.row,
-            p_corrected=corrected[one.family],
-            shows_percent=100.0 * math.expm1(_half(one.mean, levels[one.family])),
-        )
-        yield replace(row, **_verdict(row, max(RESOLUTION, tolerance)))
-
-
-def _half(mean: Mean, level: float) -> float:
-    """Half the width of the interval that misses the truth at this level."""
-    return max(mean.error * student.quantile(1.0 - level, round(mean.df or 1.0, 2)), mean.floor * configurations.NORMAL)
-
-
-def _verdict(row: ComparedRow, within: float) -> dict[str, Any]:
-    ratio, low, high, p = row.speed_ratio, row.low, row.high, row.p_corrected
-    if ratio is None or low is None or high is None or p is None:
-        raise ValueError(f"{row.configuration}: {row.metric}: a verdict needs a test")
-    if p < ALPHA:
-        word: Word = "faster" if ratio > 1.0 else "slower"
-        return {"verdict": word, "why": f"p = {p:.2g} after correction for {row.metric} among all comparisons"}
-    if low > 1.0 - within and high < 1.0 + within:
-        return {"verdict": "same", "why": f"the interval is within {100 * within:g} % of 1"}
-    return {"verdict": "unknown", "why": f"too noisy to show a difference below {row.shows_percent:.2g} %"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Value:
-    """One process's value of one quantity."""
-
-    sample: Sample
-    steps_noise_percent: float | None
-
-
-_What = tuple[str, str]  # a quantity's name, and its context as JSON; empty for steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Taken:
-    """What a run's successful trials say: digest -> quantity -> processes."""
-
-    by_digest: dict[str, dict[_What, list[_Value]]]
-
-    @classmethod
-    def of(cls, run: Run) -> _Taken:
-        good = [one for one in run.results if one.status is End.SUCCEEDED]
-        found: dict[str, dict[_What, list[_Value]]] = {}
-        with_steps = [one for one in good if one.trial.kind in KINDS_WITH_STEPS]
-        for result, process in zip(with_steps, describe([ProcessSteps.of(one) for one in with_steps]), strict=True):
-            quantities = found.setdefault(result.trial.digest(), {})
-            for name in STEP_METRICS:
-                (sample,) = configurations.samples([process], name)
-                quantities.setdefault((name, ""), []).append(
-                    _Value(sample=sample, steps_noise_percent=process.noise_percent)
-                )
-        for result in good:
-            quantities = found.setdefault(result.trial.digest(), {})
-            for what, value in _measured(result):
-                quantities.setdefault(what, []).append(value)
-        return cls(by_digest=found)
-
-
-def _measured(result: TrialResult) -> Iterable[tuple[_What, _Value]]:
-    """Rates and durations of a trial; what telemetry saw, and a rank's own step, are not speeds of a configuration."""
-    for one in result.measurements:
-        is_speed = measurements.is_rate(one.name) or one.name.endswith("_sec")
-        if not is_speed or one.value is None or one.value <= 0 or "rank" in one.context:
-            continue
-        if measurements.section_of(result.trial.kind, one) == measurements.TELEMETRY:
-            continue
-        # A context may hold results of its own (a share that was computed): those never agree, and name nothing.
-        context = {name: value for name, value in one.context.items() if not isinstance(value, float)}
-        error, noise = _error(one)
-        sample = Sample(worker=result.worker or "unknown", log=math.log(one.value), error=error)
-        yield (
-            (one.name, measurements.as_json(context) if context else ""),
-            _Value(sample=sample, steps_noise_percent=noise),
-        )
-
-
-def _error(one: Measurement) -> tuple[float, float | None]:
-    """The standard error that a measurement's own interval tells, and its repeats' spread in percent."""
-    spread = one.interval
-    if spread is None or not 0 < spread.low <= spread.high:
-        return 0.0, None
-    noise = 100.0 * (spread.p90 - spread.p10) / 2.563 / spread.median if spread.median > 0 else None
-    return math.log(spread.high / spread.low) / (2.0 * configurations.NORMAL), noise
-
-
-def _side(values: Sequence[_Value]) -> Side:
+def _side(values: Sequence[Value]) -> Side:
     mean = configurations.mean_of_logs([one.sample for one in values])
     value, half = math.exp(mean.value), mean.half
     noises = sorted(one.steps_noise_percent for one in values if one.steps_noise_percent is not None)

@@ -6,9 +6,10 @@ Frame `comparison`, one row per metric and configuration of a later run:
 |---|---|
 | configuration, kind, metric, run_id | what was compared, and in which later run; `metric` ends in its unit |
 | context | what a measurement was taken on, as JSON; empty for the metrics of steps |
+| family | the rows that are corrected together: speed, parts of a step, energy, or a kind of trial |
 | verdict, why | "faster", "same", "slower" or "unknown", and what that rests on |
 | speed_ratio, low, high | above 1: `run_id` is faster, also for durations; its 95 % interval |
-| p_value, p_corrected | of this row alone, and after Holm's correction over the whole table |
+| p_value, p_corrected | of this row alone, and after Holm's correction over its family |
 | shows_percent | the smallest difference that could have been shown at the row's place in Holm's order |
 | before, after | the first run's value and this one's, in the metric's unit |
 | before_low, before_high, after_low, after_high | their 95 % intervals |
@@ -26,7 +27,7 @@ import pandas as pd
 
 from reports.comparison.compare import ComparedRow, Comparison, Side
 
-_WORDS = ("configuration", "kind", "metric", "context", "run_id", "verdict", "why")
+_WORDS = ("configuration", "kind", "metric", "context", "run_id", "family", "verdict", "why")
 _OF_ROW = (*_WORDS, "speed_ratio", "low", "high", "p_value", "p_corrected", "shows_percent")
 _OF_SIDE = {
     "": "value",
@@ -70,6 +71,7 @@ def to_json(of: Comparison) -> bytes:
         ],
         "only_in": {run_id: list(labels) for run_id, labels in of.only_in.items() if labels},
         "rejected_files": dict(of.rejected),
+        "over_all": [_row_json(row) for row in of.over_all],
         "rows": [_row_json(row) for row in of.rows],
     }
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -88,9 +88,8 @@ def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, Measure
 
 def spreads(taken: Mapping[str, Sequence[Sample]]) -> dict[str, Spread]:
     """Configuration to the noise of its units: over workers where there are several, else over processes."""
-    by_worker = len({one.worker for each in taken.values() for one in each}) > 1
-    if by_worker:
-        return pooling.spreads({label: _by_worker(each) for label, each in taken.items()}, by_worker=True)
+    if len({one.worker for each in taken.values() for one in each}) > 1:
+        return pooling.spreads({label: by_worker(each) for label, each in taken.items()}, by_worker=True)
     cells = {label: {str(place): one.log for place, one in enumerate(each)} for label, each in taken.items()}
     return pooling.spreads(cells, by_worker=False)
 
@@ -109,7 +108,7 @@ def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None 
     found = {
         name: estimate(mean_of_logs(samples(ordered, name, half), shared.get(name)), n_steps) for name in QUANTITIES
     }
-    medians = {worker: math.exp(value) for worker, value in _by_worker(samples(ordered, "step_time_sec")).items()}
+    medians = {worker: math.exp(value) for worker, value in by_worker(samples(ordered, "step_time_sec")).items()}
     return Measured(
         n_workers=len(medians),
         n_processes=len(ordered),
@@ -175,7 +174,7 @@ def samples(processes: Sequence[Process], name: str, half: float | None = None) 
 
 def mean_of_logs(taken: Sequence[Sample], spread: Spread | None = None) -> Mean:
     """The mean over workers, else over processes, else what the only process says; `spread` is the run's noise."""
-    groups = _by_worker(taken)
+    groups = by_worker(taken)
     if len(groups) > 1:
         own = _student(list(groups.values()), _floor(taken), "workers")
         if spread is None or own.half is None:
@@ -200,6 +199,7 @@ def difference(
     *,
     same_workers: bool = True,
     noise_of: tuple[Spread | None, Spread | None] = (None, None),
+    paired: Spread | None = None,
     level: float = 1.0 - CONFIDENCE,
 ) -> Mean:
     """`of` less `to`, so the logarithm of a ratio: worker by worker on the workers that both have, else by Welch.
@@ -208,11 +208,14 @@ def difference(
     whole run tells it. Where one side is a single process, it is taken to be as noisy as the other side's; where both
     are, only their steps can be compared. `level` is how often the interval may miss.
     """
-    ours, theirs = _by_worker(of), _by_worker(to)
+    ours, theirs = by_worker(of), by_worker(to)
     shared = ours.keys() & theirs.keys() if same_workers else set()
     floor = math.hypot(_floor(of), _floor(to))
     if len(shared) > 1:
         units = [ours[worker] - theirs[worker] for worker in sorted(shared)]
+        if paired is not None:
+            error, df = paired.sd / math.sqrt(len(units)), paired.df
+            return _mean(statistics.fmean(units), error, df, floor, "workers", len(units), level)
         if noise_of[0] is None or noise_of[1] is None:
             return _student(units, floor, "workers", level)
         error, df = _together(noise_of[0], len(units), noise_of[1], len(units))
@@ -241,7 +244,7 @@ def noise(processes: Sequence[Process]) -> Noise:
     )
 
 
-def _by_worker(taken: Iterable[Sample]) -> dict[str, float]:
+def by_worker(taken: Iterable[Sample]) -> dict[str, float]:
     """Worker to the mean of its processes."""
     groups: dict[str, list[float]] = {}
     for one in taken:

@@ -6,7 +6,7 @@ is that noise. A configuration whose share of it is larger than chance allows (a
 its own, and the others' is taken without it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,35 @@ def spreads(cells: Mapping[str, Mapping[str, float]], *, by_worker: bool) -> dic
         return {}
     own = {labels[place]: spread for place, spread in noisier.items()}
     return {label: own.get(label, shared) for label in cells}
+
+
+def of_differences(cells: Mapping[str, Mapping[str, float]]) -> dict[str, Spread]:
+    """Configuration to the spread of one worker's difference between two runs, from differences by configuration and
+    worker; only configurations with several workers have one.
+
+    A worker may have changed between the runs, for all configurations alike; so the variance has a part of workers and
+    a part of what is left, and the degrees of freedom are Satterthwaite's for their sum.
+    """
+    workers = {worker for found in cells.values() for worker in found}
+    whole = [label for label, found in cells.items() if len(found) == len(workers) > 1]
+    own = {label: _own(list(found.values())) for label, found in cells.items() if len(found) > 1}
+    table = np.array([[cells[label][worker] for worker in sorted(workers)] for label in whole])
+    if len(whole) < 2:
+        return own
+    sizes = np.full(len(whole), len(workers))
+    noisier = _noisier(_left_over(table, by_worker=True), sizes, len(workers), by_worker=True)
+    calm = [place for place in range(len(whole)) if place not in noisier]
+    kinds, freedom = len(calm), len(workers) - 1.0
+    of_workers = kinds * float(table[calm].mean(axis=0).var(ddof=1))
+    left = float(_left_over(table[calm], by_worker=True).sum()) / ((kinds - 1.0) * freedom)
+    parts = (of_workers / kinds, left * (kinds - 1.0) / kinds)
+    lost = parts[0] ** 2 / freedom + parts[1] ** 2 / ((kinds - 1.0) * freedom)
+    shared = Spread(sd=sum(parts) ** 0.5, df=sum(parts) ** 2 / lost if lost > 0 else kinds * freedom)
+    return own | {whole[place]: shared for place in calm}
+
+
+def _own(values: Sequence[float]) -> Spread:
+    return Spread(sd=float(np.std(values, ddof=1)), df=len(values) - 1.0, is_own=True)
 
 
 def worker_effects(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

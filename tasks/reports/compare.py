@@ -5,6 +5,7 @@ common, or too noisy to tell).
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,15 +20,25 @@ from bench.records.layout import REPORT_FOLDER
 from reports import text
 from reports.comparison import compare as comparing
 from reports.comparison.compare import ComparedRow, Comparison
+from reports.comparison.verdicts import USED
 from reports.comparison.written import to_json
 from reports.output.csv_frames import load_all
+from reports.read import measurements
 from reports.read.run import ReportError
+from reports.statistics.energy import ENERGY
 from tasks.cli.flags import number
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.folders import find_run
 from tasks.settings.load import load
 
 COMPARE_FILE = "compare.json"
+_METRICS = {
+    "samples_per_sec": "samples/s",
+    "useful_tokens_per_sec": "useful tokens/s",
+    ENERGY: "J per 1,000 useful tokens",
+}
+_ENERGY_WORDS = {"faster": "less", "slower": "more"}
+_SHIFT = "A run may be shifted as a whole: runs of the same code were seen about 0.5 % apart."
 
 
 def compare_runs(
@@ -66,44 +77,90 @@ def show(compared: Comparison) -> None:
     for run_id, labels in compared.only_in.items():
         if labels:
             console.print(Text(f"! only in {run_id}: {', '.join(labels)}"))
+    for row in compared.over_all:
+        console.print(Text(_over_all(row, several=len(compared.run_ids) > 2)))
+    if any(row.verdict in ("faster", "slower") and _moved_alike(row, compared) for row in compared.over_all):
+        first = compared.run_ids[0]
+        console.print(Text(f"{_SHIFT} What would tell: repeat {first} as it was, and compare it with its repeat."))
     if compared.rows:
         console.print(table(compared))
         quiet = len(compared.rows) - len(_shown(compared))
         if quiet:
-            console.print(Text(f"{quiet} more measurements are the same"))
-        reasons = dict.fromkeys(row.why for row in compared.unknown)
-        for why in reasons:
-            console.print(Text(f"unknown: {why}"))
+            console.print(Text(f"{quiet} more measurements were not shown to differ; compare.json has them"))
+        for line in reasons(compared.unknown):
+            console.print(Text(line))
+
+
+def _over_all(row: ComparedRow, *, several: bool) -> str:
+    """`On average over all 12 configurations: 2.0 % slower (1.8 to 2.2 %)`."""
+    said = f"On average over {row.configuration}{f' in {row.run_id}' if several else ''}: "
+    if row.speed_ratio is None or row.low is None or row.high is None:
+        return f"{said}unknown: {row.why}"
+    if row.verdict in ("faster", "slower"):
+        ends = sorted(abs(100.0 * (end - 1.0)) for end in (row.low, row.high))
+        away = abs(100.0 * (row.speed_ratio - 1.0))
+        return f"{said}{away:.1f} % {row.verdict} ({ends[0]:.1f} to {ends[1]:.1f} %)."
+    word = "the same" if row.verdict == "same" else f"not shown to differ: {row.why}"
+    return f"{said}{_times(row)} times as fast, {word}."
+
+
+def _moved_alike(over_all: ComparedRow, compared: Comparison) -> bool:
+    """True where every configuration of that run moved to the same side."""
+    own = [row.speed_ratio for row in compared.rows if (row.run_id, row.metric) == (over_all.run_id, over_all.metric)]
+    return len({ratio > 1.0 for ratio in own if ratio is not None}) == 1
+
+
+def reasons(unknown: Iterable[ComparedRow]) -> list[str]:
+    """A line for each kind of reason, with the configurations it holds for; of several percentages the largest."""
+    kinds: dict[str, list[ComparedRow]] = {}
+    for row in unknown:
+        kinds.setdefault(re.sub(r"[0-9.e+]+ %", "%", row.why), []).append(row)
+    lines = []
+    for found in kinds.values():
+        names = list(dict.fromkeys(row.configuration for row in found))
+        worst = max(found, key=lambda row: row.shows_percent or 0.0)
+        lines.append(f"unknown: {text.some(names, 4)}: {worst.why}")
+    return lines
 
 
 def table(compared: Comparison) -> Table:
-    """One line per metric and configuration, without the measurements that came out the same."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("configuration", overflow="fold", max_width=22)
-    shown.add_column("metric", overflow="fold", max_width=24)
+    """One line per metric and configuration, within 80 characters, without what did not decide and did not differ."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
+    shown.add_column("configuration", overflow="fold")
+    shown.add_column("metric", overflow="fold")
     several = len(compared.run_ids) > 2
     if several:
-        shown.add_column("run", overflow="fold", max_width=16)
+        shown.add_column("run", overflow="fold")
     for head in ("before", "after", "times as fast"):
         shown.add_column(head, justify="right", no_wrap=True)
-    shown.add_column("verdict")
+    shown.add_column("verdict", no_wrap=True)
     for row in _shown(compared):
-        cells = [Text(row.configuration), Text(_metric(row))]
+        cells = [
+            text.broken(row.configuration, 16 if several else 20),
+            text.broken(_metric(row), 15 if several else 18),
+        ]
         if several:
-            cells.append(Text(row.run_id))
+            cells.append(text.broken(row.run_id, 10))
         sides = [text.number(None if side is None else side.value) for side in (row.before, row.after)]
-        shown.add_row(*cells, *sides, _times(row), row.verdict)
+        word = _ENERGY_WORDS.get(row.verdict, row.verdict) if row.family == USED else row.verdict
+        shown.add_row(*map(Text, cells), *sides, _times(row), word)
     return shown
 
 
 def _shown(compared: Comparison) -> list[ComparedRow]:
-    return [row for row in compared.rows if row.verdict != "same" or not row.context]
+    return [
+        row
+        for row in compared.rows
+        if row.verdict in ("faster", "slower") or (row.decides and (row.verdict == "unknown" or not row.context))
+    ]
 
 
 def _metric(row: ComparedRow) -> str:
     held = json.loads(row.context) if row.context else {}
     context = ", ".join(f"{name} {value}" for name, value in held.items())
-    return f"{row.metric} ({context})" if context else row.metric
+    words, unit, _ = measurements.words_unit_scale(row.metric)
+    named = _METRICS.get(row.metric) or (f"{words}, {unit}" if unit else words)
+    return f"{named} ({context})" if context else named
 
 
 def _times(row: ComparedRow) -> str:
@@ -132,13 +189,14 @@ def _conclude(compared: Comparison) -> None:
         raise UsageError(f"{runs} cannot be compared: they have no configuration in common")
     if compared.slower:
         worst = min(compared.slower, key=lambda row: row.speed_ratio or 1.0)
+        deciding = sum(row.decides for row in (*compared.rows, *compared.over_all))
         raise TaskFailed(
-            f"{len(compared.slower)} of {len(compared.rows)} comparisons are slower by more than "
+            f"{len(compared.slower)} of {deciding} comparisons are slower by more than "
             f"{100 * compared.tolerance:g} %, most {worst.configuration} in {worst.run_id}: {worst.metric} at "
             f"{worst.speed_ratio:.3f} of the speed"
         )
     if compared.exit_code != 0:
         raise UsageError(
-            f"{len(compared.unknown)} of {len(compared.rows)} comparisons are undecided; measure on more workers, "
-            "or accept it: --allow=unknown"
+            f"{len(compared.unknown)} of {sum(row.decides for row in compared.rows)} comparisons are undecided; "
+            "measure on more workers, or accept it: --allow=unknown"
         )

@@ -10,6 +10,7 @@ from bench.records.result import End
 from reports.comparison.compare import CompareError, compare
 from reports.comparison.written import frame, to_json
 from reports.read.load import load
+from reports.statistics.energy import ENERGY
 from tests.support.reports import synthetic
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script>"
@@ -84,8 +85,8 @@ def test_more_comparisons_ask_for_more_evidence(runs):
     few = compare(runs({}, {"optimized": 0.2016}))
     assert words(few)["optimized", "b"] == "slower"
     row = next(row for row in few.rows if row.configuration == "optimized")
-    # The two metrics of a configuration's steps are one test; two configurations make two.
-    assert row.p_corrected == pytest.approx(2 * row.p_value)
+    # The two metrics of a configuration's steps are one test; two configurations and both together make three.
+    assert row.p_corrected == pytest.approx(3 * row.p_value)
 
 
 def test_among_many_configurations_the_same_difference_is_not_enough(tmp_path):
@@ -95,7 +96,8 @@ def test_among_many_configurations_the_same_difference_is_not_enough(tmp_path):
     found = compare([before, after])
     row = next(row for row in found.rows if row.configuration == "rank-7")
     assert row.p_value < 0.05 < row.p_corrected
-    assert row.verdict == "same"
+    assert (row.verdict, row.high < 1.0) == ("unknown", True)
+    assert row.why == "it excludes 1, which chance may do in one of 16 comparisons"
     assert row.shows_percent > 0.8
 
 
@@ -232,7 +234,7 @@ def test_what_telemetry_saw_and_a_ranks_own_steps_are_not_compared(tmp_path):
         return replace(result, measurements=[*synthetic.telemetry(), rank, seen])
 
     found = compare([write(tmp_path / name, name, changed=watched) for name in "ab"])
-    assert {row.metric for row in found.rows} == {"samples_per_sec", "useful_tokens_per_sec"}
+    assert {row.metric for row in found.rows} == {"samples_per_sec", "useful_tokens_per_sec", ENERGY}
 
 
 def test_the_frame_holds_every_row_with_numbers_as_numbers(runs):

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
+from reports.comparison.compare import ComparedRow, Comparison
 from tasks.errors import TaskFailed, UsageError
+from tasks.reports.compare import reasons, show
 from tasks.reports.verbs import compare
 from tests.support.reports import synthetic
 
@@ -31,8 +33,8 @@ def project(tmp_path, monkeypatch):
 def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, capsys):
     compare(Context(), "a", "b")
     said = capsys.readouterr().out
-    assert said.count("same") == 4
-    assert "1.000" in said
+    assert said.count(" same") == 4
+    assert said.startswith("On average over all 2 configurations: 1.000 (1.000-1.000) times as fast, the")
     assert max(map(len, said.splitlines())) <= 80
     assert said.splitlines()[-1] == "results/b/report/compare.json"
     document = json.loads((project.root / "results/b/report/compare.json").read_text())
@@ -44,7 +46,7 @@ def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
     with pytest.raises(TaskFailed) as failed:
         compare(Context(), "a", "c")
     assert failed.value.exit_code == 1
-    assert "2 of 4 comparisons are slower by more than 1 %, most optimized in c" in str(failed.value)
+    assert "3 of 5 comparisons are slower by more than 1 %, most optimized in c" in str(failed.value)
     assert "slower" in capsys.readouterr().out
 
 
@@ -58,7 +60,7 @@ def test_several_runs_are_told_apart_by_name(capsys):
     with pytest.raises(TaskFailed):
         compare(Context(), "a", "b", also=["c"])
     said = capsys.readouterr().out
-    assert said.count("same") == 6
+    assert said.count(") same") == 6
     assert said.splitlines()[-1] == "results/c/report/compare.json"
     assert max(map(len, said.splitlines())) <= 80
 
@@ -93,7 +95,7 @@ def test_what_could_not_be_told_exits_2_unless_that_is_allowed(project, capsys):
     with pytest.raises(UsageError, match=r"4 of 4 comparisons are undecided; measure on more workers") as refused:
         compare(Context(), "one", "two")
     assert refused.value.exit_code == 2
-    assert "unknown: a single process on a side" in " ".join(capsys.readouterr().out.split())
+    assert "unknown: baseline, optimized: a single process on a side" in " ".join(capsys.readouterr().out.split())
     compare(Context(), "one", "two", allow=["unknown"])
 
 
@@ -148,3 +150,63 @@ def test_names_that_look_like_markup_are_printed_as_they_are(project, capsys):
         synthetic.write_run(project.root / "results" / name, synthetic.record(trials, run_id=name), exact=True)
     compare(Context(), "x", "y")
     assert HOSTILE in capsys.readouterr().out
+
+
+def made(**changed):
+    """A row of a comparison; `changed` replaces fields."""
+    given = {"configuration": "c", "kind": "training", "metric": "useful_tokens_per_sec", "context": "", "run_id": "b"}
+    given |= {"family": "speed", "before": None, "after": None, "speed_ratio": 0.98, "low": 0.978, "high": 0.982}
+    given |= {"p_value": 0.01, "p_corrected": 0.02, "shows_percent": 1.0, "verdict": "slower", "why": "w"}
+    return ComparedRow(**(given | changed))
+
+
+def test_reasons_are_told_once_with_the_configurations_and_the_largest_percentage():
+    whys = [f"too noisy to show a difference below {percent} %" for percent in ("3.4", "1.2e+02", "4.2e+21", "5", "6")]
+    rows = [made(configuration=f"c{place}", why=why, shows_percent=place) for place, why in enumerate(whys)]
+    assert reasons([*rows, made(why="a single process")]) == [
+        "unknown: c0, c1, c2, c3 and 1 more: too noisy to show a difference below 6 %",
+        "unknown: c: a single process",
+    ]
+
+
+def shown(capsys, *rows, over_all=()):
+    show(
+        Comparison(
+            run_ids=("a", "b"), rows=rows, over_all=over_all, unlike=(), refused=(), allowed=(), only_in={},
+            rejected={}, half_known=(), tolerance=0.01,
+        )
+    )  # fmt: skip
+    return capsys.readouterr().out
+
+
+def test_all_configurations_slower_alike_is_one_line_and_what_would_tell_a_shifted_run(capsys):
+    said = " ".join(
+        shown(capsys, made(), made(configuration="d"), over_all=[made(configuration="all 2 configurations")]).split()
+    )
+    assert said.startswith("On average over all 2 configurations: 2.0 % slower (1.8 to 2.2 %). A run may be shifted")
+    assert "What would tell: repeat a as it was, and compare it with its repeat." in said
+
+
+def test_one_slower_configuration_among_others_is_no_shifted_run(capsys):
+    rows = [made(), made(configuration="d", speed_ratio=1.001, verdict="same")]
+    assert "shifted" not in shown(capsys, *rows, over_all=[made(configuration="all 2 configurations")])
+
+
+def test_parts_of_a_step_that_did_not_differ_fill_no_table(capsys):
+    part = made(metric="step_forward_sec", context='{"clock": "device"}', family="parts of a step", verdict="unknown")
+    said = shown(capsys, made(), part)
+    assert "step forward" not in said
+    assert "1 more measurements were not shown to differ" in said
+
+
+def test_energy_is_less_or_more_not_faster_or_slower(capsys):
+    said = shown(capsys, made(metric="joules_per_1000_useful_tokens", family="energy"))
+    assert "more" in said
+    assert "slower" not in said
+
+
+@pytest.mark.usefixtures("project")
+def test_long_names_are_broken_between_words(capsys):
+    said = shown(capsys, made(configuration="no-checkpointing-with-a-long-name", metric="global_samples_per_sec"))
+    assert "no-checkpointing-\n" in "\n".join(line[:18].strip() for line in said.splitlines()) + "\n"
+    assert max(map(len, said.splitlines())) <= 80
