@@ -1,4 +1,4 @@
-"""Atomic writes, files that end, and the sha256 of files."""
+"""Atomic writes, files that end, the sha256 of files."""
 
 from __future__ import annotations
 
@@ -36,24 +36,46 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises OSError, also for a pipe or a device: reading those may never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK a pipe waits for a writer
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
+def regular_size(path: Path, *, follow: bool = True) -> int:
+    """The size in bytes of a regular file; with `follow`, of one that `path` links to. Raises OSError otherwise."""
+    found = path.stat(follow_symlinks=follow)
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+    return found.st_size
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a file to read it. Raises OSError, also for a pipe or a device: reading those may never end.
+
+    Without `follow`, a link is refused too: where somebody else wrote it, it may lead anywhere.
+    """
+    regular_size(path, follow=follow)  # before it is opened: opening a device can already do something
+    # Without O_NONBLOCK a pipe, put there meanwhile, waits for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if stat.S_ISREG(os.fstat(handle).st_mode):
         return os.fdopen(handle, "rb")
     os.close(handle)
-    number, why = (errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(mode) else (errno.EINVAL, "no regular file")
-    raise OSError(number, why, str(path))
+    raise OSError(errno.EINVAL, "it is no file any more", str(path))
 
 
-def read_regular(path: Path, *, most_bytes: int) -> bytes:
+def read_regular(path: Path, *, most_bytes: int, follow: bool = True) -> bytes:
     """A file's content. Raises OSError as `open_regular`, and for more than `most_bytes`."""
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
     return content
+
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def sha256_of(path: Path) -> str:

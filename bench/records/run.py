@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.records.checks import TrialError
 from bench.records.layout import RUN_FILE
 from bench.records.sealed import read_sealed, write_sealed
 from bench.records.trial import Trial
@@ -13,11 +14,19 @@ from bench.records.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
-    """One trial of a run's plan. It runs on `worker` (replicate), or on any idle one where that is None (shard)."""
+    """One trial of a run's plan. It runs on `worker` (replicate), or on any idle one where that is None (shard).
+
+    `trial_id` is the name of its folder. Raises TrialError where it cannot be one.
+    """
 
     trial_id: str
     trial: Trial
     worker: str | None = None
+
+    def __post_init__(self) -> None:
+        name = self.trial_id
+        if not (name.isprintable() and 0 < len(name.encode()) <= 255 and "/" not in name) or name in (".", ".."):
+            raise TrialError(f"trial_id: expected a folder's name, found {name[:80]!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Dataclasses from JSON: unknown, missing and mistyped fields are errors that name their place.
 
 Supports what our records use: scalars, `X | None`, lists, dictionaries with text keys, enums and nested dataclasses.
+What comes from outside is bounded: how many values a document has, how deep they are nested, how large whole numbers
+are.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import types
 import typing
@@ -16,10 +19,35 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+MOST_VALUES = 2_000_000  # four times what a result of 100,000 steps holds; each takes up to 200 bytes of memory
+MOST_NESTED = 16
+MOST_INTEGER = 2**53  # beyond it numbers with a fraction cannot hold a whole one exactly
 
 
 class SchemaError(ValueError):
     """A document that does not have the fields it must have; the message names the field."""
+
+
+def parse(content: bytes) -> Any:
+    """The value of JSON text from outside. Raises ValueError where it is none; SchemaError, which is one, says why."""
+    if content.count(b",") + content.count(b"[") + content.count(b"{") > MOST_VALUES:
+        raise SchemaError(f"it holds more than {MOST_VALUES:,} values")
+    try:
+        return json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_table_of_pairs)
+    except RecursionError:
+        raise SchemaError("not usable JSON: its values are nested too deep") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _table_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):  # two readers could take either
+        (name, _), *_ = (pair for number, pair in enumerate(pairs) if pair[0] in dict(pairs[:number]))
+        raise SchemaError(f"the key {name[:80]!r} stands twice in one object")
+    return table
 
 
 def to_json(value: object) -> Any:
@@ -47,9 +75,11 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
         unknown = min(set(document) - fields.keys())
         raise SchemaError(f"{place}{unknown}: unknown field; the fields are {', '.join(fields)}")
     values = {}
-    for name, (read, is_required) in fields.items():
+    for name, (read, plain, is_required) in fields.items():
         if name in document:
-            values[name] = read(document[name], f"{place}{name}")
+            value = document[name]
+            is_plain = type(value) in plain and (type(value) is not int or -MOST_INTEGER <= value <= MOST_INTEGER)
+            values[name] = value if is_plain else read(value, f"{place}{name}")
         elif is_required:
             raise SchemaError(f"{place}{name}: missing")
     return cls(**values)
@@ -67,14 +97,15 @@ _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true o
 
 
 @functools.cache
-def _fields(cls: type) -> dict[str, tuple[_Read, bool]]:
-    """Field name -> its reader, and whether the document must have it."""
+def _fields(cls: type) -> dict[str, tuple[_Read, frozenset[type], bool]]:
+    """Field name -> its reader, the types of values that need none, and whether the document must have it."""
     # Cached: resolving annotations took two thirds of the time to read a thousand results, choosing readers most of
     # the rest.
     hints = typing.get_type_hints(cls)
     return {
         field.name: (
             _reader(hints[field.name]),
+            _plain_types(hints[field.name]),
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(cls)
@@ -85,7 +116,7 @@ def _fields(cls: type) -> dict[str, tuple[_Read, bool]]:
 def _reader(hint: Any) -> _Read:
     """How a value of this annotation is read."""
     if hint is Any:
-        return _as_it_is
+        return bounded
     if hint in _SCALARS:
         return functools.partial(_scalar, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -103,7 +134,18 @@ def _reader(hint: Any) -> _Read:
     raise TypeError(f"no reader for {hint!r}")
 
 
-def _as_it_is(value: Any, place: str) -> Any:  # noqa: ARG001 - a reader is told the place
+def bounded(value: Any, place: str, depth: int = 0) -> Any:
+    """A value of any kind, as it is. Raises SchemaError where it is nested too deep or holds too large a number."""
+    if depth > MOST_NESTED:
+        raise SchemaError(f"{place[:80]}: nested deeper than {MOST_NESTED} levels")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            bounded(item, f"{place}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            bounded(item, place, depth + 1)
+    elif type(value) is int:
+        _check_size(value, place)
     return value
 
 
@@ -121,6 +163,8 @@ def _list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], val
         raise SchemaError(f"{place}: expected a list, found {kind(value)}")
     found = set(map(type, value))
     if found <= plain:  # reading hundreds of step times one by one took most of the time
+        if int in found:
+            _check_size(max((item for item in value if type(item) is int), key=abs), place)
         return origin(value)
     if float in plain and found <= plain | {int}:
         with contextlib.suppress(OverflowError):  # the loop below reports it with its place
@@ -139,7 +183,14 @@ def _scalar(hint: type, value: Any, place: str) -> Any:
         return _as_float(value, place)
     if type(value) is not hint:
         raise SchemaError(f"{place}: expected {_SCALARS[hint]}, found {kind(value)}")
+    if hint is int:
+        _check_size(value, place)
     return value
+
+
+def _check_size(value: Any, place: str) -> None:
+    if not -MOST_INTEGER <= value <= MOST_INTEGER:
+        raise SchemaError(f"{place}: expected at most {MOST_INTEGER}, found a number of {len(str(abs(value)))} digits")
 
 
 def _as_float(value: int, place: str) -> float:

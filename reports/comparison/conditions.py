@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.records import schema
+from bench.records.durable import read_regular
 from bench.records.layout import ENVIRONMENT_FILE, TRIALS_FOLDER
 from bench.records.result import End
 from reports import text
@@ -19,6 +21,7 @@ from reports.read.fingerprint import CPU, device
 from reports.read.run import Run
 
 UNKNOWN = "unknown"
+_MOST_BYTES = 4_000_000  # it lists every package and every GPU: some 30 kB
 # Which of several GPUs a process may see follows from the trial itself.
 _OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _SETTINGS = ("clock_max_sm_mhz", "clock_max_memory_mhz", "power_cap_watts", "ecc")
@@ -95,7 +98,7 @@ def same_gpus(one: Conditions, other: Conditions) -> bool:
 def _full(path: Path) -> dict[str, Any]:
     """environment.json, or nothing: runs that were not collected in full have none, and it is no sealed record."""
     try:
-        document = json.loads(path.read_bytes())
+        document = schema.bounded(schema.parse(read_regular(path, most_bytes=_MOST_BYTES, follow=False)), "environment")
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) and document.get("kind") == "environment" else {}
@@ -121,7 +124,8 @@ def _gpu(document: Mapping[str, Any]) -> str:
     name = device(document)
     if name in (CPU, "device unknown"):
         return CPU if name == CPU else UNKNOWN
-    return f"{name}, {text.size(float(document['gpu_memory_bytes']))}" if document.get("gpu_memory_bytes") else name
+    size = document.get("gpu_memory_bytes")
+    return f"{name}, {text.size(size)}" if isinstance(size, (int, float)) and size else name
 
 
 def _driver(document: Mapping[str, Any]) -> str:

@@ -28,9 +28,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     copies += [(f"model files from disk, {'cold' if one.context.get('cold') else 'cached'}", one) for one in disk]
     largest: dict[str, Reading] = {}
     for one in products:  # a type's largest product that could be had
-        known = largest.get(one.context["dtype"])
+        dtype = str(one.context["dtype"])
+        known = largest.get(dtype)
         if known is None or known.value is None or (one.value is not None and _size(one) >= _size(known)):
-            largest[one.context["dtype"]] = one
+            largest[dtype] = one
     had = {dtype: one for dtype, one in largest.items() if one.value is not None}
     if not had and not any(one.value is not None for _, one in copies):
         return None

@@ -1,6 +1,7 @@
 """From a run's folder to verified results and data frames.
 
 load: reads a folder, verifies every result, lists what cannot be used
+faults: what makes a sealed record impossible
 run: what was read: configurations, results, the frames of trials and steps
 measurements: the frame of measurements; names to words and units
 readings: measurements picked out by name, over workers

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from bench.records.durable import read_regular
 from bench.records.layout import LEDGER_FILE
+from reports.read import starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Held:
 def read(run_folder: Path, trial_id: str) -> list[Held]:
     """The attempts in order; none without a ledger. A line that cannot be read is left out. Raises OSError."""
     try:
-        lines = (run_folder / LEDGER_FILE).read_bytes().splitlines()
+        lines = read_regular(run_folder / LEDGER_FILE, most_bytes=starts.MOST_BYTES, follow=False).splitlines()
     except FileNotFoundError:
         return []
     found: dict[int, Held] = {}
@@ -41,7 +43,7 @@ def read(run_folder: Path, trial_id: str) -> list[Held]:
             event = json.loads(line)
             if event["trial_id"] == trial_id:
                 _take(found, event, datetime.fromisoformat(event["time"]).timestamp())
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return list(found.values())
 

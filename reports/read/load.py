@@ -4,18 +4,18 @@ Nothing is dropped silently. A planned trial is in exactly one place: among the 
 that may not be averaged in (damaged, foreign, not in the plan) is among the rejected.
 """
 
-import math
+import os
 from collections import Counter
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.records.layout import LEDGER_FILE, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
-from bench.records.result import End, Measurement, Steps, TrialResult
+from bench.records.layout import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
 from reports import text
-from reports.read import fingerprint, measurements, starts
+from reports.read import faults, fingerprint, measurements, starts, telemetry
 from reports.read.run import KINDS_WITH_STEPS, Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
@@ -26,14 +26,17 @@ def load(folder: Path) -> Run:
     except ResultError as error:
         hint = "is this a run's folder?" if not (folder / RUN_FILE).exists() else "without its plan no report is made"
         raise ReportError(f"{error}; {hint}") from None
+    record, rejected = _planned_once(record)
     configurations = _configurations(record)
     label_of = {plan.trial_id: one.label for one in configurations for plan in one.planned}
     plans = {plan.trial_id: plan for plan in record.planned}
-    results, rejected = _read_results(folder, record, plans)
+    results, refused = _read_results(folder, record, plans)
+    rejected += refused
+    started: starts.Starts = {}
     try:
         started = starts.read(folder)
     except OSError as error:
-        raise ReportError(f"{folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
+        rejected.append(Rejected(file=LEDGER_FILE, reason=f"cannot be read: {error.strerror}"))
     if (why := _misleads(record, results)) is not None:
         results = {trial_id: measurements.without_misleading(one, why) for trial_id, one in results.items()}
     return Run(
@@ -48,6 +51,19 @@ def load(folder: Path) -> Run:
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
         started=started,
     )
+
+
+def _planned_once(record: RunRecord) -> tuple[RunRecord, list[Rejected]]:
+    """The plan with each trial once, and what names one again: it would be counted as a trial of its own."""
+    first = {plan.trial_id: plan for plan in reversed(record.planned)}
+    again = [trial_id for trial_id, times in Counter(plan.trial_id for plan in record.planned).items() if times > 1]
+    if not again:
+        return record, []
+    planned = [plan for plan in record.planned if first.pop(plan.trial_id, None) is not None]
+    return replace(record, planned=planned), [
+        Rejected(file=RUN_FILE, reason=f"plans trial {trial_id!r} more than once; it is counted once")
+        for trial_id in again
+    ]
 
 
 def _misleads(record: RunRecord, results: dict[str, TrialResult]) -> str | None:
@@ -86,7 +102,7 @@ def _read_results(
         raise ReportError(f"{folder / TRIALS_FOLDER}: cannot be read: {error.strerror}") from None
     for place in places:
         path = place / RESULT_FILE
-        if not path.exists():
+        if not os.path.lexists(path):
             if place.name not in plans:
                 rejected.append(Rejected(file=_relative(place, folder), reason="not a trial of this run's plan"))
             continue
@@ -96,11 +112,12 @@ def _read_results(
             # The path is left out: the row names the file already.
             rejected.append(Rejected(file=_relative(path, folder), reason=str(error).removeprefix(f"{path}: ")))
             continue
-        reason = _objection(result, place.name, record, plans)
-        if reason is None:
-            results[result.trial_id] = result
-        else:
+        if (reason := _objection(result, place.name, record, plans)) is not None:
             rejected.append(Rejected(file=_relative(path, folder), reason=reason))
+            continue
+        results[result.trial_id] = result
+        if (reason := telemetry.objection(place / TELEMETRY_FILE)) is not None:
+            rejected.append(Rejected(file=_relative(place / TELEMETRY_FILE, folder), reason=reason))
     return results, rejected
 
 
@@ -117,12 +134,7 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
         return f"measured another configuration than the plan's: {_first_difference(result, plan)}"
     if plan.worker is not None and result.worker != plan.worker:
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
-    for phase, steps in (("warmup", result.warmup), ("steps", result.steps)):
-        fault = steps_fault(steps)
-        if fault is not None:
-            return f"{phase}: {fault}"
-    fault = measurements_fault(result.measurements)
-    if fault is not None:
+    if (fault := faults.fault(result)) is not None:
         return fault
     if result.status is not End.SUCCEEDED:
         return None
@@ -132,53 +144,6 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
     return None if result.measurements else "says SUCCEEDED but holds no measurement"
 
 
-def steps_fault(steps: Steps) -> str | None:
-    """What makes a record of steps impossible, or None."""
-    lengths = {
-        "step_time_sec": len(steps.step_time_sec),
-        "loss": len(steps.loss),
-        "samples": len(steps.samples),
-        "tokens": len(steps.tokens),
-        "useful_tokens": len(steps.useful_tokens),
-    }
-    if len(set(lengths.values())) != 1:
-        return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
-    for number, seconds in enumerate(steps.step_time_sec, start=1):
-        if not (math.isfinite(seconds) and seconds > 0):
-            return f"step {number} took {seconds!r} s; a step takes more than 0 s"
-    for number, (samples, tokens, useful) in enumerate(
-        zip(steps.samples, steps.tokens, steps.useful_tokens, strict=True), start=1
-    ):
-        if not (math.isfinite(samples) and samples > 0) or tokens < 1 or not 0 <= useful <= tokens:
-            return f"step {number} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
-    if steps.useful_tokens and not any(steps.useful_tokens):
-        return "no step has a useful token; all of them were padding"
-    return None
-
-
-def measurements_fault(taken: Iterable[Measurement]) -> str | None:
-    """What makes a record of measurements impossible, or None. NaN cannot come this far: JSON has no word for it."""
-    for number, one in enumerate(taken, start=1):
-        called = f"measurement {number}, {text.shorten(one.name, 60)!r},"
-        if not one.name.strip():
-            return f"measurement {number} has no name"
-        spread = one.interval
-        values = [one.value, *([] if spread is None else [spread.median, spread.low, spread.high])]
-        known = [value for value in [*values, one.share_percent] if value is not None]
-        if not all(map(math.isfinite, known)):
-            return f"{called} is not a finite number"
-        if one.name.endswith(measurements.NEVER_NEGATIVE) and min(known, default=0.0) < 0:
-            what = (
-                "a rate"
-                if measurements.is_rate(one.name)
-                else f"a value in {measurements.words_unit_scale(one.name)[1]}"
-            )
-            return f"{called} is {min(known):g}; {what} is not below 0"
-        if spread is not None and (spread.low > spread.high or spread.n < 1):
-            return f"{called} has the interval {spread.low:g} to {spread.high:g} over {spread.n} values"
-    return None
-
-
 def _missing(
     folder: Path,
     plans: dict[str, PlannedTrial],
@@ -186,7 +151,7 @@ def _missing(
     results: dict[str, TrialResult],
     rejected: list[Rejected],
 ) -> list[Missing]:
-    refused = {Path(one.file).parent.name for one in rejected}
+    refused = {path.parent.name for one in rejected if (path := Path(one.file)).name == RESULT_FILE}
     missing = []
     for trial_id, plan in plans.items():
         if trial_id in results:
@@ -212,4 +177,4 @@ def _first_difference(result: TrialResult, plan: PlannedTrial) -> str:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
+    return text.printable(path.relative_to(folder).as_posix())

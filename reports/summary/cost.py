@@ -288,5 +288,5 @@ def _moment(iso: str | None) -> float | None:
     """Seconds since 1970 of an ISO 8601 moment, None where it is none."""
     try:
         return None if iso is None else datetime.fromisoformat(iso).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):  # the year 1, which some clocks begin with
         return None

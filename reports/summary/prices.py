@@ -13,12 +13,14 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.records.durable import read_regular
 from reports import text
 from reports.read.fingerprint import CPU
 from reports.summary import cost
 from reports.summary.cost import BootVolume, Hosted, Price
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
+_MOST_BYTES = 1_000_000  # thousands of shapes
 Words = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
@@ -87,12 +89,23 @@ class Table(_Strict):
     shapes: dict[str, _Shape]
 
 
+class _Plain(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them can stand for more values than memory holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="an alias", problem_mark=self.get_mark())
+        return super().compose_node(parent, index)
+
+
 def read(path: Path, *, today: date) -> Table:
     """The table at `path`. Raises PriceError: it cannot be read, has a wrong unit or key, or a date after `today`."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(read_regular(path, most_bytes=_MOST_BYTES).decode(), _Plain)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise PriceError(f"{path}: cannot be read: {error.strerror}; look at cost.prices") from None
+    except RecursionError:
+        raise PriceError(f"{path}: nested too deep; see reports/prices.yaml for an example") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2026-02-30
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"

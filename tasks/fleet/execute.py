@@ -11,7 +11,6 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from bench.records import Trial
@@ -27,6 +26,7 @@ from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
 from reports import text
+from tasks.cli.interrupt import interrupted_by
 from tasks.connect.asking import answers
 from tasks.connect.workers import crews, launcher, where
 from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write, one_line
@@ -159,7 +159,7 @@ def work(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts
         plain=plain,
     )
     was_stopped = False
-    with ledger_errors(run.run_id), terminated_like_ctrl_c(), view:
+    with ledger_errors(run.run_id), interrupted_by(signal.SIGTERM), view:
         try:
             for fleet in fleets_of(settings, run, folder, ledger, hosts, view):
                 if was_stopped:
@@ -235,17 +235,3 @@ def ledger_errors(run_id: str) -> Iterator[None]:
         raise Resumable(
             f"{error}; what runs on the workers goes on: repair that, then type `{resuming(run_id)}`"
         ) from None
-
-
-@contextlib.contextmanager
-def terminated_like_ctrl_c() -> Iterator[None]:
-    """Within, a SIGTERM ends the run as Ctrl-C does: workers stopped, ledger complete."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,5 +1,6 @@
 """`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may be gone."""
 
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError
 from reports.statistics.values import Ratio
+from tasks.cli.interrupt import interrupted_by
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.folders import find_run
 from tasks.fleet.pricing import pricing
@@ -46,7 +48,8 @@ def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> Repo
         print(f"{now.ended} of {now.planned} trials have ended: {page}", flush=True)
 
     try:
-        return watching.watch(folder, lambda refresh_sec: make(refresh_sec=refresh_sec), say)
+        with interrupted_by(signal.SIGTERM, signal.SIGHUP):  # so that the page stops renewing
+            return watching.watch(folder, lambda refresh_sec: make(refresh_sec=refresh_sec), say)
     except watching.Unchanged as error:
         advice = f"inv collect --run={folder.name} report --run={folder.name}"
         raise Resumable(f"run {folder.name}: {error}; collect and report what there is: {advice}") from None

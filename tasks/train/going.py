@@ -6,6 +6,7 @@ train.wait, an elastic training goes on with those that answer.
 """
 
 import dataclasses
+import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from reports.read import attempts as attempts_of
 from reports.summary.cost import Price
+from tasks.cli.interrupt import interrupted_by
 from tasks.connect.workers import checkpoints_at
 from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet import execute
@@ -60,7 +62,7 @@ class Going:
     def follow(self, *, plain: bool) -> None:
         """Until its end, which is printed or raised."""
         execute.keep(self.folder)
-        with execute.ledger_errors(self.run.run_id), execute.terminated_like_ctrl_c():
+        with execute.ledger_errors(self.run.run_id), interrupted_by(signal.SIGTERM):
             try:
                 with TrainingView(run_id=self.run.run_id, spent=self.spent, plain=plain) as view:
                     self._once(view)

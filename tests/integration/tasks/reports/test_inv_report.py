@@ -1,5 +1,7 @@
 """`inv report` itself: what it prints, and how it exits."""
 
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +103,16 @@ def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, mo
     assert caught.value.code == 3
     assert "1 of 8 trials have no result" in str(caught.value)
     assert str(caught.value).endswith(f"inv collect --run={synthetic.RUN_ID} report --run={synthetic.RUN_ID}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_watch_that_is_ended_by_a_signal_leaves_a_page_that_does_not_renew(project, monkeypatch, number):
+    folder = project.results_folder / synthetic.RUN_ID
+    (folder / "trials" / "baseline.worker-1" / "result.json").unlink()
+    monkeypatch.setitem(watch.watch.__kwdefaults__, "sleep", lambda _: os.kill(os.getpid(), number))
+    with pytest.raises(KeyboardInterrupt):
+        report(Context(), watch=True)
+    assert 'http-equiv="refresh"' not in (folder / "report" / "index.html").read_text()
 
 
 def test_another_run_is_compared_with_in_a_figure(project, capsys):

@@ -2,14 +2,11 @@
 
 import time
 
-import pytest
-
 from bench.records.layout import LEDGER_FILE
 from bench.records.result import End
 from remote.fleet.ledger import Ledger
 from reports.read import starts
 from reports.read.load import load
-from reports.read.run import ReportError
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
@@ -47,8 +44,11 @@ def test_the_held_time_of_a_run_goes_by_its_ledger(tmp_path):
     assert "the run's ledger is missing or incomplete" not in " ".join(summarize(load(tmp_path)).billed.unknown)
 
 
-def test_a_ledger_that_cannot_be_read_is_named(tmp_path):
+def test_a_ledger_that_cannot_be_read_is_named_and_counted_and_the_rest_stands(tmp_path):
     synthetic.write_run(tmp_path)
     (tmp_path / LEDGER_FILE).mkdir()  # what root cannot read either
-    with pytest.raises(ReportError, match=r"ledger\.jsonl: cannot be read"):
-        load(tmp_path)
+    run = load(tmp_path)
+    assert [(one.file, one.reason) for one in run.rejected] == [
+        ("ledger.jsonl", "cannot be read: it is a folder, not a file")
+    ]
+    assert (len(run.results), run.missing) == (8, ())

@@ -1,0 +1,135 @@
+"""What makes a record impossible although its seal is whole: the seal shows that nobody changed the file, not that what
+it says can be true. One such number would make a mean, an axis or a table useless, or stop the report.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.records.interval import Interval
+from bench.records.result import Measurement, Metrics, Steps, TrialResult
+from reports import text
+from reports.read import measurements
+
+MOST_MEASUREMENTS, MOST_FLAGS = 5_000, 200
+SHORTEST_STEP_SEC, LONGEST_SEC = 1e-6, 3.2e7  # starting one kernel takes longer; a trial's deadline is a week at most
+LEAST, MOST = 1e-18, 1e18  # of anything else, in its own unit, where it is not 0
+# Keys that the report reads as whole numbers: of a fingerprint, and of a measurement's context.
+_WHOLE = (
+    *("cpu_allowed_cores", "cpu_logical_cores", "torch_threads", "gpu_memory_bytes", "memory_total_bytes"),
+    *("model_parameters", "world_size", "batch", "size"),
+)
+_NUMBERS = ("gpu_power_limit_watts", "gpu_max_sm_clock_mhz", "efficiency_without_overlap_percent")
+# What a measurement is told apart by in its figure, so it must be there.
+_NEEDED = {
+    "matmul_tflops": ("dtype", "size"),
+    "global_samples_per_sec": ("world_size",),
+    "efficiency_percent": ("world_size",),
+    "communication_share_no_sync_percent": ("world_size",),
+    "communication_bound_sec": ("world_size",),
+}
+
+
+def fault(result: TrialResult) -> str | None:
+    """Why this record cannot be true, or None."""
+    for phase, steps in (("warmup", result.warmup), ("steps", result.steps)):
+        if (found := steps_fault(steps)) is not None:
+            return f"{phase}: {found}"
+    return (
+        measurements_fault(result.measurements)
+        or _metrics_fault(result.metrics)
+        or _times_fault(result)
+        or _facts_fault("fingerprint", result.fingerprint)
+        or (f"holds {len(result.flags):,} flags" if len(result.flags) > MOST_FLAGS else None)
+    )
+
+
+def steps_fault(steps: Steps) -> str | None:
+    """What makes a record of steps impossible, or None."""
+    lengths = {
+        "step_time_sec": len(steps.step_time_sec),
+        "loss": len(steps.loss),
+        "samples": len(steps.samples),
+        "tokens": len(steps.tokens),
+        "useful_tokens": len(steps.useful_tokens),
+    }
+    if len(set(lengths.values())) != 1:
+        return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
+    if (number := _first_not(lambda seconds: SHORTEST_STEP_SEC <= seconds <= LONGEST_SEC, steps.step_time_sec)) >= 0:
+        return f"step {number + 1} took {steps.step_time_sec[number]!r} s; {_A_STEP}"
+    for number, (samples, tokens, useful) in enumerate(
+        zip(steps.samples, steps.tokens, steps.useful_tokens, strict=True), start=1
+    ):
+        if not LEAST <= samples <= MOST or tokens < 1 or not 0 <= useful <= tokens:
+            return f"step {number} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
+    if (number := _first_not(_is_sensible, steps.loss)) >= 0:
+        return f"step {number + 1} has the loss {steps.loss[number]!r}"
+    if steps.useful_tokens and not any(steps.useful_tokens):
+        return "no step has a useful token; all of them were padding"
+    return None
+
+
+_A_STEP = "a step takes more than 0 s: from a microsecond to a year"
+
+
+def measurements_fault(taken: Sequence[Measurement]) -> str | None:
+    """What makes a record of measurements impossible, or None. NaN cannot come this far: JSON has no word for it."""
+    if len(taken) > MOST_MEASUREMENTS:
+        return f"holds {len(taken):,} measurements; a trial takes at most {MOST_MEASUREMENTS:,}"
+    return next(filter(None, (_measurement_fault(number, one) for number, one in enumerate(taken, start=1))), None)
+
+
+def _measurement_fault(number: int, one: Measurement) -> str | None:
+    called = f"measurement {number}, {text.shorten(one.name, 60)!r},"
+    if not one.name.strip():
+        return f"measurement {number} has no name"
+    spread = one.interval
+    values = [one.value, *([] if spread is None else [spread.median, spread.low, spread.high]), one.share_percent]
+    known = [value for value in values if value is not None]
+    if not all(map(_is_sensible, known)):
+        return f"{called} is {next(value for value in known if not _is_sensible(value))!r}"
+    if one.name.endswith(measurements.NEVER_NEGATIVE) and min(known, default=0.0) < 0:
+        unit = measurements.words_unit_scale(one.name)[1]
+        what = "a rate" if measurements.is_rate(one.name) else f"a value in {unit}"
+        return f"{called} is {min(known):g}; {what} is not below 0"
+    if spread is not None and (spread.low > spread.high or spread.n < 1):
+        return f"{called} has the interval {spread.low:g} to {spread.high:g} over {spread.n} values"
+    lacking = [key for key in _NEEDED.get(one.name, ()) if key not in one.context]
+    return f"{called} does not say its {lacking[0]}" if lacking else _facts_fault(called, one.context)
+
+
+def _metrics_fault(metrics: Metrics | None) -> str | None:
+    for name, value in vars(metrics).items() if metrics is not None else ():
+        numbers = [value] if not isinstance(value, Interval) else [value.median, value.low, value.high]
+        if not all(_is_sensible(one) and (one is None or one >= 0 or name.endswith("_loss")) for one in numbers):
+            return f"metrics: {name} is {numbers[0]!r}"
+    return None
+
+
+def _times_fault(result: TrialResult) -> str | None:
+    times = {"wall_time_sec": result.wall_time_sec, **{f"phase {name}": sec for name, sec in result.phases.items()}}
+    for name, seconds in times.items():
+        if seconds is not None and not 0 <= seconds <= LONGEST_SEC:
+            return f"{text.shorten(name, 60)} is {seconds!r} s"
+    return None if 1 <= result.attempt <= 1_000_000 else f"attempt is {result.attempt}"
+
+
+def _facts_fault(where: str, facts: Mapping[str, Any]) -> str | None:
+    """A fact that the report reckons with and that is no number, or None; what else there is, is only shown."""
+    for name in _WHOLE:
+        value = facts.get(name)
+        if value is not None and not (type(value) is int and value >= 0):
+            return f"{where} {name}: expected a whole number, found {text.shorten(repr(value), 60)}"
+    for name in _NUMBERS:
+        value = facts.get(name)
+        if value is not None and not (type(value) in (int, float) and value >= 0 and _is_sensible(value)):
+            return f"{where} {name}: expected a number, found {text.shorten(repr(value), 60)}"
+    return None
+
+
+def _is_sensible(value: float | None) -> bool:
+    return value is None or value == 0 or LEAST <= abs(value) <= MOST
+
+
+def _first_not(holds: Callable[[Any], bool], values: Iterable[Any]) -> int:
+    """The place of the first value that does not, -1 where all do."""
+    return next((place for place, value in enumerate(values) if not holds(value)), -1)

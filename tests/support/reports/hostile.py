@@ -1,0 +1,264 @@
+"""Run folders that nobody made in good faith: files that are none, damaged JSON, and sealed records of absurd values.
+
+`python -m tests.support.reports.hostile [CASES] [SEED]` makes that many generated ones (10,000 by default), reports on
+each in a process of its own, without drawing, and says which left a traceback, took longer than 5 s of the processor's
+time (a minute in all) or more than 600 MB. Each 40th is drawn, too.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.records import sealed
+from reports.figures import CHARTS, studio
+from reports.output import csv_frames, html, markdown, tables
+from reports.read.load import load
+from reports.read.run import ReportError, Run
+from reports.summary.summarize import summarize
+from tests.support.reports import synthetic
+
+MOST_SEC, MOST_BYTES = 5, 600_000_000
+FILES = (
+    "run.json",
+    "ledger.jsonl",
+    "trials/baseline.worker-1/result.json",
+    "trials/ddp-2.worker-1/result.json",
+    "trials/hardware.worker-1/result.json",
+    "trials/baseline.worker-1/telemetry.csv",
+)
+SEALED = tuple(name for name in FILES if name.endswith(".json"))
+VALUES: tuple[Any, ...] = (
+    *(5e-324, 1e-300, 1e308, -1e308, 0, -1, 1, 2**53 + 1, 2**63, 2**70, 10**400, -(10**30), 0.0, 1e17),
+    *(None, True, "", "text", "\x00", "\ud800", "x" * 100_000, "$\\frac{1}{", "=1+1", "\u202e", "../../etc", "\n" * 50),
+    *([], {}, [[]], {"a": {"b": []}}, [None] * 1000, ["a"], [0.0] * 15, [1e308] * 15, [2**70] * 15, [5e-324] * 15),
+)
+POSSIBLE = ((("loss", 0), -1), (("wall_time_sec",), 5e-324))
+DEEP = 3000
+ENDS = {0: "well", 1: "traceback", -signal.SIGALRM: "hangs", -signal.SIGPROF: "longer than 5 s"}
+
+
+def write(folder: Path) -> None:
+    """A small good run with every kind of trial, a ledger and a telemetry file."""
+    folder.mkdir(parents=True)
+    trials = (*(synthetic.trial(name, measured_steps=4) for name in ("baseline", "other")), *synthetic.other_kinds())
+    synthetic.write_run(folder, synthetic.record(trials, workers=1))
+    events = [
+        {"time": "2026-03-01T10:15:04+00:00", "event": "started", "trial_id": f"{one.name}.worker-1", "attempt": 1}
+        for one in trials
+    ]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    path = folder / "trials/baseline.worker-1/telemetry.csv"
+    path.write_text(
+        "elapsed_sec,phase,gpu,gpu_utilization_percent\n"
+        + "".join(f"{second},measure,0,{90 + second % 3}\n" for second in range(30))
+    )
+
+
+def seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a sealed record's document, and seal it again."""
+    document = json.loads(path.read_text())
+    del document["sha256"]
+    change(document)
+    try:
+        document["sha256"] = sealed._digest(document)
+    except (ValueError, RecursionError):
+        document["sha256"] = "0" * 64
+    path.write_text(json.dumps(document))
+
+
+def put(document: Any, place: tuple[Any, ...], value: Any) -> None:
+    for key in place[:-1]:
+        document = document[key]
+    document[place[-1]] = value
+
+
+def places(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every key of a document; of a list the first two items."""
+    items = document.items() if isinstance(document, dict) else enumerate(document[:2])
+    for key, value in items:
+        yield (*before, key)
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*before, key))
+
+
+def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return change
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # a socket's path is 107 bytes at most
+        made.bind(path.name)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2_000_000_000)
+
+
+def _twice(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text.replace("{", '{"kind": "other", ', 1) if text.startswith("{") else text * 2)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a FIFO": _replaced(os.mkfifo),
+    "a link to an endless device": _replaced(lambda path: path.symlink_to("/dev/zero")),
+    "a link to nothing": _replaced(lambda path: path.symlink_to("nothing")),
+    "a link to itself": _replaced(lambda path: path.symlink_to(path.name)),
+    "a folder": _replaced(Path.mkdir),
+    "a socket": _replaced(_socket),
+    "2 GB": _replaced(_sparse),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "NULs": lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"\0")),
+    "no UTF-8": lambda path: path.write_bytes(path.read_bytes().replace(b"a", b"\xff")),
+    "lists in lists": lambda path: path.write_bytes(b"[" * DEEP + b"]" * DEEP),
+    "objects in objects": lambda path: path.write_bytes(b'{"started":' * DEEP + b"1" + b"}" * DEEP),
+    "millions of values": lambda path: path.write_bytes(b"[" + b"[]," * 9_000_000 + b"1]"),
+    "a key twice": _twice,
+    "a number of thousands of digits": lambda path: path.write_bytes(b"[" + b"9" * 5000 + b"]"),
+    "no number": lambda path: path.write_bytes(b'{"a": NaN, "started": 1e999}'),
+}
+
+
+def named_cases() -> Iterator[tuple[str, Callable[[Path], object]]]:
+    """Every damage to every file, then sealed records with one absurd value each."""
+    for (what, change), name in itertools.product(DAMAGE.items(), FILES):
+        yield f"{name}: {what}", lambda folder, change=change, name=name: change(folder / name)
+    result = "trials/baseline.worker-1/result.json"
+    for place, value in itertools.product(
+        (
+            ("steps", "step_time_sec", 0),
+            ("steps", "tokens", 0),
+            ("steps", "samples", 0),
+            ("steps", "loss", 0),
+            ("fingerprint", "cpu_allowed_cores"),
+            ("attempt",),
+            ("wall_time_sec",),
+            ("metrics", "peak_rss_bytes"),
+        ),
+        (5e-324, 1e308, 2**63, 2**70, 10**400, -1, "text"),
+    ):
+        if (place[-2:], value) not in POSSIBLE:
+            yield f"{place} is {value!r:.20}", _sealed_with(result, place, value)
+
+
+def _sealed_with(name: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
+    return lambda folder: seal(folder / name, lambda document: put(document, place, value))
+
+
+def generated(chooser: random.Random, folder: Path) -> str:
+    """Change `folder` in one to three ways; says which."""
+    said = []
+    for _ in range(chooser.choice((1, 1, 2, 3))):
+        name = chooser.choice(FILES)
+        path = folder / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > 1_000_000:
+            continue  # it is damaged beyond change
+        if chooser.random() < 0.15 or name not in SEALED:
+            what = chooser.choice(list(DAMAGE))
+            DAMAGE[what](path)
+            said.append(f"{name}: {what}")
+            continue
+        try:
+            place = chooser.choice([one for one in places(json.loads(path.read_text())) if one != ("sha256",)])
+        except (ValueError, AttributeError, TypeError, RecursionError, IndexError):  # no JSON any more
+            continue
+        value = chooser.choice(VALUES)
+        with contextlib.suppress(KeyError, RecursionError, ValueError):
+            seal(path, lambda document, place=place, value=value: put(document, place, value))
+        said.append(f"{name}: {place} is {value!r:.40}")
+    if chooser.random() < 0.05:
+        os.mkdir(os.fsencode(folder / "trials") + b"/\xff\xfe")
+        said.append("a folder whose name is not UTF-8")
+    return "; ".join(said)
+
+
+def report(folder: Path, *, drawn: bool = False) -> Run | None:
+    """Everything that a report of `folder` is made of; None where its plan cannot be trusted."""
+    try:
+        run = load(folder)
+    except ReportError as error:
+        if "\n" in str(error):
+            raise
+        return None
+    summary = summarize(run)
+    tables.summary_json(summary, run), tables.summary_csv(summary)
+    for frame in (run.trials, run.steps, run.measurements, csv_frames.costs(summary)):
+        csv_frames.to_csv(frame)
+    found = [(chart, chart.gather(summary, run)) for chart in CHARTS]
+    pictures = [
+        studio.draw_one(chart.name, chart.title, drawing) for chart, drawing in found if drawn and drawing is not None
+    ]
+    html.render(summary, run, pictures).encode()
+    markdown.render(summary, pictures).encode()
+    return run
+
+
+def _one(good: Path, number: int, seed: int) -> int:
+    """One generated case in this process, which ends with it: 0 where all is well."""
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where) / "run"
+        shutil.copytree(good, folder)
+        said = generated(random.Random(f"{seed} {number}"), folder)
+        print(f"case {number}: {said}", file=sys.stderr, flush=True)
+        signal.alarm(60)
+        signal.setitimer(signal.ITIMER_PROF, MOST_SEC * (10 if number % 40 == 0 else 1))
+        try:
+            report(folder, drawn=number % 40 == 0)
+        except Exception:  # noqa: BLE001 - whatever it is, it should have been refused
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+def main(cases: int = 10_000, seed: int = 1) -> None:
+    ends: Counter[str] = Counter()
+    most, slowest, began = 0, 0.0, time.monotonic()
+    with tempfile.TemporaryDirectory() as where:
+        good = Path(where) / "good"
+        write(good)
+        report(good)
+        for number in range(cases):
+            started = time.monotonic()
+            child = os.fork()
+            if child == 0:
+                code = 1
+                with contextlib.suppress(BaseException):
+                    code = _one(good, number, seed)
+                os._exit(code)
+            _, status, usage = os.wait4(child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            taken = usage.ru_maxrss * 1024
+            most, slowest = max(most, taken), max(slowest, time.monotonic() - started) if number % 40 else slowest
+            end = ENDS.get(code, f"exit {code}")
+            if taken > MOST_BYTES:
+                end = f"{end}, more than 600 MB"
+            ends[end] += 1
+            if code < 0:
+                print(f"case {number}: {end}", flush=True)
+            if number % 1000 == 999:
+                print(f"{number + 1:,} cases, {time.monotonic() - began:.0f} s: {dict(ends)}", flush=True)
+    print(f"{dict(ends)}; slowest {slowest:.2f} s, most memory {most / 1e6:.0f} MB")
+    sys.exit(0 if set(ends) == {"well"} else 1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
