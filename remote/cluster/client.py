@@ -143,6 +143,10 @@ class Cluster:
         """The target's Namespace; None where there is none."""
         return self._one(f"/api/v1/namespaces/{self.target.namespace}")
 
+    def has(self, kind: Kind, name: str) -> bool:
+        """Whether there is an object of this kind and name."""
+        return self._one(f"{self._path(kind)}/{name}") is not None
+
     def has_secret(self, name: str) -> bool:
         """Whether the namespace has a Secret of this name; its content is not asked for."""
         return self._one(f"{self._path(KINDS['Secret'])}/{name}", accept=_METADATA) is not None

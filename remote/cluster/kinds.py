@@ -28,8 +28,11 @@ KINDS: dict[str, Kind] = {
     "Role": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="roles"),
     "RoleBinding": Kind(api="/apis/rbac.authorization.k8s.io/v1", plural="rolebindings"),
     "NetworkPolicy": Kind(api="/apis/networking.k8s.io/v1", plural="networkpolicies"),
+    "PodDisruptionBudget": Kind(api="/apis/policy/v1", plural="poddisruptionbudgets"),
     "Job": Kind(api="/apis/batch/v1", plural="jobs"),
     "JobSet": Kind(api="/apis/jobset.x-k8s.io/v1alpha2", plural="jobsets", is_optional=True),
 }
 
 POD = Kind(api="/api/v1", plural="pods")
+CSI_DRIVER = Kind(api="/apis/storage.k8s.io/v1", plural="csidrivers", is_namespaced=False)
+STORAGE_CLASS = Kind(api="/apis/storage.k8s.io/v1", plural="storageclasses", is_namespaced=False)

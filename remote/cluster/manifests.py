@@ -65,6 +65,7 @@ class Values:
     """All that varies between one deployment and another.
 
     `copied`: further settings by name. Kustomize copies those that manifests/components/settings names, in camelCase.
+    `components`: those of manifests/components that a setting asks for by itself.
     """
 
     namespace: str
@@ -74,6 +75,7 @@ class Values:
     pull_secret: str | None
     volume_handle: str | None
     copied: Mapping[str, str | int]
+    components: tuple[str, ...] = ()
 
 
 def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -84,6 +86,7 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         "settings",
         *(["size"] if values.overlay in _SIZED else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
+        *values.components,
         *(["public-image"] if values.pull_secret is None else []),
         # Last: it copies the Job as all others have left it.
         *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),

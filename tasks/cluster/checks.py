@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from remote.cluster.client import Cluster
 from remote.cluster.errors import Forbidden
-from remote.cluster.kinds import KINDS, POD, Kind
+from remote.cluster.kinds import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Kind
 from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, Plan, Verb, is_training
-from tasks.cluster.nodes import need_of, report, show, too_few
+from tasks.cluster.nodes import capacity, check_kinds, found, need_of, report, show, too_few
 from tasks.connect.cluster import remember
 from tasks.errors import Refused, TaskFailed, UsageError, cannot_write
 from tasks.fleet.uncollected import Uncollected, discard, others_at_work, uncollected
@@ -30,15 +30,16 @@ def check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: Pla
     except Forbidden as error:
         print(f"the nodes cannot be checked: {error}")
         return
-    able = sum(one.qualifies for one in reports)
+    check_kinds(settings, reports)
+    able = capacity(reports)
     if able >= wanted:
-        print(f"nodes: {able} qualify, {wanted} are needed", flush=True)
+        print(found(settings, wanted, reports), flush=True)
         return
     show(reports)
     if partial:
-        print(f"nodes: only {able} of {wanted} qualify", flush=True)
+        print(f"nodes: room for only {able} of {wanted} pods", flush=True)
         return
-    raise TaskFailed(f"{too_few(able, wanted, reports)}; or type the same with --partial; nothing was changed")
+    raise TaskFailed(f"{too_few(settings, wanted, reports)}; or type the same with --partial; nothing was changed")
 
 
 def _pods_of(action: Action) -> int:
@@ -59,6 +60,27 @@ def check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> Non
             f"this cluster knows no {name}: its controller is not installed; choose another cluster.overlay "
             "(job-4gpu does the same without it), or have it installed; nothing was changed"
         )
+
+
+def check_storage(cluster: Cluster, planned: Plan) -> None:
+    """Raise UsageError where a volume's CSI driver or a claim's storage class is missing: pods would wait for ever."""
+    for action in planned.of(Verb.CREATE, Verb.REPLACE):
+        spec = (action.desired or {}).get("spec", {})
+        if action.kind == "PersistentVolume" and "csi" in spec:
+            kind, name, what = CSI_DRIVER, spec["csi"]["driver"], "CSI driver"
+            remedy = "have it installed (on OKE: the add-on for File Storage), or set cluster.fss.volume_handle to null"
+        elif action.kind == "PersistentVolumeClaim" and spec.get("storageClassName"):
+            kind, name, what = STORAGE_CLASS, spec["storageClassName"], "storage class"
+            remedy = "name one of `kubectl get storageclasses` in manifests/base/storage.yaml"
+        else:
+            continue
+        try:
+            is_there = cluster.has(kind, name)
+        except Forbidden as error:
+            print(f"whether there is a {what} {name} cannot be checked: {error}")
+            continue
+        if not is_there:
+            raise UsageError(f"this cluster has no {what} {name}: {remedy}; nothing was changed")
 
 
 def check_rights(cluster: Cluster, planned: Plan) -> None:

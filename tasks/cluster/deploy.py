@@ -16,6 +16,7 @@ from tasks.cluster.checks import (
     check_controller,
     check_nodes,
     check_rights,
+    check_storage,
     print_refusal,
     refuse_losing_results,
     write_down,
@@ -65,6 +66,7 @@ def deploy_fleet(context: Context, choices: Choices) -> None:
             return
         check_nodes(settings, cluster, image, planned, partial=choices.partial or choices.dry_run)
         check_controller(settings, cluster, planned)
+        check_storage(cluster, planned)
         check_rights(cluster, planned)
         if choices.dry_run:
             print_refusal(settings, cluster, planned, may_lose=choices.discard_results)

@@ -1,12 +1,13 @@
 """`inv nodes`: which nodes can take a pod, and why not the others."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from invoke.context import Context
 from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import PREEMPTIBLE, Need, NodeReport, examine
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT, PREEMPTIBLE, Need, NodeReport, examine, mixed
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantity import amount, in_gib
@@ -28,17 +29,49 @@ def check_nodes(context: Context) -> None:
         reports = report(cluster, need_of(settings, image))
     show(reports)
     wanted = settings.fleet.size
+    check_kinds(settings, reports)
+    if capacity(reports) < wanted:
+        raise TaskFailed(too_few(settings, wanted, reports))
+    print(found(settings, wanted, reports))
+
+
+def capacity(reports: Sequence[NodeReport]) -> int:
+    """How many pods the nodes can take."""
+    return sum(one.pods for one in reports)
+
+
+def found(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
+    """The line where there is room for all."""
     able = sum(one.qualifies for one in reports)
-    if able < wanted:
-        raise TaskFailed(too_few(able, wanted, reports))
-    print(f"{able} nodes qualify, {wanted} are needed")
+    if settings.cluster.one_per_node:
+        return f"{able} nodes qualify, {wanted} are needed"
+    return (
+        f"{able} nodes qualify, with room for {capacity(reports)} pods, {wanted} are needed; pods on one node share "
+        "its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod on each"
+    )
 
 
-def too_few(able: int, wanted: int, reports: list[NodeReport]) -> str:
-    """The message where fewer nodes qualify than the fleet needs."""
+def check_kinds(settings: Settings, reports: Sequence[NodeReport]) -> None:
+    """Raise UsageError where the nodes that qualify have different kinds of GPU and nobody asked for that."""
+    kinds = mixed(reports)
+    if kinds and settings.cluster.gpu is None:
+        raise UsageError(
+            f"the nodes have different kinds of GPU: {', '.join(kinds)}; trials on them cannot be compared: set "
+            f"cluster.gpu to one of them, or to {ANY_PRODUCT} if that is meant"
+        )
+
+
+def too_few(settings: Settings, wanted: int, reports: Sequence[NodeReport]) -> str:
+    """The message where the nodes cannot take as many pods as the fleet has."""
+    able, qualify = capacity(reports), sum(one.qualifies for one in reports)
     candidates = [one for one in reports if one.is_candidate and not one.qualifies]
     first = str(candidates[0].findings[0]) if candidates else "no other node has that instance type"
-    return f"{able} of {wanted} nodes qualify; {first}; or set fleet.size to {able or 'what there is'}"
+    least = f"set fleet.size to {able or 'what there is'}"
+    if settings.cluster.one_per_node:
+        more = sum((one.gpus_free or 0) // settings.cluster.gpus_per_pod for one in reports if one.qualifies)
+        several = f"set cluster.one_per_node to false: there are free GPUs for {more}; or " if more > able else ""
+        return f"{able} of {wanted} nodes qualify; {first}; or {several}{least}"
+    return f"{qualify} nodes qualify, with room for {able} of {wanted} pods; {first}; or {least}"
 
 
 def need_of(settings: Settings, image: Image | None) -> Need:
@@ -58,6 +91,9 @@ def need_of(settings: Settings, image: Image | None) -> Need:
         scratch=scratch,
         tolerations=tolerations,
         namespace=section.namespace,
+        gpus=section.gpus_per_pod,
+        one_per_node=section.one_per_node,
+        product=section.gpu,
         image=image.reference if image else None,
         image_bytes=image.size_bytes if image else None,
     )
@@ -74,10 +110,10 @@ def report(cluster: Cluster, need: Need) -> list[NodeReport]:
     return examine(nodes, pods, need)
 
 
-def show(reports: list[NodeReport]) -> None:
+def show(reports: Sequence[NodeReport]) -> None:
     """The nodes as a table, then one line for each finding; nodes of other instance types are only counted."""
     screen = console()
-    rows = table("node", "qualifies", "instance type", "GPUs", "free", "disk", "kubelet", "driver")
+    rows = table("node", "qualifies", "instance type", "GPU", "GPUs", "free", "disk", "kubelet", "driver")
     for one in reports:
         if not one.is_candidate and not one.gpus:
             continue
@@ -85,6 +121,7 @@ def show(reports: list[NodeReport]) -> None:
             Text(one.name),
             Text("yes", style="green") if one.qualifies else Text("no", style="red"),
             Text(one.instance_type or "-"),
+            Text((one.product or "-").removeprefix("NVIDIA-") + (f" (1/{one.shared})" if one.shared > 1 else "")),
             str(one.gpus),
             "?" if one.gpus_free is None else str(one.gpus_free),
             in_gib(one.disk_bytes),

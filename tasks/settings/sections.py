@@ -232,7 +232,13 @@ class ClusterSection(Section):
         default="VM.GPU.A10.1", pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label"
     )
     preemptible: bool = False
+    one_per_node: bool = True
+    gpus_per_pod: int = Field(default=1, ge=1, le=16)
+    gpu: Text | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", description="a node's label, or any"
+    )
     cpu: Quantity = Field(default="4", description="a Kubernetes quantity like 4 or 500m")
+    cpu_limit: Quantity | None = Field(default=None, description="a Kubernetes quantity like 4 or 500m")
     memory: Quantity = Field(default="24Gi", description="a Kubernetes quantity like 24Gi")
     shm: Quantity = Field(default="4Gi", description="a Kubernetes quantity like 4Gi")
     scratch: Quantity = Field(default="10Gi", description="a Kubernetes quantity like 10Gi")
@@ -247,6 +253,13 @@ class ClusterSection(Section):
             raise PydanticCustomError(
                 TWO_SETTINGS, f"at most cluster.memory, {self.memory}, of which it is a part", place
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_limit_is_not_below_the_request(self) -> ClusterSection:
+        if self.cpu_limit is not None and amount(self.cpu_limit) < amount(self.cpu):
+            place = {"at": ("cluster", "cpu_limit"), "name": "cluster.cpu_limit", "found": self.cpu_limit}
+            raise PydanticCustomError(TWO_SETTINGS, f"at least cluster.cpu, {self.cpu}", place)
         return self
 
 

@@ -42,6 +42,8 @@ BASIC = Values(
     volume_handle="ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export",
     copied={
         "size": 4,
+        "least_up": 3,
+        "gpus_per_pod": "1",
         "instance_type": "VM.GPU.A10.1",
         "capacity": "200Gi",
         "cpu": "4",
@@ -58,7 +60,7 @@ BASIC = Values(
 
 def changed(**changes: Any) -> Values:
     copied = {name: changes.pop(name, value) for name, value in BASIC.copied.items()}
-    return dataclasses.replace(BASIC, copied=copied, **changes)
+    return dataclasses.replace(BASIC, **{"copied": copied, **changes})
 
 
 VARIANTS = {
@@ -70,7 +72,11 @@ VARIANTS = {
     "job-4gpu-jobset": changed(overlay="job-4gpu-jobset"),
     "job-4gpu-kueue": changed(overlay="job-4gpu-kueue"),
     "pods-without-fss": changed(volume_handle=None),
-    "pods-public-image-on-preemptible-nodes": changed(pull_secret=None, preemptible=True, size=8),
+    "pods-public-image-on-preemptible-nodes": changed(pull_secret=None, preemptible=True, size=8, least_up=7),
+    "pods-two-gpus-each-several-per-node": changed(
+        copied={**BASIC.copied, "gpus_per_pod": "2", "gpu": "NVIDIA-A100-SXM4-40GB", "cpu_limit": "8"},
+        components=("several-per-node", "gpu-product", "cpu-limit"),
+    ),
     "job-4gpu-jobset-with-everything": changed(
         overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True
     ),
@@ -203,7 +209,7 @@ def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
     (container,) = spec["containers"]
     assert container["image"] == BASIC.image.reference, "by digest"
     assert "command" not in container, "the image's init process stays PID 1"
-    assert container["resources"]["limits"][GPU] == "1"
+    assert container["resources"]["limits"][GPU] == VARIANTS[name].copied["gpus_per_pod"]
     assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
@@ -212,8 +218,11 @@ def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
     assert {"/scratch", "/tmp", "/workspace/results"} <= set(mounts)
     assert spec["automountServiceAccountToken"] is False
-    (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    if "several-per-node" in VARIANTS[name].components:
+        assert "affinity" not in spec
+    else:
+        (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert rule["topologyKey"] == "kubernetes.io/hostname"
     seconds = {t["key"]: t.get("tolerationSeconds") for t in spec["tolerations"]}
     assert seconds["node.kubernetes.io/not-ready"] == seconds["node.kubernetes.io/unreachable"] == 30
     assert {"key": GPU, "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
@@ -236,11 +245,24 @@ def test_one_lost_worker_never_fails_the_job(name: str) -> None:
     assert job["backoffLimitPerIndex"] >= 10
     assert "backoffLimit" not in job
     assert "exit 143" in pod_spec(name)["containers"][0]["args"][2], "an exit with 0 after TERM counts as done"
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget"), "a drain"
+
+
+def test_drained_nodes_give_up_one_worker_at_a_time() -> None:
+    for name, size in (("pods", 4), ("pods-public-image-on-preemptible-nodes", 8)):
+        (budget,) = of_kind(name, "PodDisruptionBudget")
+        labels = job_spec(name)["template"]["metadata"]["labels"]
+        assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert budget["spec"]["minAvailable"] == size - 1
+    for name in ("interactive", "job-1gpu", "job-4gpu"):
+        assert of_kind(name, "PodDisruptionBudget") == []
 
 
 def test_one_lost_rank_ends_the_distributed_job() -> None:
     assert job_spec("job-4gpu")["backoffLimit"] == 0
     assert job_spec("job-4gpu")["completions"] == 4
+    assert "podFailurePolicy" not in job_spec("job-4gpu"), "a rank that is drained is lost as well"
 
 
 def test_the_numbers_and_names_are_the_settings() -> None:
@@ -270,14 +292,14 @@ def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
         assert shared == {"name": "shared", "emptyDir": {"sizeLimit": "10Gi"}}
 
 
-def test_the_network_is_closed_but_for_dns_the_api_and_the_fleet() -> None:
+def test_the_network_is_closed_but_for_dns_and_the_fleet() -> None:
     policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("pods", "NetworkPolicy")}
     closed = policies.pop("deny-by-default")
     assert closed["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in closed
     assert "ingress" not in closed
-    ports = {port["port"] for rule in policies["dns-and-api"]["egress"] for port in rule["ports"]}
-    assert ports == {53, 6443}
+    ports = {port["port"] for rule in policies["dns"]["egress"] for port in rule["ports"]}
+    assert ports == {53}, "pods talk to no API"
     for spec in (closed, *policies.values()):
         assert spec["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "qlora-fleet"}
 
@@ -296,7 +318,9 @@ def test_nobody_gets_more_rights_than_reading_and_exec() -> None:
     assert [subject["kind"] for subject in binding["subjects"]] == ["Group"], "the pods' account has no role"
 
 
-@pytest.mark.parametrize("setting", ["cpu", "memory", "shm", "scratch", "model", "instance_type", "image"])
+@pytest.mark.parametrize(
+    "setting", ["cpu", "memory", "shm", "scratch", "model", "instance_type", "gpus_per_pod", "image"]
+)
 def test_a_changed_setting_changes_the_job(setting: str) -> None:
     other = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "cd" * 32) if setting == "image" else "7"
     objects = render(changed(**{setting: other}), ROOT / "manifests")

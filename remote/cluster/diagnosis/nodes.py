@@ -4,6 +4,7 @@ Not covered: whether the driver works (a pod shows that), and images that other 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -14,6 +15,9 @@ from remote.cluster.quantity import amount, in_gib
 
 GPU = "nvidia.com/gpu"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+PRODUCT = "nvidia.com/gpu.product"
+ANY_PRODUCT = "any"
+_OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
 # backoffLimitPerIndex is on by default since 1.29; driver 525 is the least that CUDA 12 runs on.
 MIN_KUBELET, MIN_DRIVER = (1, 29), 525
@@ -21,7 +25,10 @@ MIN_KUBELET, MIN_DRIVER = (1, 29), 525
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What one pod asks of a node. `image_bytes`: unpacked plus compressed; a first pull puts both on the disk."""
+    """What one pod asks of a node. `image_bytes`: unpacked plus compressed; a first pull puts both on the disk.
+
+    `product` is the label nvidia.com/gpu.product of the nodes to use, or `ANY_PRODUCT`; None: any, of whole GPUs.
+    """
 
     instance_type: str
     preemptible: bool
@@ -30,27 +37,42 @@ class Need:
     scratch: Decimal
     tolerations: Sequence[Object]
     namespace: str
+    gpus: int = 1
+    one_per_node: bool = True
+    product: str | None = None
     image: str | None = None
     image_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One node: what it has, and what keeps it from qualifying. Free GPUs are None where pods may not be listed."""
+    """One node: what it has, how many pods it can take, and what keeps it from qualifying.
+
+    Free GPUs are None where pods may not be listed. `product` is the kind of GPU where the node has that label;
+    `shared` is how many pods get the same GPU.
+    """
 
     name: str
     instance_type: str
+    product: str | None
+    shared: int
     gpus: int
     gpus_free: int | None
     disk_bytes: Decimal
     kubelet: str
     driver: str | None
     is_candidate: bool
+    room: int = 1
     findings: tuple[Finding, ...] = ()
 
     @property
     def qualifies(self) -> bool:
         return not self.findings
+
+    @property
+    def pods(self) -> int:
+        """How many of our pods it can take."""
+        return self.room if self.qualifies else 0
 
 
 def examine(nodes: Iterable[Object], pods: Sequence[Object] | None, need: Need) -> list[NodeReport]:
@@ -71,8 +93,10 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: Need) -> NodeRep
     report = NodeReport(
         name=node["metadata"]["name"],
         instance_type=kind,
+        product=label(node, PRODUCT),
+        shared=_shared(node),
         gpus=gpus,
-        gpus_free=None if pods is None else gpus - sum(map(_gpus_of, others)),
+        gpus_free=None if pods is None else max(0, gpus - sum(map(_gpus_of, others))),
         disk_bytes=amount(allocatable.get("ephemeral-storage", "0")),
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
         driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
@@ -84,9 +108,42 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: Need) -> NodeRep
         reason = f"instance type is {kind or 'not labelled'}, not {need.instance_type}"
         found = [Finding("instance-type", reason, remedy)]
     else:
-        found = [*_health(node), *_kept_out(node, need), *_gpu(report, pods), *_room(report, status, others, need)]
-        found += _versions(report)
-    return replace(report, findings=tuple(finding.of(f"node {report.name}") for finding in found))
+        found = [*_health(node), *_kept_out(node, need), *_gpu(report, allocatable, pods, need)]
+        found += [*_room(report, status, others, need), *_versions(report)]
+    room = 1 if need.one_per_node else _fitting(report, status, others, need)
+    return replace(report, room=room, findings=tuple(finding.of(f"node {report.name}") for finding in found))
+
+
+def _shared(node: Object) -> int:
+    """How many pods get the same GPU, by time-slicing or MPS."""
+    replicas = label(node, "nvidia.com/gpu.replicas") or "1"
+    return int(replicas) if replicas.isdecimal() and label(node, "nvidia.com/gpu.sharing-strategy") != "none" else 1
+
+
+def _fitting(report: NodeReport, status: Object, others: Sequence[Object], need: Need) -> int:
+    """How many of our pods find GPUs, cores and memory at once."""
+    free = _free(status, others)
+    gpus = report.gpus if report.gpus_free is None else report.gpus_free
+    return max(0, min(gpus // need.gpus, int(free["cpu"] // need.cpu), int(free["memory"] // need.memory)))
+
+
+def _free(status: Object, others: Sequence[Object]) -> dict[str, Decimal]:
+    allocatable = status.get("allocatable") or {}
+    return {
+        resource: amount(allocatable.get(resource, "0")) - sum((_requests(pod, resource) for pod in others), Decimal(0))
+        for resource in ("cpu", "memory")
+    }
+
+
+def mixed(reports: Sequence[NodeReport]) -> list[str]:
+    """The kinds of GPU of the nodes that qualify, as "NVIDIA-A10 (3 nodes)"; empty where there is one at most.
+
+    A node without that label counts as one kind with all others.
+    """
+    kinds = Counter(one.product for one in reports if one.qualifies and one.product is not None)
+    return (
+        [f"{kind} ({count} node{'s' if count > 1 else ''})" for kind, count in kinds.items()] if len(kinds) > 1 else []
+    )
 
 
 def _health(node: Object) -> Iterator[Finding]:
@@ -128,8 +185,13 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
     return bool(toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""))
 
 
-def _gpu(report: NodeReport, pods: Sequence[Object] | None) -> list[Finding]:
+def _gpu(report: NodeReport, allocatable: Object, pods: Sequence[Object] | None, need: Need) -> list[Finding]:
     if report.gpus == 0:
+        others = [f"{name}: {allocatable[name]}" for name in allocatable if _OTHER_GPU.match(name)]
+        if others:
+            reason = f"no {GPU} allocatable, but {', '.join(others)}: its GPUs are split or shared under other names"
+            remedy = "set the GPU operator's mig.strategy to single, or renameByDefault to false, to use them"
+            return [Finding("split", reason, remedy)]
         plugin = next((pod for pod in pods or [] if _is_device_plugin(pod)), None)
         if pods is None:
             why, remedy = "no right to see whether the device plugin runs", "look at `kubectl get pods -A`"
@@ -140,16 +202,30 @@ def _gpu(report: NodeReport, pods: Sequence[Object] | None) -> list[Finding]:
             why = f"its device plugin {_name(plugin)} is {_state(plugin)}"
             remedy = f"kubectl -n {_name(plugin).replace('/', ' logs ')}"
         return [Finding("device-plugin", f"no {GPU} allocatable: {why}", remedy)]
-    if report.gpus_free is not None and report.gpus_free < 1:
-        holders = [_name(pod) for pod in pods or [] if _gpus_of(pod)]
-        return [Finding("gpu-taken", f"its GPU is taken by {', '.join(holders[:3])}", "wait for it, or stop it")]
+    if need.product not in (None, ANY_PRODUCT, report.product):
+        reason = f"its GPU is {report.product or 'not labelled'}, not {need.product}"
+        return [Finding("gpu-product", reason, f"set cluster.gpu to {report.product or 'null'} to use it")]
+    if need.product is None and (report.shared > 1 or "-MIG-" in (report.product or "")):
+        how = f"{report.shared} pods share each GPU" if report.shared > 1 else "its GPUs are split (MIG)"
+        what = "other pods slow them down" if report.shared > 1 else "they are those of a part of a GPU"
+        remedy = f"set cluster.gpu to {report.product or ANY_PRODUCT} to use it all the same"
+        return [Finding("gpu-shared", f"{how}: numbers measured there are not those of a whole GPU ({what})", remedy)]
+    if report.gpus < need.gpus:
+        return [Finding("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} asked for", "lower cluster.gpus_per_pod")]
+    if report.gpus_free is not None and report.gpus_free < need.gpus:
+        holders = [_name(pod) for pod in pods or [] if _gpus_of(pod) and not _is_ours(pod, need)]
+        by = (
+            f" is taken by {', '.join(holders[:3])}"
+            if report.gpus == 1
+            else f"s: {report.gpus_free} of {report.gpus} free"
+        )
+        return [Finding("gpu-taken", f"its GPU{by}", "wait for it, or stop it")]
     return []
 
 
 def _room(report: NodeReport, status: Object, others: Sequence[Object], need: Need) -> Iterator[Finding]:
-    for resource, wanted in (("cpu", need.cpu), ("memory", need.memory)):
-        taken = sum((_requests(pod, resource) for pod in others), Decimal(0))
-        free = amount((status.get("allocatable") or {}).get(resource, "0")) - taken
+    for resource, free in _free(status, others).items():
+        wanted = need.cpu if resource == "cpu" else need.memory
         if free < wanted:
             has, asked = map(in_gib if resource == "memory" else "{:g}".format, (free, wanted))
             remedy = f"lower cluster.{resource}, or use larger nodes"

@@ -170,6 +170,11 @@ def _not_ready(pod: Object, about: Sequence[Object]) -> list[Finding]:
 
 
 _REFUSALS = (
+    Rule(
+        r"must specify [^;]*limits\.cpu",
+        "quota-limit",
+        "the namespace's quota counts limits: set cluster.cpu_limit, then `inv deploy`",
+    ),
     Rule("exceeded quota", "quota", "free what uses the quota, or ask for more: `kubectl describe resourcequota`"),
     Rule("violates PodSecurity", "pod-security", "take manifests/ as shipped, or relax the namespace's own rules"),
     Rule("serviceaccount .* not found", "service-account", "`inv deploy` makes it"),

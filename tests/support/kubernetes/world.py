@@ -47,6 +47,8 @@ class World:
         self._tasks: set[asyncio.Task[None]] = set()
         for name in _SYSTEM:
             self.store.create("namespaces", "", _namespace(name))
+        fss = {"metadata": {"name": "fss.csi.oraclecloud.com"}, "spec": {"attachRequired": False}}
+        self.store.create("csidrivers.storage.k8s.io", "", fss)
         for index in range(configuration["nodes"]):
             self.nodes.add(index, configuration["gpus"], tainted=configuration["tainted"])
 

@@ -17,7 +17,7 @@ from tasks.cli.lock import only_one
 from tasks.cluster import wait as waiting
 from tasks.errors import TaskFailed
 from tasks.settings.load import Sections, Settings
-from tests.support.kubernetes.given import AnyCluster, gpu_nodes, may_break_nodes
+from tests.support.kubernetes.given import AnyCluster, GivenCluster, gpu_nodes, may_break_nodes
 from tests.system.cluster.conftest import DIGEST, OUR_USER, Operator
 
 CHANGES = ("POST", "PATCH", "PUT", "DELETE")
@@ -175,6 +175,40 @@ def test_a_node_that_cannot_take_a_pod_is_named_with_the_remedy(how: str, words:
         said = operator.inv("nodes", code=1)
     assert words.replace("NODE", nodes[1]) in said
     assert f"{len(nodes) - 1} of {len(nodes)} nodes qualify" in said
+
+
+def test_a_volume_whose_csi_driver_is_missing_is_refused_before_anything_is_changed(operator: Operator) -> None:
+    if isinstance(operator.cluster, GivenCluster):
+        pytest.skip("the drivers of the cluster that --kubeconfig names are left alone")
+    operator.set(fss={"volume_handle": "ocid1.filesystem:10.0.0.1:/export"})
+    name = "fss.csi.oraclecloud.com"
+    driver = next(one for one in operator.cluster.objects("csidrivers.storage.k8s.io"))
+    operator.cluster.said("delete", "csidriver", name)
+    try:
+        assert operator.changes("deploy", stdin=f"{operator.password}\n", code=2) == []
+        assert f"no CSI driver {name}: have it installed" in operator.inv("deploy", code=2, stdin="x\n")
+    finally:
+        made = {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}}
+        operator.cluster.apply({**made, "spec": driver["spec"]})
+
+
+def test_a_drained_node_gives_up_its_worker_one_at_a_time_and_at_no_cost(deployed: Operator) -> None:
+    may_break_nodes(deployed.cluster)
+    before = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in deployed.objects("pods")}
+    node, other = before.values()
+    drain = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+    try:
+        deployed.cluster.said("drain", node, *drain)
+        deployed.cluster.said("drain", other, *drain)  # waits until the first one's replacement is Ready
+        for name in (node, other):
+            deployed.cluster.said("uncordon", name)
+        deployed.cluster.wait_until(lambda: "2 of 2 pods are up" in deployed.inv("status"), "both replacements")
+    finally:
+        for name in (node, other):
+            deployed.cluster.kubectl("uncordon", name)
+    (job,) = deployed.objects("jobs.batch")
+    assert not job["status"].get("failed"), "a drain counts towards no limit"
+    assert not set(before) & {pod["metadata"]["name"] for pod in deployed.objects("pods")}
 
 
 def test_a_cluster_that_looks_like_production_is_not_changed_unasked(operator: Operator, tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from tests.support.kubernetes.admission.admission import warnings_for
 from tests.support.kubernetes.api.answers import Json, Refusal, bad_request, not_found
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
-from tests.support.kubernetes.api.selectors import wanted
+from tests.support.kubernetes.api.selectors import label_selector, wanted
 from tests.support.kubernetes.api.tables import table
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target, by_key
-from tests.support.kubernetes.store.store import Store, Watch, now
+from tests.support.kubernetes.store.store import Store, Watch, now, set_condition
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
 _STATUS_AFTER_DELETE = ("configmaps", "secrets", "jobs.batch", "serviceaccounts", "roles.rbac.authorization.k8s.io")
 _LOOK_SEC = 1.0
+
+
+def _is_healthy(pod: Json) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return is_ready and not pod["metadata"].get("deletionTimestamp")
+
+
+def _is_selected(selector: Json, pod: Json) -> bool:
+    return label_selector(selector, pod["metadata"].get("labels", {}))
 
 
 class Api:
@@ -133,10 +143,30 @@ class Api:
 
     def _evict(self, at: Target, body: Any) -> web.StreamResponse:
         options = body.get("deleteOptions") or {} if isinstance(body, dict) else {}
+        self._check_budgets(self.store.get("pods", at.namespace, at.name))
+
+        def disrupt(changed: Json) -> None:
+            conditions, said = changed["status"].setdefault("conditions", []), "Eviction API: evicting"
+            set_condition(conditions, "DisruptionTarget", "True", reason="EvictionByEvictionAPI", message=said)
+
+        self.store.edit("pods", at.namespace, at.name, disrupt)
         self.delete(Target(resource=at.resource, namespace=at.namespace, name=at.name), options)
         return web.json_response(
             {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}, status=201
         )
+
+    def _check_budgets(self, pod: Json) -> None:
+        """Raises Refusal where a PodDisruptionBudget keeps this Ready pod: by `minAvailable` as a number alone."""
+        if not _is_healthy(pod):
+            return
+        namespace = pod["metadata"]["namespace"]
+        for budget in self.store.list("poddisruptionbudgets.policy", namespace):
+            selector, least = budget["spec"]["selector"], int(budget["spec"]["minAvailable"])
+            of_it = [one for one in self.store.list("pods", namespace) if _is_selected(selector, one)]
+            if _is_selected(selector, pod) and sum(map(_is_healthy, of_it)) <= least:
+                raise Refusal(
+                    429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget."
+                )
 
     # Deleting
 

@@ -67,6 +67,7 @@ class JobController:
         self._create_pod, self._delete_pod = create_pod, delete_pod
         self._living: dict[str, dict[str, int]] = {}  # Job uid to its unfinished pods' uids and indexes
         self._counted: dict[str, set[str]] = {}  # Job uid to the uids of finished pods that are already in its status
+        self._ignored: set[str] = set()  # uids of pods whose end the policy will ignore
         self._failures: dict[str, dict[int, int]] = {}  # Job uid to failures by index
 
     def run(self) -> None:
@@ -143,9 +144,11 @@ class JobController:
         indexed = job["spec"].get("completionMode") == "Indexed"
         per_index = job["spec"].get("backoffLimitPerIndex")
         there = {pod["metadata"]["uid"] for pod in pods}
-        for uid in [uid for uid in living if uid not in there]:
-            # Removed without an end of its own (a forced deletion, say): a failure.
-            self._fail(job, status, living.pop(uid), failed)
+        # Removed before its end was seen (which a real Job's finalizer prevents), or by force: a failure, unless the
+        # policy ignores what was known of it.
+        gone = {uid: living.pop(uid) for uid in list(living) if uid not in there}
+        for index in (gone[uid] for uid in gone.keys() - self._ignored):
+            self._fail(job, status, index, failed)
         for pod in pods:
             phase, index, uid = _phase(pod), _index(pod), pod["metadata"]["uid"]
             going = (
@@ -158,6 +161,8 @@ class JobController:
                 counted.add(uid)
             if uid not in counted and phase in ("Pending", "Running") and not going:
                 living[uid] = index
+                if self._policy(job, pod) == "Ignore":
+                    self._ignored.add(uid)
                 continue
             living.pop(uid, None)
             if uid in counted or phase == "Succeeded":

@@ -83,8 +83,8 @@ def resource_list(path: str) -> Any:
         listed.append(one | ({"shortNames": entry["shortNames"]} if "shortNames" in entry else {}))
         for inner in entry.get("subresources", []):
             name = f"{entry['resource']}/{inner['subresource']}"
-            kind = inner["responseKind"]["kind"]
-            listed.append({**one, "name": name, "singularName": "", "kind": kind, "verbs": inner["verbs"]})
+            about = {key: value for key, value in inner["responseKind"].items() if value}  # drain looks for the group
+            listed.append({**one, "name": name, "singularName": "", **about, "verbs": inner["verbs"]})
     group_version = f"{group}/{version}" if group else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": listed}
 

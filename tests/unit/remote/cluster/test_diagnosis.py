@@ -249,6 +249,15 @@ def test_a_pod_on_a_silent_node_is_told_from_one_whose_probe_fails() -> None:
     assert finding.cause == "node-not-ready"
 
 
+def test_a_quota_on_limits_that_are_not_set_names_the_setting() -> None:
+    """As a real quota says it; not recorded."""
+    said = 'Error creating: pods "bench-0-x" is forbidden: failed quota: cpu: must specify limits.cpu for: bench'
+    event = {"involvedObject": {"name": "bench"}, "reason": "FailedCreate", "message": said, "metadata": {}}
+    job = {"metadata": {"name": "bench"}, "spec": {"parallelism": 1}, "status": {}}
+    (finding,) = diagnose_job(job, [event])
+    assert (finding.cause, "set cluster.cpu_limit" in finding.remedy) == ("quota-limit", True)
+
+
 def test_a_quota_that_has_room_again_is_no_finding() -> None:
     assert diagnose_job(job({"active": 4}), events(RECORDED["quota"]["job-quota"])) == []
 

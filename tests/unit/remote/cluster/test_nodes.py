@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, Need, NodeReport, examine
+from remote.cluster.diagnosis.nodes import GPU, PREEMPTIBLE, Need, NodeReport, examine, mixed
 from remote.cluster.quantity import amount
 
 GIB = Decimal(2**30)
@@ -176,6 +176,64 @@ BY_LIMIT = pod("notebook") | {
 def test_what_other_pods_hold_is_not_free(there: dict[str, Any], expected: list[str], free: int) -> None:
     found = report([there])
     assert (causes(found), found.gpus_free) == (expected, free)
+
+
+def test_a_device_plugin_that_took_gpus_back_leaves_none_free_and_never_less() -> None:
+    found = report([pod("train", gpus=3)])
+    assert (causes(found), found.gpus_free) == (["gpu-taken"], 0)
+
+
+def labelled(**labels: str) -> dict[str, Any]:
+    more = {f"nvidia.com/{name.replace('_', '.', 1).replace('_', '-')}": value for name, value in labels.items()}
+    return {"metadata__labels": {**NODE["metadata"]["labels"], **more}}
+
+
+SHARED = labelled(gpu_product="NVIDIA-A10-SHARED", gpu_replicas="4", gpu_sharing_strategy="time-slicing")
+SPLIT = labelled(gpu_product="NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", gpu_replicas="1", gpu_sharing_strategy="none")
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"), [(SHARED, "4 pods share each GPU: numbers measured there are not"), (SPLIT, "split (MIG)")]
+)
+def test_a_part_of_a_gpu_is_used_only_when_asked_for_and_said_what_that_does_to_numbers(
+    labels: dict[str, Any], words: str
+) -> None:
+    (finding,) = report(**labels).findings
+    product = labels["metadata__labels"]["nvidia.com/gpu.product"]
+    assert finding.cause == "gpu-shared"
+    assert words in finding.reason
+    assert finding.remedy == f"set cluster.gpu to {product} to use it all the same"
+    for asked in (product, "any"):
+        assert report(needs=need(product=asked), **labels).qualifies
+    assert causes(report(needs=need(product="NVIDIA-H100"), **labels)) == ["gpu-product"]
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared"])
+def test_parts_of_gpus_under_other_names_are_named(name: str) -> None:
+    (finding,) = report(status__allocatable={**NO_GPU, name: "7"}).findings
+    assert (finding.cause, f"{name}: 7" in finding.reason) == ("split", True)
+
+
+def test_nodes_with_different_kinds_of_gpu_are_told_apart() -> None:
+    a10, a100 = labelled(gpu_product="NVIDIA-A10"), labelled(gpu_product="NVIDIA-A100-SXM4-40GB")
+    assert mixed([report(**a10), report(**a10), report()]) == []
+    assert mixed([report(**a10), report(**a10), report(**a100)]) == [
+        "NVIDIA-A10 (2 nodes)",
+        "NVIDIA-A100-SXM4-40GB (1 node)",
+    ]
+    assert mixed([report(**a10), report(**a100, spec__unschedulable=True)]) == [], "it gets no pod"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "each", "one_per_node", "pods"),
+    [("8", 1, True, 1), ("8", 1, False, 7), ("8", 2, False, 4), ("3", 2, False, 1), ("1", 2, False, 0)],
+)
+def test_a_node_takes_as_many_pods_as_its_gpus_and_cores_allow(
+    gpus: str, each: int, one_per_node: bool, pods: int
+) -> None:
+    """30 cores: seven pods of four."""
+    there = {**NODE["status"]["allocatable"], GPU: gpus, "memory": "512Gi"}
+    assert report(needs=need(gpus=each, one_per_node=one_per_node), status__allocatable=there).pods == pods
 
 
 def test_where_pods_may_not_be_listed_free_gpus_are_unknown_and_no_reason() -> None:
