@@ -52,7 +52,7 @@ def _panel(panel: Any, told: Told, title: str, values: Sequence[float]) -> None:
         panel.errorbar(
             [at[one.step] for one in shown],
             [one.loss for one in shown],
-            yerr=[[one.loss - one.low for one in shown], [one.high - one.loss for one in shown]],
+            yerr=[[_half(one.loss, one.low) for one in shown], [_half(one.loss, one.high) for one in shown]],
             color=ACCENT_TONE,
             marker="o",
             markersize=4,
@@ -62,3 +62,8 @@ def _panel(panel: Any, told: Told, title: str, values: Sequence[float]) -> None:
         )
     panel.set_xlabel(title)
     panel.set_xlim(left=0)
+
+
+def _half(loss: float, end: float | None) -> float:
+    """From the loss to an end of its interval; nothing where one example allows no interval."""
+    return 0.0 if end is None else abs(loss - end)

@@ -78,17 +78,19 @@ def headline(told: Told) -> str:
     last = _last(record)
     if last is None or last.change is None or last.change_low is None or last.change_high is None:
         return f"Trained: {done}; no data was held out, so nothing is known of what it learned"
-    change = f"{last.change:+.4f} nats a token ({last.change_low:+.4f} to {last.change_high:+.4f})"
+    low, high = sorted((abs(last.change_low), abs(last.change_high)))
+    change = f"{abs(last.change):.4f} nats a token ({low:.4f} to {high:.4f})"
     if last.change_high < 0:
         return f"Trained: the held-out loss fell by {change}"
     if last.change_low > 0:
         return f"Trained, and it got worse: the held-out loss rose by {change}"
+    change = f"{last.change:+.4f} nats a token ({last.change_low:+.4f} to {last.change_high:+.4f})"
     return f"Trained, and no change of the held-out loss is shown: {change}"
 
 
 def lines(told: Told) -> list[Line]:
     record, held = told.record, told.held
-    restarts = [one for one in held if one.is_restart]
+    restarts = held[1:]
     return [
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.stop or record.reason or 'stopped'})"),
         ("workers", f"{record.world_size}, on {told.device}"),
@@ -132,7 +134,8 @@ def _last(record: TrainingRecord) -> Evaluation | None:
 
 def _loss(one: Evaluation) -> str:
     best = ", the lowest" if one.is_best else ""
-    return f"{one.loss:.4f} ({one.low:.4f} to {one.high:.4f}) over {one.rows:,} examples{best}"
+    between = "" if one.low is None or one.high is None else f" ({one.low:.4f} to {one.high:.4f})"
+    return f"{one.loss:.4f}{between} over {text.count(one.rows, 'example')}{best}"
 
 
 def _dollars(told: Told) -> str:

@@ -45,7 +45,7 @@ def spent(folder: Path, trial_id: str, price: Price | None) -> Spent:
     """What the training in this run's folder has taken so far, by its ledger."""
     held, now = attempts.read(folder, trial_id), time.time()
     usd = None if price is None else attempts.worker_sec(held, now) / 3600.0 * price.usd_per_gpu_hour
-    return Spent(seconds=attempts.took_sec(held, now), usd=usd, restarts=sum(one.is_restart for one in held))
+    return Spent(seconds=attempts.took_sec(held, now), usd=usd, restarts=max(0, len(held) - 1))
 
 
 def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None) -> list[str]:

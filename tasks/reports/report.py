@@ -62,6 +62,8 @@ def _report_training(folder: Path, root: Path) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(made.headline, style="bold"))
     rows = Table(box=None, pad_edge=False, show_header=False)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
     for name, value in made.lines:
         rows.add_row(name, Text(one_line(value)))
     console.print(rows)
