@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remote.image.onvm import hub
-from tests.support.machines.registry_proxy import Answer, Redirect, RegistryProxy
+from tests.support.machines.registry_proxy import Answer, Endless, Redirect, RegistryProxy
 
 TOKEN = "hf_of_the_operator"
 
@@ -27,6 +27,26 @@ def elsewhere() -> Iterator[RegistryProxy]:
         yield running
 
 
+def answer_to(proxy: RegistryProxy, tmp_path: Path, question: dict[str, str]) -> dict[str, str]:
+    asked = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
+             "home": str(tmp_path / "home"), **question}  # fmt: skip
+    done = subprocess.run(
+        (sys.executable, hub.__file__),
+        input=json.dumps(asked) + "\n", text=True, capture_output=True, check=True, timeout=120,
+    )  # fmt: skip
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.slow
+def test_a_list_of_files_without_end_is_given_up_and_named(proxy: RegistryProxy, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    proxy.arm(Endless(piece=bytes(8 << 20)))
+    answer = answer_to(proxy, tmp_path, {"verb": "list", "revision": "main"})
+    assert answer["kind"] == "refused"
+    assert "answers with more than 768 MiB can hold" in answer["message"]
+
+
 @pytest.mark.parametrize("question", [
     {"verb": "list", "revision": "main"},
     {"verb": "fetch", "revision": "a" * 40, "path": "config.json"},
@@ -36,11 +56,6 @@ def test_the_hubs_token_is_taken_to_no_other_server(
 ) -> None:
     pytest.importorskip("huggingface_hub")
     proxy.arm(Redirect(to=f"http://{elsewhere.host}"))
-    asked = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
-             "home": str(tmp_path / "home"), **question}  # fmt: skip
-    subprocess.run(
-        (sys.executable, hub.__file__),
-        input=json.dumps(asked) + "\n", text=True, capture_output=True, check=True, timeout=120,
-    )  # fmt: skip
+    answer_to(proxy, tmp_path, question)
     assert any(TOKEN in authorization for _, _, authorization in proxy.asked)
     assert [authorization for _, _, authorization in elsewhere.asked if TOKEN in authorization] == []
