@@ -15,8 +15,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from bench.records import Trial
+from bench.records.result import End, TrialResult
+from tests.support.forked import BENCH, INV, ForkServer
 from tests.support.hosts.local_fleet import LocalFleet, mounted
-from tests.support.inv_server import InvServer
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
@@ -111,10 +112,38 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def inv_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InvServer]:
+def inv_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Runs `inv` where its start is not what is tested."""
-    with InvServer(tmp_path_factory.mktemp("inv")) as server:
+    with ForkServer(tmp_path_factory.mktemp("inv"), INV) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def bench_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Runs `python -m bench` where its start and its imports are not what is tested."""
+    with ForkServer(tmp_path_factory.mktemp("bench"), BENCH) as server:
+        yield server
+
+
+@pytest.fixture
+def measured(
+    bench_server: ForkServer, bench_environment: dict[str, str], tmp_path: Path
+) -> Callable[..., tuple[TrialResult, str]]:
+    """Run a trial, which succeeds and has nothing to complain about: its result in `out`, and what it printed."""
+
+    def run(trial: Trial, *before: str) -> tuple[TrialResult, str]:
+        (tmp_path / "trial.json").write_text(trial.to_text())
+        code = "\n".join((*before, "import runpy", "runpy.run_module('bench', run_name='__main__')"))
+        words = ("-c", code, "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with bench_server.start(*words, env=bench_environment, **pipes) as process:
+            said, complaint = process.communicate(timeout=240)
+        assert (process.returncode, complaint) == (0, "")
+        result = TrialResult.read(tmp_path / "out" / "result.json")
+        assert (result.status, result.reason) == (End.SUCCEEDED, None)
+        return result, said
+
+    return run
 
 
 @pytest.fixture

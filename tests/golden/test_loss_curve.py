@@ -10,14 +10,11 @@ the Python that runs it: another version of Python would be another curve.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bench.data import demo
-from bench.records.result import End, TrialResult
 
 GOLDEN = Path(__file__).parent / "loss_curve" / "reference.json"
 STEPS = 12
@@ -44,7 +41,7 @@ def chats() -> list[dict[str, list[dict[str, str]]]]:
 
 
 @pytest.mark.slow
-def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, make_trial, bench_environment):
+def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, make_trial, measured):
     model, data = tmp_path / "model", tmp_path / "chats.jsonl"
     model.mkdir()
     samples = chats()
@@ -61,14 +58,8 @@ def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, ma
         learning_rate=4e-3,
         lora_dropout=0.0,  # its random numbers come from the processor's own library
     )
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
-    code = f"{FLOAT32}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
-    subprocess.run(
-        (sys.executable, "-c", code, *words), env=bench_environment, stdout=subprocess.DEVNULL, timeout=240, check=True
-    )
-    result = TrialResult.read(tmp_path / "out" / "result.json")
-    assert (result.status, result.fingerprint["compute_dtype"]) == (End.SUCCEEDED, "float32")
+    result, _ = measured(trial, FLOAT32)
+    assert result.fingerprint["compute_dtype"] == "float32"
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)
         versions = {name: result.fingerprint[name] for name in ("torch", "transformers", "peft", "bitsandbytes")}

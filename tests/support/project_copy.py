@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from invoke import Config, Context
 
-from tests.support.inv_server import InvServer
+from tests.support.forked import ForkServer
 from tests.support.paths import ROOT
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def inv(project: Path, inv_server: InvServer) -> Inv:
+def inv(project: Path, inv_server: ForkServer) -> Inv:
     """Runs `inv` in the copy."""
 
     def run(

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
+from tests.support.forked import ForkServer
 from tests.support.hosts.stand_in_training import put_into
-from tests.support.inv_server import InvServer
 from tests.support.machines.build_vm import BuildVm, running_build_vm
 from tests.support.machines.network import Network, running_network
 from tests.support.paths import ROOT
@@ -30,7 +31,7 @@ WAIT_SEC = 300.0
 class Project:
     """A folder in which `inv` can be typed."""
 
-    def __init__(self, folder: Path, model: Path, data: Path, server: InvServer) -> None:
+    def __init__(self, folder: Path, model: Path, data: Path, server: ForkServer) -> None:
         self.folder, self.server = folder, server
         self.options: tuple[str, ...] = ()  # of every `inv`
         self.environment = {
@@ -127,7 +128,7 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path, tiny_data: Path, inv_server: InvServer) -> Iterator[Project]:
+def project(tmp_path: Path, tiny_model: Path, tiny_data: Path, inv_server: ForkServer) -> Iterator[Project]:
     folder = tmp_path / """it's a "fleet" of mine"""
     folder.mkdir()
     for name in ("bench", "remote", "reports", "tasks"):
@@ -144,6 +145,12 @@ def hold(project: Project) -> Path:
     """The project's trainings compute nothing (tests/support/hosts/stand_in_training.py), and each stays in its next
     step while this file is there."""
     return put_into(project.folder)
+
+
+@pytest.fixture
+def forked_trials(project: Project, bench_server: ForkServer) -> None:
+    """The project's trials are real, but for their start: see tests/support/forked.py."""
+    forked.put_into(project.folder, bench_server)
 
 
 @pytest.fixture

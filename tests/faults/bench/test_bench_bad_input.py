@@ -5,8 +5,6 @@ And a machine whose GPU is there and cannot be used: the same, with the cure.
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 from bench.commands import cli
 from bench.data.inputs import InputError
 from bench.machine import preflight
-from bench.records.result import End, TrialResult
 from bench.stack import Stack
 
 pytestmark = pytest.mark.usefixtures("signals_given_back")
@@ -217,24 +214,16 @@ def test_bitsandbytes_is_not_asked_for_what_a_trial_does_not_use(make_trial, tmp
 
 
 @pytest.mark.slow
-def test_a_tokenizer_without_padding_pads_with_its_end_and_says_so(
-    changed_model, tmp_path, make_trial, bench_environment
-):
+def test_a_tokenizer_without_padding_pads_with_its_end_and_says_so(changed_model, tmp_path, make_trial, measured):
     model = changed_model()
     settings = json.loads((model / "tokenizer_config.json").read_text())
     del settings["pad_token"]
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    trial = make_trial(model=str(model), data=str(write_chats(tmp_path / "chats.jsonl", 4)))
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "o"))
-    done = subprocess.run(argv, env=bench_environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "the tokenizer has no padding token: its end token pads" in done.stdout
-    result = TrialResult.read(tmp_path / "o" / "result.json")
-    assert result.status is End.SUCCEEDED
+    result, said = measured(make_trial(model=str(model), data=str(write_chats(tmp_path / "chats.jsonl", 4))))
+    assert "the tokenizer has no padding token: its end token pads" in said
     assert result.metrics is not None
     assert result.metrics.padding_percent > 0
     assert [item.name for item in result.measurements if item.name.startswith("step_")] == [
         *("step_data_sec", "step_forward_sec", "step_backward_sec", "step_optimizer_sec")
     ]
-    assert json.loads((tmp_path / "o" / "environment.json").read_text())["model_sha256"]
+    assert json.loads((tmp_path / "out" / "environment.json").read_text())["model_sha256"]

@@ -13,11 +13,13 @@ WAIT_SEC = 120.0
 
 
 @pytest.fixture
-def demo_in(bench_environment):
+def demo_in(bench_environment, bench_server):
     def start(folder: Path) -> subprocess.Popen[str]:
         model, data = folder / "models" / "a--b", folder / "data" / "chats.jsonl"
-        argv = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
-        return subprocess.Popen(argv, env=bench_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        words = ("-m", "bench", "demo", "--model", str(model), "--data", str(data))
+        return bench_server.start(
+            *words, env=bench_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     return start
 

@@ -1,4 +1,7 @@
-"""Real trials, ended in every way a trial can end: each leaves a result that says so, or none, never half of one."""
+"""Real trials, ended in every way a trial can end: each leaves a result that says so, or none, never half of one.
+
+Two are started as processes of their own, the others by a server that has imported the stack.
+"""
 
 import contextlib
 import json
@@ -18,25 +21,30 @@ from bench.records import Trial, suite
 from bench.records.layout import EXIT_NOT_WRITTEN
 from bench.records.result import End, TrialResult
 from bench.records.sealed import ResultError
+from tests.support.forked import ForkServer
 
 PHASE_SEC = 120.0
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start(bench_environment, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(
+    bench_environment, bench_server: ForkServer, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `python -m bench run` on a trial; whatever still runs at the end of the test is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(trial: Trial, out: Path, *, before: str = "pass") -> subprocess.Popen[str]:
+    def run(trial: Trial, out: Path, *, before: str = "pass", from_nothing: bool = False) -> subprocess.Popen[str]:
         file = tmp_path / f"trial-{len(started)}.json"
         file.write_text(json.dumps(trial.to_json()))
         # `before` runs in the process itself, ahead of the bench: to limit what it may use.
         code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
-        argv = (sys.executable, "-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
-        process = subprocess.Popen(
-            argv, env=bench_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        words = ("-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if from_nothing:
+            process = subprocess.Popen((sys.executable, *words), env=bench_environment, text=True, **pipes)
+        else:
+            process = bench_server.start(*words, env=bench_environment, text=True, **pipes)
         started.append(process)
         return process
 
@@ -81,7 +89,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     data.symlink_to(tiny_data)
     out = tmp_path / "out with 'quotes' and spaces"
     (trial,) = (trial for trial in suite("quick", "tiny", str(model), str(data)) if trial.trial_id == name)
-    code, said, err = finish(start(trial, out))
+    code, said, err = finish(start(trial, out, from_nothing=name == "optimized"))
     assert (code, err) == (0, "")
     result = TrialResult.read(out / "result.json")
     assert (result.status, result.reason, result.trial, result.worker) == (End.SUCCEEDED, None, trial, "it's w-1")
@@ -117,7 +125,7 @@ def test_every_other_option_works_too(start, tmp_path, tiny_trial):
 
 
 def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
-    process = start(tiny_trial(), tmp_path)
+    process = start(tiny_trial(), tmp_path, from_nothing=True)
     wait_for(process, tmp_path, "import", 0)
     process.terminate()
     assert finish(process)[0] == 143

@@ -1,4 +1,7 @@
-"""Real ranks: two that succeed, one that is killed, one that hangs. Whatever happens, no process is left."""
+"""Real ranks: two that succeed, one that is killed, one that hangs. Whatever happens, no process is left.
+
+Two trials are started as processes of their own, the others by a server that has imported the stack.
+"""
 
 import json
 import os
@@ -23,24 +26,31 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
+def start(
+    bench_environment, bench_server, make_trial, tiny_model, tiny_data, tmp_path
+) -> Iterator[Callable[..., subprocess.Popen]]:
     started: list[subprocess.Popen] = []
     (tmp_path / "tmp").mkdir()
     environment = bench_environment | {"TMPDIR": str(tmp_path / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
 
-    def run(*, variables: dict[str, str] | None = None, **changes: object) -> subprocess.Popen:
+    def run(
+        *, variables: dict[str, str] | None = None, from_nothing: bool = False, **changes: object
+    ) -> subprocess.Popen:
         fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": str(tiny_data)}
         trial: Trial = make_trial(**(fields | changes))
         (tmp_path / "trial.json").write_text(trial.to_text())
-        argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-        process = subprocess.Popen(
-            argv,
-            env=environment | (variables or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = ("-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
+        options = {
+            "env": environment | (variables or {}),
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "start_new_session": True,
+        }
+        if from_nothing:
+            process = subprocess.Popen((sys.executable, *words), **options)
+        else:
+            process = bench_server.start(*words, **options)
         started.append(process)
         return process
 
@@ -67,7 +77,7 @@ def left_in(folder: Path) -> list[Path]:
 
 
 def test_two_ranks_train_one_model_and_say_what_talking_costs(start, tmp_path):
-    process = start(measured_steps=4, gradient_accumulation_steps=2)
+    process = start(measured_steps=4, gradient_accumulation_steps=2, from_nothing=True)
     _, err = process.communicate(timeout=WAIT_SEC)
     assert (process.returncode, err) == (0, "")
     result = TrialResult.read(tmp_path / "result.json")
@@ -90,33 +100,27 @@ def test_two_ranks_train_one_model_and_say_what_talking_costs(start, tmp_path):
     assert left_in(tmp_path) == []
 
 
-def test_a_rank_that_is_killed_fails_the_trial_by_its_name(start, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "fate", "more"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL", ""),
+        (signal.SIGSTOP, f"has been silent for {SILENCE_SEC} s", "(its process is stopped)"),
+    ],
+    ids=["killed", "hangs"],
+)
+def test_a_rank_that_is_killed_or_hangs_fails_the_trial_by_its_name(start, tmp_path, number, fate, more):
     process = start(measured_steps=100_000)
     ranks = in_measure(process, tmp_path)
     below = descendants(process.pid)
     assert set(ranks.values()) <= set(below)
-    os.kill(ranks[1], signal.SIGKILL)
+    os.kill(ranks[1], number)
     process.communicate(timeout=60)
     assert process.returncode == 1
     result = TrialResult.read(tmp_path / "result.json")
     assert result.status is End.FAILED
-    assert str(result.reason).startswith("RankFailed: rank 1 was killed by SIGKILL in measure step ")
+    assert str(result.reason).startswith(f"RankFailed: rank 1 {fate} in measure step ")
+    assert more in str(result.reason)
     assert result.metrics is not None  # what was measured until then
-    assert (alive(below), left_in(tmp_path)) == ([], [])
-
-
-def test_a_rank_that_hangs_fails_the_trial_by_its_name(start, tmp_path):
-    process = start(measured_steps=100_000)
-    ranks = in_measure(process, tmp_path)
-    below = descendants(process.pid)
-    os.kill(ranks[1], signal.SIGSTOP)
-    process.communicate(timeout=60)
-    assert process.returncode == 1
-    result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.FAILED
-    said = f"RankFailed: rank 1 has been silent for {SILENCE_SEC} s in measure step "
-    assert str(result.reason).startswith(said)
-    assert "(its process is stopped)" in str(result.reason)
     assert (alive(below), left_in(tmp_path)) == ([], [])
 
 
@@ -134,7 +138,7 @@ def test_a_rendezvous_port_in_use_is_refused_in_one_line(start, tmp_path):
 
 
 def test_a_trial_killed_outright_takes_its_ranks_with_it(start, tmp_path):
-    process = start(measured_steps=100_000)
+    process = start(measured_steps=100_000, from_nothing=True)
     in_measure(process, tmp_path)
     below = descendants(process.pid)
     process.kill()

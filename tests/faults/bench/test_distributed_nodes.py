@@ -1,13 +1,12 @@
 """One trial on two machines, both of them this one: real ranks, each under a parent of its own that must hear of all.
 
-Not covered: two kernels, two clocks, a network that loses packets.
+Not covered: two kernels, two clocks, a network that loses packets; and the start of a process (tests.support.forked).
 """
 
 import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Iterator[Callable[..., list]]:
+def start(
+    bench_environment, bench_server, make_trial, tiny_model, tiny_data, tmp_path
+) -> Iterator[Callable[..., list]]:
     started: list[subprocess.Popen] = []
     meeting = {
         NODE_COUNT: "2",
@@ -43,11 +44,11 @@ def start(bench_environment, make_trial, tiny_model, tiny_data, tmp_path) -> Ite
             fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": data}
             trial: Trial = make_trial(**(fields | changes))
             (home / "trial.json").write_text(trial.to_text())
-            argv = (sys.executable, "-m", "bench", "run", "--trial", str(home / "trial.json"), "--out", str(home))
+            words = ("-m", "bench", "run", "--trial", str(home / "trial.json"), "--out", str(home))
             more = {NODE_RANK: str(node), "TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": "6"}
             started.append(
-                subprocess.Popen(
-                    argv,
+                bench_server.start(
+                    *words,
                     env=bench_environment | meeting | more,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -105,31 +106,22 @@ def test_two_machines_train_one_model_and_the_first_tells_of_it(start, tmp_path)
     assert {("step_time_sec", 0), ("step_time_sec", 1), ("efficiency_percent", None)} <= found
 
 
-def test_a_rank_killed_on_the_other_machine_is_named_and_all_are_stopped(start, tmp_path):
+@pytest.mark.parametrize(
+    ("node", "number", "fate"),
+    [
+        (1, signal.SIGKILL, "was killed by SIGKILL"),
+        (0, signal.SIGKILL, "was killed by SIGKILL"),
+        (1, signal.SIGSTOP, "has been silent for 6 s"),
+    ],
+    ids=["killed on the other machine", "killed on the first", "hangs on the other"],
+)
+def test_a_rank_that_fails_on_any_machine_is_named_and_all_are_stopped(start, tmp_path, node, number, fate):
     nodes = start(measured_steps=100_000)
     in_measure(nodes, tmp_path)
-    os.kill(rank_of(nodes[1]), signal.SIGKILL)
+    os.kill(rank_of(nodes[node]), number)
     result = ends(nodes, tmp_path)
     assert result.status is End.FAILED
-    assert str(result.reason).startswith("RankFailed: rank 1 was killed by SIGKILL in measure step ")
-
-
-def test_a_rank_killed_on_the_first_machine_is_named_and_all_are_stopped(start, tmp_path):
-    nodes = start(measured_steps=100_000)
-    in_measure(nodes, tmp_path)
-    os.kill(rank_of(nodes[0]), signal.SIGKILL)
-    result = ends(nodes, tmp_path)
-    assert result.status is End.FAILED
-    assert str(result.reason).startswith("RankFailed: rank 0 was killed by SIGKILL in measure step ")
-
-
-def test_a_rank_that_hangs_on_the_other_machine_is_named(start, tmp_path):
-    nodes = start(measured_steps=100_000)
-    in_measure(nodes, tmp_path)
-    os.kill(rank_of(nodes[1]), signal.SIGSTOP)
-    result = ends(nodes, tmp_path)
-    assert result.status is End.FAILED
-    assert str(result.reason).startswith("RankFailed: rank 1 has been silent for 6 s in measure step ")
+    assert str(result.reason).startswith(f"RankFailed: rank {node} {fate} in measure step ")
 
 
 def test_a_machine_that_goes_is_not_the_trials_fault(start, tmp_path):

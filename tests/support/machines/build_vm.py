@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.inv_server import InvServer
+from tests.support.forked import INV, ForkServer
 from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
 from tests.support.machines.network import FAR_VM, USER, VM, Network, running_network
@@ -63,7 +63,7 @@ class BuildVm:
         self._engine: subprocess.Popen[Any] | None = None
         self._registry: subprocess.Popen[Any] | None = None
         self._typed: list[subprocess.Popen[str]] = []
-        self._server = InvServer(self.folder, lambda argv, **options: network.laptop.start(*argv, **options))
+        self._server = ForkServer(self.folder, INV, lambda argv, **options: network.laptop.start(*argv, **options))
 
     def __enter__(self) -> BuildVm:
         self._server.__enter__()

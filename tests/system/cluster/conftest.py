@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.inv_server import InvServer
+from tests.support.forked import ForkServer
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given
 from tests.support.paths import ROOT
@@ -49,7 +49,7 @@ class Operator:
     cluster: AnyCluster
     namespace: str
     settings: dict[str, Any]
-    server: InvServer
+    server: ForkServer
     password: str = PASSWORD
     path: str = field(default_factory=lambda: os.environ["PATH"])
 
@@ -130,7 +130,7 @@ class Operator:
         return self.cluster.requests()[before:]
 
 
-def make_operator(cluster: AnyCluster, folder: Path, server: InvServer) -> Operator:
+def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Operator:
     """An operator with a project in `folder` and a namespace of its own."""
     project = folder / "project"
     project.mkdir()
@@ -166,7 +166,7 @@ def make_operator(cluster: AnyCluster, folder: Path, server: InvServer) -> Opera
 
 
 @pytest.fixture
-def operator(cluster: AnyCluster, tmp_path: Path, inv_server: InvServer) -> Iterator[Operator]:
+def operator(cluster: AnyCluster, tmp_path: Path, inv_server: ForkServer) -> Iterator[Operator]:
     """An operator who has pushed an image and deployed nothing yet; two small workers."""
     made = make_operator(cluster, tmp_path, inv_server)
     yield made

@@ -16,7 +16,7 @@ import pytest
 
 from bench.records.layout import RESULT_FILE
 from bench.records.result import End, TrialResult
-from tests.support.inv_server import InvServer
+from tests.support.forked import ForkServer
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.machines.ports import free_ports
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
@@ -46,7 +46,7 @@ def training_cluster(tiny_model: Path, tiny_data: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def trainer(
-    training_cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_path: Path, inv_server: InvServer
+    training_cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_path: Path, inv_server: ForkServer
 ) -> Iterator[Operator]:
     """An operator whose overlays train the tiny model, in a namespace of its own."""
     operator = make_operator(training_cluster, tmp_path, inv_server)

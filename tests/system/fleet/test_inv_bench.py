@@ -1,6 +1,7 @@
 """`inv bench` as an operator meets it: killed, interrupted, typed twice, given bad input.
 
-Everything is real, but that trainings compute nothing where a test asks for `hold`.
+Everything is real, but that trainings compute nothing where a test asks for `hold`, and that the trials of
+`forked_trials` are forked from a process that has imported the stack.
 """
 
 import json
@@ -147,6 +148,7 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     assert "deadline" in page
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_every_trial_of_the_full_suite_is_measured_and_reported(project) -> None:
     chain = project.inv("bench", "--full", "--spread=shard", "collect", "report")
     assert chain.returncode == 0, chain.stderr
@@ -156,6 +158,7 @@ def test_every_trial_of_the_full_suite_is_measured_and_reported(project) -> None
     assert summary["missing"] == summary["rejected"] == []
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> None:
     kinds = {
         "hardware": "hardware",

@@ -1,35 +1,15 @@
 """What of this subject starts a process."""
 
-import subprocess
-import sys
-
 import pytest
 
 from bench.kinds.hardware import TINY
 from bench.records import suite
-from bench.records.result import End, TrialResult
 
 
 @pytest.mark.slow
-def test_the_tiny_hardware_trial_measures_everything_this_machine_has(
-    bench_environment, tiny_model, tiny_data, tmp_path
-):
+def test_the_tiny_hardware_trial_measures_everything_this_machine_has(tiny_model, tiny_data, measured):
     (trial,) = suite("hardware", "tiny", str(tiny_model), str(tiny_data))
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    argv = (
-        sys.executable,
-        "-m",
-        "bench",
-        "run",
-        "--trial",
-        str(tmp_path / "trial.json"),
-        "--out",
-        str(tmp_path / "out"),
-    )
-    done = subprocess.run(argv, env=bench_environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    result = TrialResult.read(tmp_path / "out" / "result.json")
-    assert result.status == End.SUCCEEDED
+    result, _ = measured(trial)
     products = [m for m in result.measurements if m.name == "matmul_tflops"]
     assert [(m.context["dtype"], m.context["size"]) for m in products] == [
         (d, s) for d in TINY.dtypes for s in TINY.sizes

@@ -1,11 +1,8 @@
 """What of this subject starts a process."""
 
 import subprocess
-import sys
 
 import pytest
-
-from bench.records.result import End, TrialResult
 
 BOTH_PATHS = """
 import sys
@@ -38,20 +35,17 @@ print("the same")
 
 
 @pytest.mark.slow
-def test_both_paths_write_the_same_tokens(tiny_model, bench_environment):
-    argv = (sys.executable, "-c", BOTH_PATHS, str(tiny_model))
-    done = subprocess.run(argv, env=bench_environment, timeout=120, check=False, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("the same\n", 0), done.stderr
+def test_both_paths_write_the_same_tokens(tiny_model, bench_environment, bench_server):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with bench_server.start("-c", BOTH_PATHS, str(tiny_model), env=bench_environment, **pipes) as process:
+        assert process.communicate(timeout=120) == ("the same\n", "")
+    assert process.returncode == 0
 
 
 @pytest.mark.slow
-def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, tmp_path, bench_environment):
-    trial = make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), micro_batch_size=2, new_tokens=3)
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-    subprocess.run(argv, env=bench_environment, timeout=120, check=True, stdout=subprocess.DEVNULL)
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+def test_a_small_model_answers_batches_of_one_and_two(make_trial, tiny_model, tiny_data, measured):
+    shape = {"micro_batch_size": 2, "new_tokens": 3}
+    result, _ = measured(make_trial(kind="inference", model=str(tiny_model), data=str(tiny_data), **shape))
     found = {(m.name, m.context.get("batch"), m.context.get("path")): m for m in result.measurements}
     for batch in (1, 2):
         for name in ("time_to_first_token_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec"):

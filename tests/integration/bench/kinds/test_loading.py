@@ -1,23 +1,11 @@
 """What of this subject starts a process."""
 
-import subprocess
-import sys
-
 import pytest
-
-from bench.records.result import End, TrialResult
 
 
 @pytest.mark.slow
-def test_a_small_model_is_loaded_cold_and_warm_and_phase_by_phase(
-    make_trial, tiny_model, tiny_data, tmp_path, bench_environment
-):
-    trial = make_trial(kind="loading", model=str(tiny_model), data=str(tiny_data))
-    (tmp_path / "trial.json").write_text(trial.to_text())
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-    subprocess.run(argv, env=bench_environment, timeout=120, check=True, stdout=subprocess.DEVNULL)
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.reason) == (End.SUCCEEDED, None)
+def test_a_small_model_is_loaded_cold_and_warm_and_phase_by_phase(make_trial, tiny_model, tiny_data, measured):
+    result, _ = measured(make_trial(kind="loading", model=str(tiny_model), data=str(tiny_data)))
     assert not any("were not given back" in flag for flag in result.flags)  # others speak of this machine
     found = {(m.name, m.context.get("cache")): m for m in result.measurements}
     for name in ("load_time_sec", "read_time_sec"):

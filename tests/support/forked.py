@@ -1,0 +1,316 @@
+"""Python programs in forked children of a process that has their libraries already: seconds of imports less for each.
+
+    with ForkServer(folder, INV) as server:
+        server.inv("status", cwd=project, env={...})                     # CompletedProcess, as from subprocess.run
+    with ForkServer(folder, BENCH) as server:
+        server.start("-m", "bench", "run", ..., cwd=folder, env={...})   # a subprocess.Popen
+
+What is started is a process of its own, with its own environment, folder, streams, signals and end; the project's own
+modules are imported anew by each. torchrun and its ranks below a trial are forked from the process that starts them, so
+the tree of processes is that of real starts. What this does not cover: the start of the interpreter and its end, the
+imports, and a terminal. Tests of these, and of an `inv` that is killed, start the real program. A program ends with the
+one who started it, and all with the server's own parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.support.paths import ROOT
+
+START_SEC = 120.0
+INV = ("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "docker")
+BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral")
+AS_INV = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
+OURS = ("bench", "remote", "reports", "tasks", "tests")
+BELOW_A_TRIAL = ("bench.kinds.distributed.torchrun", "bench.kinds.distributed.rank")
+ROOM = 4096  # bytes of a command line that /proc shows
+
+
+class ForkServer:
+    """`start` starts the server itself, here or on another machine. `folder` holds the socket."""
+
+    def __init__(
+        self, folder: Path, libraries: Sequence[str], start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen
+    ) -> None:
+        self.path, self._libraries, self._start = folder / "fork.socket", libraries, start
+
+    def __enter__(self) -> ForkServer:
+        argv = (sys.executable, "-m", "tests.support.forked", str(self.path), *self._libraries, " " * ROOM)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._process = self._start(argv, env=environment, stdin=subprocess.PIPE)
+        deadline = time.monotonic() + START_SEC
+        while not self.path.exists():
+            assert self._process.poll() is None, "the server did not start"
+            assert time.monotonic() < deadline, f"the server is not there after {START_SEC:.0f} s"
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def start(self, *words: str, **options: Any) -> Forked:
+        """What `python WORDS` would be; options as of subprocess.Popen."""
+        return Forked(self.path, words, **options)
+
+    def inv(
+        self, *words: str, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_sec: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Type `inv` with these words in `cwd` and wait for its end. Raises TimeoutExpired, having killed it."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with self.start("-c", AS_INV, *words, cwd=cwd, env=env, text=True, errors="replace", **pipes) as process:
+            try:
+                out, err = process.communicate(stdin, timeout=timeout_sec)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(["inv", *words], process.returncode, out, err)
+
+
+class Forked(subprocess.Popen[str]):
+    """A program of a ForkServer: its pid is real, its end is told by the server, which is its parent."""
+
+    def __init__(self, server: Path, words: Sequence[str], **options: Any) -> None:
+        self._server = server
+        super().__init__((sys.executable, *words), **options)
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = _asked(self, given)
+        self._connection = socket.socket(socket.AF_UNIX)
+        try:
+            self._connection.connect(str(self._server))
+            request = json.dumps(
+                {
+                    "words": [os.fspath(word) for word in asked["args"][1:]],
+                    "cwd": os.fspath(asked["cwd"] or os.getcwd()),
+                    "env": dict(os.environ if asked["env"] is None else asked["env"]),
+                    "session": asked["start_new_session"],
+                }
+            ).encode()
+            socket.send_fds(self._connection, [len(request).to_bytes(4, "big")], _streams(asked))
+            self._connection.sendall(request)
+            self.pid = self._told()
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
+
+    def _told(self) -> int:
+        said = self._connection.recv(4, socket.MSG_WAITALL)
+        return int.from_bytes(said, "big") if said else signal.SIGKILL
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if flags & os.WNOHANG and not select.select([self._connection], [], [], 0)[0]:
+            return 0, 0
+        status = self._told()
+        self._connection.close()
+        return self.pid, status
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+
+EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def _asked(process: subprocess.Popen[Any], given: tuple[Any, ...]) -> dict[str, Any]:
+    """What Popen was asked for, by name."""
+    return EXECUTE.bind(process, *given).arguments
+
+
+def _streams(asked: Mapping[str, Any]) -> list[int]:
+    ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+    return [number if end == -1 else end for number, end in enumerate(ends)]
+
+
+def stand_in(server: str, module: str) -> NoReturn:
+    """In a process whose work the server does: its words, streams, folder and environment, its signals, its end."""
+    process = Forked(Path(server), ("-m", module, *sys.argv[1:]))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    code = process.wait()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+STAND_IN = """import sys
+
+sys.path.insert(0, {root!r})
+from tests.support.forked import stand_in
+
+stand_in({server!r}, "bench.real_main")
+"""
+
+
+def put_into(project: Path, server: ForkServer) -> None:
+    """`python -m bench` of this copy of the project is done by the server."""
+    main = project / "bench" / "__main__.py"
+    main.rename(main.with_name("real_main.py"))
+    main.write_text(STAND_IN.format(root=str(ROOT), server=str(server.path)))
+
+
+# In the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(path: str, libraries: Sequence[str]) -> None:
+    """Until standard input ends, which it does with the process that started this one."""
+    for name in libraries:
+        module = importlib.import_module(name)
+        if name == "bench.stack":
+            module.load()
+    _forget_our_modules()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who answer
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}.new")
+    listener.listen()
+    os.rename(f"{path}.new", path)
+    while 0 not in select.select([listener, 0], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _answer(connection)
+            os._exit(0)
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Run one request in a child; tell its pid and its end. Kills it when the one who asked is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, handles, _, _ = socket.recv_fds(connection, 4, 3)
+    request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        subprocess.Popen = BelowATrial  # type: ignore[misc]
+        _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
+    for handle in handles:
+        os.close(handle)
+    ended = os.pidfd_open(child)
+    connection.sendall(child.to_bytes(4, "big"))
+    ready, _, _ = select.select([ended, connection], [], [])
+    if ended not in ready:
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    with contextlib.suppress(OSError):
+        connection.sendall(status.to_bytes(4, "big"))
+
+
+class BelowATrial(subprocess.Popen[bytes]):
+    """In a program of the server: torchrun and its ranks are forked; all else is started as ever."""
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = _asked(self, given)
+        words = [word for word in asked["args"] if word != "-u"] if isinstance(asked["args"], list | tuple) else []
+        if words[:2] != [sys.executable, "-m"] or words[2] not in BELOW_A_TRIAL:
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(
+                words[1:],
+                asked["cwd"] or os.getcwd(),
+                dict(os.environ if asked["env"] is None else asked["env"]),
+                _streams(asked),
+                session=asked["start_new_session"],
+            )
+        self._child_created = True
+        self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
+
+
+def _become(
+    words: Sequence[str], cwd: str, environment: Mapping[str, str], handles: Sequence[int], *, session: bool
+) -> NoReturn:
+    """What `python WORDS` does, from its start to its end."""
+    code = 1
+    try:
+        if session:
+            os.setsid()
+        for number, handle in enumerate(handles):
+            os.dup2(handle, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment)
+        _show_as([sys.executable, *words])
+        _forget_our_modules()
+        sys.path[:] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *LIBRARY_PATH]
+        tempfile.tempdir = None
+        if configuration := sys.modules.get("kubernetes.config.kube_config"):  # which reads it once, at the import
+            configuration.KUBE_CONFIG_DEFAULT_LOCATION = environment.get("KUBECONFIG", "~/.kube/config")
+        atexit._clear()
+        code = _run(words)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:  # noqa: BLE001 - as the interpreter does with what nobody catches
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _run(words: Sequence[str]) -> int:
+    try:
+        if words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
+        else:
+            sys.argv = [words[1], *words[2:]]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _forget_our_modules() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+
+
+def _show_as(argv: Sequence[str]) -> None:
+    """Write a command line where /proc/PID/cmdline reads it, over the server's own."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    line = b"\0".join(os.fsencode(word) for word in argv)[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    LIBRARY_PATH = [place for place in sys.path[1:] if place != str(ROOT)]
+    serve(sys.argv[1], sys.argv[2:-1])
