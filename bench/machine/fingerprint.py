@@ -174,10 +174,9 @@ def _cell(name: str, cell: str) -> str | float | None:
 
 
 def _packages() -> dict[str, str]:
-    # A package with damaged metadata has no name.
-    return {
-        name: package.version for package in metadata.distributions() if (name := package.metadata["Name"]) is not None
-    }
+    # Each call of `metadata` parses the file anew. A package with damaged metadata has no name.
+    found = (package.metadata for package in metadata.distributions())
+    return {one["Name"]: one["Version"] for one in found if one["Name"] is not None}
 
 
 def _cuda_of_torch() -> str | None:

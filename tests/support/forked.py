@@ -202,13 +202,14 @@ def serve(path: str, libraries: Sequence[str]) -> None:
 
 def _answer(connection: socket.socket) -> None:
     """Run one request in a child; tell its pid and its end. Kills it when the one who asked is gone."""
+    _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, handles, _, _ = socket.recv_fds(connection, 4, 3)
     request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
     child = os.fork()
     if child == 0:
         connection.close()
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        _die_with_parent()
         subprocess.Popen = BelowATrial  # type: ignore[misc]
         _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
@@ -273,8 +274,11 @@ def _become(
         code = _run(words)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    except BaseException:  # noqa: BLE001 - as the interpreter does with what nobody catches
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does with what nobody catches
+        traceback.print_exception(error)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -296,6 +300,11 @@ def _run(words: Sequence[str]) -> int:
         print(ended.code, file=sys.stderr)
         return 1
     return 0
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def _forget_our_modules() -> None:
