@@ -1,0 +1,269 @@
+"""A training with everything on, against the bare step of the same recipe; a checkpoint's stall; going on from one.
+
+`python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--steps 60] [--json FILE]`. On a GPU the model is
+one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without --model, and on a CPU,
+the demo's small one. Data is made here: chats whose lengths are log-normal, packed.
+
+Both sides train on the same rows, one row a step, in blocks that take turns. Bare: forward, backward, clipping, update
+and the loss read, as a benchmark trial does. Everything on: what a fine-tuning does in `Trainer.run` (seeds by row,
+scaling, flat gradients, checks, history, reports, checkpoints of `--checkpoint-sec`), with its own thread writing to
+this disk. The ratio is of useful tokens a second.
+
+Also: one training twice, whose adapters must be equal bit by bit, and the same after a stop in the middle.
+
+Not covered: several ranks; reading the data; loading the model.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import stack
+from bench.data import demo
+from bench.kinds.finetune import loop, material
+from bench.kinds.finetune.checkpoints import resume
+from bench.kinds.finetune.steps.group import Group
+from bench.qlora import recipes
+from bench.qlora.step import Placement, load_base, place
+from bench.records import ALL_LINEAR, Trial
+from bench.records.interval import summarize
+from bench.records.training import Training
+from bench.records.training_data import TrainingData
+from bench.train.dataset import Dataset
+from bench.train.examples import Example
+from tests.benchmarks import Figure, spread
+
+BLOCKS = 6
+CLIPPED_AT = 1.0
+
+
+def main(argv: Sequence[str] = ()) -> list[Figure]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.train_step")
+    parser.add_argument("--model", help="default: the demo's small model, made for this")
+    parser.add_argument("--recipe", default="fast")
+    parser.add_argument("--steps", type=int, default=60, help="of each side")
+    parser.add_argument("--checkpoint-sec", type=float, default=60.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    modules = stack.load()
+    placement = place(modules)
+    with tempfile.TemporaryDirectory() as folder:
+        here, model = Path(folder), arguments.model
+        if model is None:
+            model = str(here / "models" / "demo--tiny")
+            demo.make(Path(model), here / "data.jsonl")
+        bench = Bench(modules, placement, model, arguments.recipe, arguments.steps, here)
+        figures, found = bench.overhead(arguments.checkpoint_sec)
+        more, others = bench.promise()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found | others, indent=1))
+    return [*figures, *more]
+
+
+class Bench:
+    """One device, one model folder."""
+
+    def __init__(
+        self, modules: stack.Stack, placement: Placement, model: str, recipe: str, steps: int, here: Path
+    ) -> None:
+        self.modules, self.torch, self.placement = modules, modules.torch, placement
+        self.model, self.recipe, self.steps, self.here = model, recipe, steps, here
+        self.tokens = 512 if placement.is_cuda else 64
+        self.batch = 8 if placement.is_cuda else 2
+
+    def trial(self, **training: Any) -> Trial:
+        files = TrainingData(files=["made"], weights=[1.0], max_seq_len=self.tokens)
+        return Trial(
+            name="train", reason="a benchmark", suite="train", profile="gpu" if self.placement.is_cuda else "tiny",
+            model=self.model, data="made", kind="finetune", recipe=self.recipe, max_seq_len=self.tokens,
+            micro_batch_size=self.batch, lora_targets=ALL_LINEAR, optimizer="paged_adamw_8bit",
+            training=Training(data=files, **{"rows_per_step": 1, **training}),
+        )  # fmt: skip
+
+    def material(self, trial: Trial) -> material.Material:
+        """Examples of log-normal lengths, half of whose tokens are targets; enough for every step once."""
+        chooser = random.Random(3)
+        words = json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
+        examples, positions = [], 0
+        while positions < 2.2 * self.steps * self.tokens * self.batch:
+            length = max(8, min(self.tokens, round(chooser.lognormvariate(0.0, 0.7) * 0.4 * self.tokens)))
+            ids = chooser.choices(range(3, words), k=length)
+            targets = bytes(length // 2) + b"\1" * (length - length // 2)
+            from array import array
+
+            examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
+            positions += length
+        return material.Material.of(trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0))
+
+    def trainer(self, trial: Trial, folder: Path) -> loop.Trainer:
+        folder.mkdir(parents=True, exist_ok=True)
+        data = self.material(trial)
+        base = load_base(self.modules, trial, self.placement)
+        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
+        tokenizer = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 0})()
+        self.identity = resume.Identity.of(trial, "model", data.sha256)
+        lines = (folder / "lines.jsonl").open("ab", buffering=0)
+        world = loop.World(
+            group=Group(self.torch),
+            report=lambda **line: lines.write(json.dumps(line).encode() + b"\n"),
+            move=lambda _phase, _step: None,
+            asked=(folder / "stop").exists,
+            checkpoints=folder,
+            identity=self.identity,
+        )
+        peft_model = getattr(step.model, "peft_model", step.model)
+        return loop.Trainer(self.modules, trial, material.training_of(trial), step, peft_model, tokenizer, data, world)
+
+    def overhead(self, checkpoint_sec: float) -> tuple[list[Figure], dict[str, Any]]:
+        """Blocks of bare steps and of a training's, in turns; then checkpoints taken one by one."""
+        trial = self.trial(checkpoint_sec=checkpoint_sec)
+        trainer = self.trainer(trial, self.here / "overhead")
+        trainer.rehearse()
+        trainer.begin(None)
+        rates: dict[str, list[float]] = {"bare": [], "training": []}
+        each = max(2, self.steps // BLOCKS)
+        with loop.deterministic(self.torch, trainer.step.recipe):
+            self._bare(trainer, each)  # warms up
+            for block in range(BLOCKS):
+                for kind in ("bare", "training") if block % 2 else ("training", "bare"):
+                    rates[kind].append(self._bare(trainer, each) if kind == "bare" else self._training(trainer, each))
+        ratios = [with_ / without for with_, without in zip(rates["training"], rates["bare"], strict=True)]
+        stalls = []
+        for _ in range(5):
+            self._bare(trainer, 1)
+            trainer.step.wait()
+            start = time.perf_counter()
+            facts = trainer.keeper.take(trainer.state, trainer.history)
+            trainer.step.wait()  # the copy on the device is the training's time too
+            stalls.append(time.perf_counter() - start)
+            trainer.keeper.finish()
+            assert facts is not None
+        written = trainer.keeper.written[-1]
+        found = {"rates": rates, "ratios": ratios, "stalls": stalls, "bytes": written.bytes, "sec": written.seconds}
+        where = self.torch.cuda.get_device_name() if self.placement.is_cuda else "CPU"
+        return [
+            Figure(
+                name=f"training with everything on, {trainer.step.recipe.split()[0]} on {where}",
+                value=f"{statistics.median(rates['training']):,.0f} useful tokens/s",
+                ratio=f"{spread(summarize(ratios), 'x of the bare step')}",
+                goal=">= 0.98x",
+            ),
+            Figure(
+                name=f"checkpoint of {written.bytes / 1e6:.0f} MB: stall",
+                value=f"{spread(summarize(stalls), 's')}; on the disk after {written.seconds:.2f} s",
+                goal="<= 0.05 s",
+            ),
+        ], found
+
+    def _bare(self, trainer: loop.Trainer, steps: int) -> float:
+        """Useful tokens a second of plain steps over the same rows."""
+        step, torch = trainer.step, self.torch
+        batches = trainer.material.batches(trainer.state.step)
+        rows = [
+            trainer.rows([trainer.material.data.training[place] for place in next(batches)[0]]) for _ in range(steps)
+        ]
+        trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
+        step.wait()
+        start = time.perf_counter()
+        for row in rows:
+            inputs = step.inputs(row)
+            with step.precision():
+                loss = step.model(**inputs).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, CLIPPED_AT)
+            step.optimizer.step()
+            step.optimizer.zero_grad(set_to_none=False)
+            float(loss.detach())
+        step.wait()
+        return sum(row.useful_tokens for row in rows) / (time.perf_counter() - start)
+
+    def _training(self, trainer: loop.Trainer, steps: int) -> float:
+        """Useful tokens a second of the training itself, for so many steps more."""
+        done = trainer.state.step
+        trainer.steps = done + steps
+        real = trainer.material
+        trainer.material = dataclasses.replace(
+            real, training=dataclasses.replace(real.training, max_steps=done + steps)
+        )
+        compare, checkpoint = trainer._compare, trainer._checkpoint
+        trainer._compare = lambda: None  # type: ignore[method-assign]
+        trainer._checkpoint = lambda *, wait=False: True if wait else checkpoint()  # type: ignore[method-assign]
+        upcoming = trainer._upcoming()  # the order of an epoch is found once in a training, not in each block
+        first = next(upcoming)
+        trainer._upcoming = lambda: _again(first, upcoming)  # type: ignore[method-assign]
+        trainer.step.wait()
+        start = time.perf_counter()
+        trainer.run()
+        trainer.step.wait()
+        seconds = time.perf_counter() - start
+        trainer._compare, trainer._checkpoint, trainer.material = compare, checkpoint, real  # type: ignore[method-assign]
+        del trainer._upcoming
+        tokens = trainer.history.columns["tokens"][-steps:]
+        return sum(tokens) / seconds
+
+    def promise(self) -> tuple[list[Figure], dict[str, Any]]:
+        """Is a training that was stopped and gone on from the same as a quiet one; and how soon does it go on?"""
+        steps = 8
+        digests, resumed_sec = [], 0.0
+        for name, stops in (("quiet", ()), ("again", ()), ("stopped", (3, 6))):
+            folder = self.here / name
+            for until in (*stops, steps):
+                trial = self.trial(max_steps=steps, checkpoint_sec=900.0, schedule="cosine")
+                trainer = self.trainer(trial, folder)
+                (folder / "stop").unlink(missing_ok=True)
+                start = time.perf_counter()
+                with loop.deterministic(self.torch, trainer.step.recipe):
+                    trainer.rehearse()
+                    trainer.begin(resume.find(folder, self.identity, lambda _: None))
+                    self._until(trainer, folder, until, steps)
+                if stops:
+                    resumed_sec = self._first_step_after(start, trainer)
+            digests.append(hashlib.sha256(trainer.weights.flat().numpy().tobytes()).hexdigest())
+            del trainer
+        same = {"again": digests[0] == digests[1], "stopped": digests[0] == digests[2]}
+        return [
+            Figure(
+                name="the same training twice, and stopped twice on the way",
+                value=", ".join(f"{name}: {'equal' if equal else 'NOT EQUAL'}" for name, equal in same.items()),
+                goal="equal, bit by bit",
+            ),
+            Figure(name="from a loaded model to the first step", value=f"{resumed_sec:.2f} s", goal="<= 5 s"),
+        ], {"digests": digests, "resumed_sec": resumed_sec}
+
+    def _until(self, trainer: loop.Trainer, folder: Path, until: int, steps: int) -> None:
+        self._first = None
+        real = trainer._note
+
+        def note(number: int, *values: Any) -> None:
+            if self._first is None:
+                self._first = time.perf_counter()
+            if number == until - 1 and until < steps:
+                (folder / "stop").touch()
+            real(number, *values)
+
+        trainer._note = note  # type: ignore[method-assign]
+        trainer.run()
+
+    def _first_step_after(self, start: float, _trainer: loop.Trainer) -> float:
+        assert self._first is not None
+        return self._first - start
+
+
+def _again(first: Any, rest: Any) -> Any:
+    yield first
+    yield from rest
+
+
+if __name__ == "__main__":
+    import sys
+
+    for figure in main(sys.argv[1:]):
+        print("\t".join((figure.name, figure.value, figure.ratio, figure.goal)))

@@ -1,0 +1,147 @@
+"""Real ranks of a fine-tuning: killed, stopped and gone on from, they end with the adapter of a quiet training.
+
+Not covered: GPUs; ranks on several machines (their parents are a distributed trial's: test_distributed_nodes.py).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import stack
+from bench.kinds.distributed.torchrun import descendants
+from bench.records.result import End, TrialResult
+from bench.records.training import TrainingRecord
+from tests.support import tiny_training
+from tests.support.hosts.rankpids import alive, end
+
+WAIT_SEC = 240.0
+STEPS = 12
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight attempts, each of which imports torch twice
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("finetune")
+    folder = tiny_training.make_folder(stack.load(), place / "models" / "tiny--tiny")
+    return folder, tiny_training.make_data(place / "chats.jsonl")
+
+
+class Attempts:
+    """Attempts of one training, each a `python -m bench run` of its own, with the checkpoints in one folder."""
+
+    def __init__(self, place: Path, environment: dict[str, str], inputs: tuple[Path, Path]) -> None:
+        self.place, self.inputs, self.number = place, inputs, 0
+        (place / "tmp").mkdir(parents=True)
+        self.environment = environment | {"TMPDIR": str(place / "tmp")}
+        self.started: list[subprocess.Popen] = []
+
+    @property
+    def out(self) -> Path:
+        return self.place / f"out-{self.number}"
+
+    def start(self, *, ranks: int = 2, **changes: object) -> subprocess.Popen:
+        self.number += 1
+        training = {"max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0}
+        trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training, **changes)
+        (self.place / "trial.json").write_text(trial.to_text())
+        argv = (
+            *(sys.executable, "-m", "bench", "run", "--trial", str(self.place / "trial.json"), "--out", str(self.out)),
+            *("--checkpoints", str(self.place / "checkpoints"), "--attempt", str(self.number)),
+        )
+        process = subprocess.Popen(
+            argv, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def finish(self, **options: object) -> TrainingRecord:
+        process = self.start(**options)
+        said, _ = process.communicate(timeout=WAIT_SEC)
+        assert process.returncode == 0, said
+        return TrainingRecord.read(self.out / "training.json")
+
+    def at_step(self, process: subprocess.Popen, step: int) -> dict[int, int]:
+        """Wait until a checkpoint of this step is there; the pids of ranks by rank."""
+        deadline = time.monotonic() + WAIT_SEC
+        while time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            if any(path.name >= f"step-{step:08}" for path in (self.place / "checkpoints").glob("step-*")):
+                signs = sorted((self.place / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
+                return {rank: json.loads(path.read_text())["pid"] for rank, path in enumerate(signs)}
+            time.sleep(0.02)
+        raise AssertionError(f"no checkpoint of step {step} within {WAIT_SEC} s")
+
+
+@pytest.fixture
+def attempts(bench_environment, inputs, tmp_path) -> Iterator[Callable[[str], Attempts]]:
+    made: list[Attempts] = []
+
+    def make(name: str) -> Attempts:
+        made.append(Attempts(tmp_path / name, bench_environment, inputs))
+        return made[-1]
+
+    yield make
+    end([process for each in made for process in each.started])
+
+
+def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(attempts):
+    quiet = attempts("quiet").finish()
+    assert (quiet.status, quiet.stop, quiet.steps_done, quiet.restarts) == ("SUCCEEDED", "finished", STEPS, [])
+    assert quiet.communication_predicted_percent is not None
+
+    training = attempts("disturbed")
+    process = training.start()
+    os.kill(training.at_step(process, 2)[1], signal.SIGKILL)
+    process.communicate(timeout=WAIT_SEC)
+    lost = TrialResult.read(training.out / "result.json")
+    assert (process.returncode, lost.status) == (1, End.LOST)
+    assert "rank 1 was killed by SIGKILL" in str(lost.reason)
+
+    process = training.start()
+    training.at_step(process, 5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=WAIT_SEC)
+    stopped = TrainingRecord.read(training.out / "training.json")
+    assert (process.returncode, stopped.status) == (143, "PREEMPTED")
+    newest = max(path.name for path in (training.place / "checkpoints").glob("step-*"))
+    assert newest == f"step-{stopped.steps_done:08}"  # a checkpoint at once: nothing of what was done is lost
+
+    process = training.start()
+    training.at_step(process, min(stopped.steps_done + 1, STEPS))
+    below = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + WAIT_SEC
+    while alive(below) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    found = training.finish()
+    assert found.adapter_sha256 == quiet.adapter_sha256
+    assert found.steps.loss == quiet.steps.loss
+    assert found.steps.step == list(range(1, STEPS + 1))
+    reasons = [restart.reason for restart in found.restarts]
+    assert [words.partition(":")[0] for words in reasons] == ["LOST", "PREEMPTED", "ended without a word"]
+    assert [restart.attempt for restart in found.restarts] == [2, 3, 4]
+    assert found.restarts[1].lost_steps == 0
+
+
+def test_on_another_number_of_ranks_the_same_batches_give_the_same_losses(attempts):
+    quiet = attempts("quiet").finish(ranks=1, lora_dropout=0.1)
+    training = attempts("changing")
+    for ranks, until in ((2, 3), (1, 7)):
+        process = training.start(ranks=ranks)
+        training.at_step(process, until)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=WAIT_SEC)
+    found = training.finish(ranks=2)
+    assert found.steps.targets == quiet.steps.targets
+    assert found.steps.learning_rate == quiet.steps.learning_rate
+    assert found.steps.loss == pytest.approx(quiet.steps.loss, rel=1e-4)

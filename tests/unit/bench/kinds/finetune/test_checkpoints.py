@@ -1,0 +1,153 @@
+"""A checkpoint is whole or not taken; the newest whole one of this training is gone on from, and nothing else."""
+
+import dataclasses
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.data.inputs import InputError, Refused
+from bench.kinds.finetune.checkpoints import checkpoint, resume
+from bench.kinds.finetune.checkpoints.checkpoint import Broken, History, Manifest, State
+from bench.kinds.finetune.checkpoints.resume import Identity, Journal, restarted
+from bench.records import schema
+from tests.support import tiny_training
+
+NOW = Identity(model="a" * 64, data="b" * 64, code="c" * 64, settings={"lora_rank": 16, "training.schedule": "cosine"})
+VALUES = {
+    "step": 1, "loss": 2.5, "learning_rate": 1e-4, "gradient_norm": 0.1, "targets": 7, "tokens": 9, "samples": 2,
+    "step_time_sec": 0.5,
+}  # fmt: skip
+
+
+def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
+    history = History()
+    for number in range(1, step + 1):
+        history.add(**{**VALUES, "step": number})
+    state = json.dumps(schema.to_json(State(step=step, seconds=1.0))).encode()
+    manifest = Manifest(format=checkpoint.FORMAT, step=step, world_size=1, files={}, **vars(identity))
+    contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.content()}
+    checkpoint.write(folder, manifest, contents)
+    return checkpoint.folder_of(folder, step)
+
+
+def find(folder: Path, identity: Identity = NOW) -> tuple[resume.Found | None, list[str]]:
+    said: list[str] = []
+    return resume.find(folder, identity, said.append), said
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])  # a manifest's last byte is the end of its line
+
+
+def test_the_newest_is_gone_on_from_with_its_history(tmp_path):
+    assert find(tmp_path / "nothing") == (None, [])
+    assert find(tmp_path) == (None, [])
+    for step in (3, 20, 100):
+        write(tmp_path, step)
+    found, said = find(tmp_path)
+    assert found is not None
+    assert (found.state.step, found.history.record().step, said) == (100, list(range(1, 101)), [])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.STATE, checkpoint.STEPS, checkpoint.MANIFEST])
+def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path, damage, name):
+    write(tmp_path, 3)
+    damage(write(tmp_path, 4) / name)
+    found, (said,) = find(tmp_path)
+    assert found is not None
+    assert found.state.step == 3
+    assert f"step-00000004/{name}" in said
+    damage(tmp_path / "step-00000003" / name)
+    with pytest.raises(Refused, match=r"none of its 2 checkpoints is whole .*remove the folder to begin anew"):
+        find(tmp_path)
+
+
+def test_one_under_another_steps_name_or_of_another_format_is_not_taken(tmp_path):
+    write(tmp_path, 3).rename(tmp_path / "step-00000009")
+    with pytest.raises(Broken, match="its manifest is of step 3"):
+        checkpoint.verified(tmp_path / "step-00000009")
+
+
+def test_another_data_model_or_setting_is_refused_field_by_field(tmp_path):
+    write(tmp_path, 3)
+    other = dataclasses.replace(NOW, data="d" * 64, settings={**NOW.settings, "lora_rank": 8})
+    with pytest.raises(InputError, match=r"data \(sha256 bbb.*, now ddd.*\); lora_rank 16, now 8; train with"):
+        find(tmp_path, other)
+    newest = write(tmp_path, 4, other)
+    found, (said,) = find(tmp_path)  # one of another training lies above it
+    assert found is not None
+    assert (found.state.step, str(newest) in said) == (3, True)
+
+
+def test_other_code_is_said_and_not_refused(tmp_path):
+    write(tmp_path, 3)
+    found, (said,) = find(tmp_path, dataclasses.replace(NOW, code="d" * 64))
+    assert found is not None
+    assert "written by another version of this program" in said
+
+
+def test_what_decides_nothing_may_change_and_everything_else_is_compared():
+    one = tiny_training.plan(Path("m"), Path("d"))
+    settings = resume.settings_of(one)
+    assert settings == resume.settings_of(
+        dataclasses.replace(one, world_size=4, deadline_sec=9.0, model="elsewhere", gradient_checkpointing=False)
+    )
+    assert {"lora_rank", "seed", "recipe", "optimizer", "training.epochs", "training.schedule"} <= settings.keys()
+    every = {*one.to_json(), *(f"training.{name}" for name in one.to_json()["training"])}
+    assert every - resume.FREE - settings.keys() == {"training"}
+
+
+def test_writing_again_replaces_and_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    broken = write(tmp_path, 3)
+    cut(broken / checkpoint.ADAPTER)
+    write(tmp_path, 3)
+    checkpoint.verified(broken)
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    for step in range(1, 8):
+        write(tmp_path, step)
+    checkpoint.prune(tmp_path, 3, best=2)
+    assert [path.name[-1] for path in checkpoint.listed(tmp_path)] == ["7", "6", "5", "2"]
+    (tmp_path / ".step-00000009.part-x").mkdir()
+    checkpoint.clear_parts(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_the_next_attempt_says_what_was_lost(tmp_path):
+    assert restarted(tmp_path, 1, 0) == []
+    for step in (1, 2, 3):
+        Journal(tmp_path).note(step=step, sec=0.5)
+    (first,) = restarted(tmp_path, 2, 1)
+    assert (first.attempt, first.from_step, first.lost_steps, first.lost_sec) == (2, 1, 2, 1.0)
+    assert first.reason == "ended without a word"
+    Journal(tmp_path).note(step=2, sec=0.5)
+    Journal(tmp_path).note(end="PREEMPTED: stopped by SIGTERM")
+    with (tmp_path / resume.JOURNAL).open("a") as file:
+        file.write('{"step": 3, "se')  # cut by a power cut
+    again, second = restarted(tmp_path, 3, 2)
+    assert (again, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
+
+
+def test_too_little_room_is_refused_before_the_first_step(tmp_path):
+    resume.require_room(tmp_path, 1)
+    with pytest.raises(InputError, match="MiB free, and checkpoints need"):
+        resume.require_room(tmp_path, 1 << 60)

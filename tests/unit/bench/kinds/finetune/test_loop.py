@@ -1,0 +1,105 @@
+"""What a training does beside its steps: it stops where going on is worthless, early, and when asked."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bench.data.inputs import InputError
+from bench.harness.ends import NotFinite
+from bench.kinds.finetune import material
+from bench.kinds.finetune.checkpoints import checkpoint
+from bench.kinds.finetune.loop import NothingLearned
+from tests.support import tiny_training
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+
+
+def poisoned(monkeypatch: Any, trainer: Any, name: str, step: int, value: float) -> None:
+    """From this step on, the loss or the gradient's norm that is read is another one."""
+    real = trainer.global_step.read
+
+    def read() -> tuple[float, float, list[float]]:
+        loss, norm, further = real()
+        if trainer.state.step + 1 >= step:
+            loss, norm = (value, norm) if name == "loss" else (loss, value)
+        return loss, norm, further
+
+    monkeypatch.setattr(trainer.global_step, "read", read)
+
+
+def test_a_loss_that_is_no_number_stops_it_by_step_and_rows_and_the_last_checkpoint_stays(lab, tmp_path, monkeypatch):
+    trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
+    poisoned(monkeypatch, trainer, "loss", 3, float("nan"))
+    with pytest.raises(NotFinite, match=r"the loss is nan at step 3 \(all its rows: .*chats\.jsonl: line \d+, ."):
+        trainer.run()
+    trainer.keeper.finish()
+    assert max(path.name for path in tmp_path.glob("step-*")) <= "step-00000002"
+
+
+def test_a_gradient_of_nothing_three_steps_long_stops_it(lab, tmp_path, monkeypatch):
+    trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
+    poisoned(monkeypatch, trainer, "norm", 2, 0.0)
+    with pytest.raises(NothingLearned, match="norm was 0 for 3 steps at step 4"):
+        trainer.run()
+    trainer.keeper.finish()
+
+
+def test_asked_to_stop_it_keeps_the_step_it_was_in(lab, tmp_path):
+    asked = iter([False, False, True])
+    trainer = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0}).trainer(tmp_path, asked=lambda: next(asked))
+    assert trainer.run() == "stopped"
+    assert [path.name for path in checkpoint.listed(tmp_path)] == ["step-00000003"]
+
+
+def test_without_a_better_held_out_loss_it_stops_early_and_the_best_adapter_comes_home(lab, tmp_path, monkeypatch):
+    trainer = lab(training={"evaluate_every": 1, "patience": 2}).trainer(tmp_path)
+    real, step = trainer._evaluate, trainer.state.step
+
+    def evaluate() -> None:
+        real()
+        if trainer.state.step > 2:  # from here on it becomes worse
+            *before, last = trainer.state.evaluations
+            worse = dataclasses.replace(last, is_best=False)
+            trainer.state = dataclasses.replace(trainer.state, evaluations=[*before, worse], best_step=2)
+
+    monkeypatch.setattr(trainer, "_evaluate", evaluate)
+    kept = trainer.keeper.keep_best
+    monkeypatch.setattr(trainer.keeper, "keep_best", lambda step: kept(step) if step <= 2 else None)
+    assert (step, trainer.run()) == (0, "early")
+    assert (trainer.state.step, trainer.adapter()[0]) == (4, 2)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_training(lab, tmp_path, monkeypatch):
+    parts = lab(training={"evaluate_every": 0})
+    trainer = parts.trainer(tmp_path)
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    assert trainer.run() == "finished"
+    flags = [line["flag"] for line in parts.reported if "flag" in line]
+    assert flags[0].startswith("the checkpoint of step 1 was not written: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"world_size": 8}, "rows_per_step: 4 rows leave some of 8 ranks without any"),
+        ({"max_seq_len": 64}, "max_seq_len: 64 in the trial, 48 for its data"),
+        ({"max_seq_len": 1024}, "max_seq_len: 1024 is more than the 512 positions"),
+        ({"lora_targets": ("c_attn",)}, "lora_targets: .* has no layer 'c_attn'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_begins(tiny_inputs, changes, words):
+    with pytest.raises(InputError, match=words):
+        material.check_inputs(tiny_training.plan(*tiny_inputs, **changes))
+
+
+def test_a_broken_line_is_refused_by_file_and_line(tiny_inputs, tmp_path):
+    folder, data = tiny_inputs
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(data.read_text() + '{"messages": [')
+    with pytest.raises(InputError, match=r"broken\.jsonl: line 61: not JSON"):
+        material.check_inputs(tiny_training.plan(folder, broken))
