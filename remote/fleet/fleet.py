@@ -60,7 +60,7 @@ class Fleet:
         self._trials: dict[str, OpenTrial] = {}
         queue = TrialQueue(ledger, self._trials)
         self.ledger, self._queue = ledger, queue
-        self._patience = Patience(limits, busy_for_sec=limits.give_up_after_sec + longest_sec)
+        self._patience = Patience(limits, busy_for_sec=limits.give_up_after_sec + longest_sec, workers=len(hosts))
         self._settlement = Settlement(run_folder, ledger, queue, on_event)
         self._incoming = run_folder / INCOMING
         state = FleetState(

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from remote.hosts.host import CommandTimedOut, HostError, HostUnreachable, OperatorRefused, one_line
 from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, slot_of
+from remote.jobs.job import HostBusy, Job, JobState, JobStatus, slot_of
 
 T = TypeVar("T")
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.2, 5.0
+_LOOKS_AT_ONCE, _LOOKS_PER_SEC = 3, 4.0  # with kubectl, a look is 0.06 s of one core
 _LOGIN_PAUSE_SEC = 15.0  # a night of asking; each time, kubectl calls the credential program up to six times
 
 
@@ -26,7 +27,8 @@ class Limits:
     """The fleet's patience, in seconds, and how often one trial may be started.
 
     `max_attempts` 2: a trial cut short from outside goes back into the queue once; a resumed run allows as many again.
-    `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside.
+    `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside. `streams`: so many
+    jobs are followed over streams; where there are more workers, all of them are looked at in turn.
     """
 
     lost_after_sec: float = 60.0
@@ -36,6 +38,7 @@ class Limits:
     deadline_margin_sec: float = 30.0
     grace_sec: float = 25.0
     every_sec: float = 1.0
+    streams: int = 1024
 
 
 class WorkerLost(Exception):
@@ -66,11 +69,12 @@ class Patience:
     """One fleet's patience with all its hosts, each of which is asked from a thread of its own.
 
     `stopping` is set when the operator wants to end; `abandoning` when this process must exit while jobs go on.
-    `busy_for_sec` is how long one job of another run may hold a host.
+    `busy_for_sec` is how long one job of another run may hold a host; `workers` is how many hosts there are.
     """
 
-    def __init__(self, limits: Limits, *, busy_for_sec: float) -> None:
-        self.limits, self._busy_for_sec = limits, busy_for_sec
+    def __init__(self, limits: Limits, *, busy_for_sec: float, workers: int = 1) -> None:
+        self.limits, self._busy_for_sec, self._workers = limits, busy_for_sec, workers
+        self._looks = threading.BoundedSemaphore(_LOOKS_AT_ONCE)
         self.stopping, self.abandoning = threading.Event(), threading.Event()
         self._last_heard: dict[str, float] = {}
         self._lost_since: dict[str, float] = {}
@@ -78,6 +82,19 @@ class Patience:
     @property
     def is_halted(self) -> bool:
         return self.stopping.is_set() or self.abandoning.is_set()
+
+    def watch(self, job: Job, hear: Callable[[JobStatus], None], progress: str) -> JobStatus:
+        """Follow a job over a stream, as `Job.watch`; with more workers than `limits.streams`, take a look in turn.
+
+        An end is then noticed later, by a quarter of a second for each worker.
+        """
+        if self._workers <= self.limits.streams:
+            return job.watch(hear, progress=progress, every_sec=self.limits.every_sec)
+        with self._looks:
+            status = job.watch(hear, progress=progress, for_sec=0.0)
+        if status.state is JobState.RUNNING:
+            self.stopping.wait(self._workers / _LOOKS_PER_SEC)
+        return status
 
     def heard(self, name: str) -> None:
         """A job on this host has reported: the host is well again."""

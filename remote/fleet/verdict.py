@@ -14,6 +14,7 @@ from bench.records.training import LIMIT_REACHED
 from remote.jobs.job import JobState, JobStatus
 
 _CANNOT_START = 127
+_OUT_OF_MEMORY = "; the kernel does that when the worker's memory is used up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,9 @@ def judge(
         return Verdict(end=result.status, reason=result.reason)
     if damage is not None:
         return Verdict(end=End.LOST, reason=damage)
+    if status.state is JobState.LOST:
+        why = "its supervisor was killed, or its disk is full"
+        return Verdict(end=End.LOST, reason=f"ended{_where(status)} without a word: {why}; it left no result")
     if status.state is not JobState.ENDED:
         return Verdict(end=End.LOST, reason=f"its job died with its worker{_where(status)}; it left no result")
     if status.why == "deadline":
@@ -61,7 +65,8 @@ def judge(
     if status.why == "terminated":
         return Verdict(end=End.PREEMPTED, reason=f"its worker was stopped{_where(status)}")
     if status.signal is not None:
-        return Verdict(end=End.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}")
+        hint = _OUT_OF_MEMORY if status.signal == signal.SIGKILL else ""
+        return Verdict(end=End.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}{hint}")
     if status.exit_code == 0:
         return Verdict(end=End.LOST, reason="exit 0, but it left no result")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
@@ -85,7 +90,6 @@ def _where(status: JobStatus) -> str:
 
 def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-    return f"{name} (out of memory on its worker?)" if number == signal.SIGKILL else name

@@ -185,7 +185,7 @@ class Worker:
             return job.start(spec)
 
         def watch() -> JobStatus:
-            return job.watch(hear, progress=PROGRESS, every_sec=patience.limits.every_sec)
+            return patience.watch(job, hear, PROGRESS)
 
         if fleet.keeper is not None and attempt.folder not in trial.begun:
             patience.ask(self.name, partial(fleet.keeper.provide, self.agent, planned))

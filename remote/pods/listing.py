@@ -32,7 +32,7 @@ _FIELDS = (
     ".status.reason",
     '.status.conditions[?(@.type=="Ready")].status',
 )
-# Some fields of a pod, not all of it: the operator's memory is the same for 4 pods and for 400.
+# Some fields of a pod, not all of it: what is kept of 400 pods is small.
 LIST_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{{field}}}" for field in _FIELDS) + '{"\\n"}{end}'
 
 

@@ -46,6 +46,8 @@ class EventSink(Protocol):
 
 # A command to a dead node ends after 15 s of silence, and the last one has to end within fleet.lost_after_sec.
 ONE_TRY_SEC = {"local": 0.0, "pods": 15.0}
+# A stream to a pod is a kubectl of 15 MB; more workers than this are looked at in turn.
+STREAMS = {"local": 1024, "pods": 8}
 
 
 def plan_of(
@@ -201,6 +203,7 @@ def fleets_of(
                 give_up_after_sec=patience,
                 log_in_within_sec=settings.fleet.log_in_within_sec,
                 max_attempts=attempts,
+                streams=STREAMS[settings.fleet.kind],
             ),
             shared=settings.shared_results,
             agents=crew.agents,

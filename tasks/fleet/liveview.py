@@ -139,7 +139,7 @@ class LiveView:
             case Happening.WORKER_LOST:
                 self._release(row)
                 row.phase = "lost"
-                return self._line(row, f"lost: {event.reason or 'no sign of life'}", "red", event)
+                return self._line(row, self._loss(row, event.reason or "no sign of life"), "red", event)
             case Happening.SHUT_OUT:
                 self._release(row)
                 row.phase = SHUT_OUT
@@ -151,6 +151,13 @@ class LiveView:
             case Happening.WORKER_BACK:
                 was, row.phase = row.phase, "idle"
                 return self._let_in(row) if was == SHUT_OUT else self._line(row, "back", "green", event)
+
+    def _loss(self, row: WorkerRow, reason: str) -> str:
+        """What is wrong with a worker; of a gang, the one that leads is told which other it waits for."""
+        about, _, rest = reason.partition(": ")
+        if about != row.worker and about in self._rows:
+            return f"waits for {reason}"
+        return f"lost: {rest if about == row.worker else reason}"
 
     def _shut_out(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         """One line, however many workers: none of them has anything to do with it."""

@@ -17,10 +17,13 @@ def main() -> int:
         from remote.jobs.onhost.files import VERBS
     else:
         from remote.jobs.onhost.jobs import VERBS
+    arguments = json.loads(sys.argv[2])
     try:
-        VERBS[verb](json.loads(sys.argv[2]))
+        VERBS[verb](arguments)
     except OSError as error:
-        sys.stderr.write(f"{error}\n" if error.filename is None else f"{error.filename}: {error.strerror}\n")
+        # A write that finds no room names no file: then the folder that was worked in does.
+        where = error.filename or arguments.get("job") or arguments.get("root")
+        sys.stderr.write(f"{error}\n" if where is None else f"{where}: {error.strerror}\n")
         return REFUSED
     except (Refusal, CutShort) as error:
         sys.stderr.write(f"{error}\n")

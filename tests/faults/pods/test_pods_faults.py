@@ -165,7 +165,7 @@ def test_a_full_disk_in_the_pod_is_said_as_such(tmp_path: Path, pytestconfig: py
     with started(tmp_path, 1, pytestconfig, disk_bytes=1 << 20) as pods:
         (tmp_path / "there").mkdir()
         (tmp_path / "there" / "big").write_bytes(bytes(3 << 20))
-        with pytest.raises(HostRefused, match="No space left on device"):
+        with pytest.raises(HostRefused, match=r"/scratch/\S+: No space left on device"):
             push(Agent(pods.pod_hosts()[0]), tmp_path / "there", "/scratch/files")
 
 

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from remote.fleet.patience import Limits, NotLetIn, Patience, ShutOut, Stopped, Unable, WorkerBusy, WorkerLost
 from remote.hosts.host import HostError, HostUnreachable, OperatorRefused
 from remote.hosts.local import LocalHost
-from remote.jobs.job import HostBusy
+from remote.jobs.job import HostBusy, Job, JobState, JobStatus
 
 LIMITS = Limits(lost_after_sec=10.0, give_up_after_sec=100.0, log_in_within_sec=50_000.0)
 
@@ -152,6 +154,26 @@ def test_nobody_is_waited_for_once_nothing_is_left_to_do(patience: Patience) -> 
 
 def refused() -> OperatorRefused:
     return OperatorRefused("worker-1: getting credentials: exec: failed; log in again")
+
+
+class Following:
+    """Stands for a job: how long each time it was followed, in seconds, and that it runs."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def watch(self, _hear: object, *, for_sec: float = 300.0, **_: object) -> JobStatus:
+        self.asked.append(for_sec)
+        return JobStatus(state=JobState.RUNNING)
+
+
+@pytest.mark.parametrize(("workers", "for_sec", "waits_sec"), [(8, 300.0, 0.0), (9, 0.0, 2.25), (64, 0.0, 16.0)])
+@pytest.mark.usefixtures("patience")
+def test_more_workers_than_streams_are_looked_at_in_turn(workers: int, for_sec: float, waits_sec: float) -> None:
+    many = Patience(replace(LIMITS, streams=8), busy_for_sec=1.0, workers=workers)
+    many.stopping, job = Clock(), Following()
+    many.watch(cast("Job", job), lambda _: None, "progress.json")
+    assert (job.asked, Clock.now) == ([for_sec], waits_sec)
 
 
 def test_an_operator_who_is_refused_shuts_out_the_fleet_and_loses_no_host(patience: Patience) -> None:

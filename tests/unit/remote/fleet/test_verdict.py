@@ -40,7 +40,7 @@ def case(
 
 GOOD = result(End.SUCCEEDED, None)
 OWN, BY_OPERATOR = "its own words", "cancelled by the operator"
-KILLED = "killed by SIGKILL (out of memory on its worker?) in phase measure, step 7 of 18"
+KILLED = "killed by SIGKILL in phase measure, step 7 of 18; the kernel does that when the worker's memory is used up"
 OTHER = "its result is of another trial"
 CANNOT_START = "python: cannot be started: No such file or directory"
 DISK_FULL = "out/result.json: the result cannot be written: No space left on device"
@@ -71,7 +71,8 @@ CASES = [
     case(
         "supervisor killed",
         End.LOST,
-        "its job died with its worker in phase measure, step 7 of 18; it left no result",
+        "ended in phase measure, step 7 of 18 without a word: its supervisor was killed, or its disk is full; "
+        "it left no result",
         JobStatus(state=JobState.LOST, progress=IN_STEP_7),
     ),
     case(

@@ -175,6 +175,17 @@ def test_a_lost_worker_is_shown_until_it_is_back() -> None:
     assert scene.said()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
 
 
+def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker() -> None:
+    scene = Scene()
+    with scene.view:
+        scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
+        scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
+    assert scene.said()[1:3] == [
+        "[0:00] worker-0: waits for worker-1: no sign of life",
+        "[0:00] worker-0: lost: no sign of life",
+    ]
+
+
 def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in() -> None:
     scene = Scene()
     with scene.view:
