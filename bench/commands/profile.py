@@ -26,7 +26,9 @@ from bench.records import Trial
 # The first pattern that matches a kernel's name decides.
 KINDS = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn"),
-    ("NF4 dequantization", r"dequantize"),
+    ("products in 8 bits", r"_eight_product"),
+    ("to 8 bits: activations", r"_eight_rows|_eight_swiglu"),
+    ("NF4 dequantization", r"dequantize|_eight_weight"),
     ("LoRA, the small products", r"_lora_"),
     ("norm, rope, activation", r"_rms_norm|_rope_|_swiglu|liger"),
     ("cross entropy", r"cross_entropy|softmax|nll_loss"),

@@ -1,4 +1,4 @@
-"""kernels: what a training or decoding step computes besides matrix products, each in plain PyTorch and in Triton.
+"""kernels: what a training or decoding step computes beside the library's products, in plain PyTorch and in Triton.
 
 nf4: NF4 weights, and their dequantization
 nf4_linear: products of few rows with NF4 weights, for decoding
@@ -6,6 +6,7 @@ lora, lora_out: the A and the B side of LoRA adapters
 attention: causal attention within samples; short_attention: the same for short samples
 norm: RMSNorm; rope: rotary position embedding; swiglu: the activation
 loss: cross entropy over the frozen head
+eight_bits: products of frozen weights in INT8
 launch: Triton where it is installed
 
 Each module states its formula, the shapes and the bytes moved. The functions named `..._reference` are plain PyTorch

@@ -4,7 +4,7 @@ import importlib.util
 import os
 from typing import Any
 
-__all__ = ["HAS_TRITON", "compiled", "jit", "parts", "power_of_two", "tl", "triton"]
+__all__ = ["HAS_TRITON", "TensorDescriptor", "compiled", "jit", "parts", "power_of_two", "tl", "triton"]
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -13,7 +13,12 @@ if HAS_TRITON:
     import triton.language as tl
 
     jit = triton.jit
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+    except ImportError:  # older than 3.4
+        TensorDescriptor = None
 else:
+    TensorDescriptor = None
 
     def jit(function: Any = None, **_options: Any) -> Any:
         """Leaves a kernel a plain function: without Triton it is never launched."""

@@ -25,7 +25,7 @@ def out(u: Any, b: Any, columns: tuple[slice, ...], side: Side) -> Any:
         return out_reference(u, b, columns, side)
     y = torch.empty((len(u), len(b)), dtype=u.dtype, device=u.device)
     _lora_out[(parts(len(b), COLUMNS), parts(len(u), TOKENS_OUT))](
-        u, b, y, len(u), len(b), u.shape[1], *_edges(columns), RANK=side.rank, TOKENS=TOKENS_OUT,
+        u, b, y, len(u), len(b), u.shape[1], *edges_of(columns), RANK=side.rank, TOKENS=TOKENS_OUT,
         RANKS=rank_tiles(side.rank, side.rank)[0], TARGETS=len(columns), COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return y
@@ -38,7 +38,7 @@ def out_gradient(d_y: Any, b: Any, columns: tuple[slice, ...], side: Side) -> An
     d_u = torch.empty((len(d_y), len(columns) * side.rank), dtype=d_y.dtype, device=d_y.device)
     tall, programs = rank_tiles(d_u.shape[1], side.rank)
     _lora_out_gradient[(programs, parts(len(d_y), TOKENS_OUT))](
-        d_y, b, d_u, len(d_y), len(b), d_u.shape[1], *_edges(columns), RANK=side.rank, TOKENS=TOKENS_OUT, RANKS=tall,
+        d_y, b, d_u, len(d_y), len(b), d_u.shape[1], *edges_of(columns), RANK=side.rank, TOKENS=TOKENS_OUT, RANKS=tall,
         COLUMNS=COLUMNS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return d_u
@@ -52,12 +52,12 @@ def out_weight_gradient(d_y: Any, u: Any, columns: tuple[slice, ...], side: Side
     tokens, width = d_y.shape
     tall, _ = rank_tiles(side.rank, side.rank)
     _lora_out_weight_gradient[(parts(width, COLUMNS), parts(side.rank, tall), len(d_b))](
-        d_y, u, d_b, d_b.stride(0), tokens, width, u.shape[1], *_edges(columns), RANK=side.rank, SPLIT=SPLIT_TOKENS,
+        d_y, u, d_b, d_b.stride(0), tokens, width, u.shape[1], *edges_of(columns), RANK=side.rank, SPLIT=SPLIT_TOKENS,
         TOKENS=TOKENS, RANKS=tall, TARGETS=len(columns), COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
-def _edges(columns: tuple[slice, ...]) -> tuple[int, ...]:
+def edges_of(columns: tuple[slice, ...]) -> tuple[int, ...]:
     """First and last column of three adapters; a missing one covers no column."""
     edges = [edge for each in columns for edge in (each.start, each.stop)]
     return (*edges, *[0] * (2 * MOST_TARGETS - len(edges)))

@@ -85,13 +85,23 @@ def dequantize_joined(weights: tuple[Nf4, ...], out: Any) -> None:
     if not compiled(out):
         torch.cat([dequantize_reference(weight) for weight in weights], out=out)
         return
-    words = [weight.numbers // WORD for weight in weights] + [0] * (MOST_WEIGHTS - len(weights))
-    tables = [_tables(weight) for weight in weights]
-    tables += tables[:1] * (MOST_WEIGHTS - len(weights))
+    words = [weight.numbers // WORD for weight in weights]
     _nf4_dequantize[(sum(parts(count, WORDS) for count in words),)](
-        *[tensor for table in tables for tensor in table], out, *words, WEIGHTS=len(weights), WORDS=WORDS, WORD=WORD,
-        BLOCK=BLOCK, SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
+        *tables_of_all(weights), out, *filled(words), WEIGHTS=len(weights), WORDS=WORDS, WORD=WORD, BLOCK=BLOCK,
+        SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def tables_of_all(weights: tuple[Nf4, ...]) -> tuple[Any, ...]:
+    """The tensors of MOST_WEIGHTS weights, in the order of a kernel's arguments; the first fills what is missing."""
+    every = [_tables(weight) for weight in weights]
+    every += every[:1] * (MOST_WEIGHTS - len(weights))
+    return tuple(tensor for tables in every for tensor in tables)
+
+
+def filled(counts: list[int]) -> list[int]:
+    """One count for each of MOST_WEIGHTS weights, 0 for a missing one."""
+    return counts + [0] * (MOST_WEIGHTS - len(counts))
 
 
 def _tables(weight: Nf4) -> tuple[Any, ...]:

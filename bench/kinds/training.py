@@ -65,7 +65,9 @@ def _add_prediction(record: Record) -> None:
     trial = record.trial
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
     if built != trial.recipe:
-        trial = dataclasses.replace(trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0)
+        trial = dataclasses.replace(
+            trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0, products="bf16"
+        )
     peak = footprint.peak_bytes(config_of(Path(trial.model)), trial)
     record.add("predicted_peak_vram_bytes", peak, recipe=built)
 

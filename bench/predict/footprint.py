@@ -24,6 +24,8 @@ from bench.records import ATTENTION_PROJECTIONS, Trial
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a code, its block's scale in 8 bits, and that scale's in 32
 OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # of state per trained parameter
+HELD_BYTES = {"bf16": 2.0, "eight_backward": 1.0, "eight": 2.0}  # of a held number: in 8 bits one for each orientation
+COLUMNS_APART = 32  # of `bench.qlora.recipes.eight`
 MIB = 1 << 20
 
 
@@ -178,8 +180,14 @@ def weight_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     tables = flops.head_weights(config) * (1 if config.get("tie_word_embeddings", False) else 2)
     if trial.base_precision != "nf4":
         return 2.0 * (blocks + tables)  # the reference casts nothing to fp32 here
-    held = 2.0 * blocks * min(trial.held_layers, layers) / layers
-    return NF4_BYTES * blocks + held + recipe.tables * tables
+    held = HELD_BYTES[trial.products] * blocks * min(trial.held_layers, layers) / layers
+    return NF4_BYTES * blocks + held + _beside_eight(config, trial) + recipe.tables * tables
+
+
+def _beside_eight(config: Mapping[str, Any], trial: Trial) -> float:
+    """What products in 8 bits keep of each weight: a scale for each row, and the columns apart in 16 bits."""
+    rows = sum(rows for _, rows in flops.linear_layers(config).values()) * int(config["num_hidden_layers"])
+    return rows * {"bf16": 0.0, "eight_backward": 4.0, "eight": 4.0 + 2.0 * COLUMNS_APART}[trial.products]
 
 
 def trained_bytes(config: Mapping[str, Any], trial: Trial) -> float:

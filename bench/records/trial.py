@@ -22,6 +22,7 @@ OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
 LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
+PRODUCTS = ("bf16", "eight_backward", "eight")
 PROFILES = ("gpu", "tiny")
 KINDS = ("training", "hardware", "loading", "inference", "distributed", "finetune")
 RANKED = ("distributed", "finetune")  # kinds that run as ranks
@@ -41,8 +42,9 @@ class Trial:
     `micro_batch_size` tokens, and reads no layout, step counts or accumulation.
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
-    keeps its input in the host's memory meanwhile. The first `held_layers` keep their weights in 16 bit beside NF4.
-    Only the recipe fast reads these three.
+    keeps its input in the host's memory meanwhile. The first `held_layers` keep their weights beside NF4.
+    `products` says which products with the frozen weights are done in 8 bits: none, the gradient of each input, or
+    both; held layers then keep the weights in the form that is used. Only the recipe fast reads these four.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Trial:
     checkpoint_every: int = 1
     offload_checkpoints: bool = False
     held_layers: int = 0
+    products: str = "bf16"
     data_workers: int = 0
     world_size: int = 1
     new_tokens: int = 64
@@ -86,6 +89,7 @@ class Trial:
         among(self.profile, PROFILES, "profile")
         among(self.kind, KINDS, "kind")
         among(self.recipe, RECIPES, "recipe")
+        among(self.products, PRODUCTS, "products")
         among(self.layout, LAYOUTS, "layout")
         among(self.base_precision, BASE_PRECISIONS, "base_precision")
         among(self.optimizer, OPTIMIZERS, "optimizer")
@@ -177,6 +181,7 @@ def _check_choices_of_fast(trial: Trial) -> None:
     expect(trial.recipe == "fast" or trial.checkpoint_every == 1, "checkpoint_every", plain)
     expect(trial.recipe == "fast" or not trial.offload_checkpoints, "offload_checkpoints", plain)
     expect(trial.recipe == "fast" or trial.held_layers == 0, "held_layers", plain)
+    expect(trial.recipe == "fast" or trial.products == "bf16", "products", plain)
 
 
 def read_trials(text: str, where: str) -> tuple[Trial, ...]:

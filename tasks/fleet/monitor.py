@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from invoke.context import Context
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +25,6 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from tasks.connect.workers import sample, workers
 from tasks.errors import Resumable, one_line
-from tasks.fleet.trainview import Trainings
 from tasks.settings.load import load
 
 EVERY_SEC = 2.0
@@ -35,33 +34,29 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none.
-
-    `training` is the line of the training that it leads.
-    """
+    """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none."""
 
     worker: str
     gpus: Sequence[Mapping[str, Any]] = ()
     load_average_1min: float | None = None
     trial: str | None = None
     phase: str | None = None
-    training: str | None = None
     trouble: str | None = None
 
 
 def show_workers(context: Context, *, once: bool, plain: bool) -> None:
     settings = load(context)
-    agents, trainings = {host.name: Agent(host) for host in workers(settings)}, Trainings(settings)
+    agents = {host.name: Agent(host) for host in workers(settings)}
 
     def ask(worker: str) -> Look:
-        return look(agents[worker], lambda host: sample(settings, host), trainings.line)
+        return look(agents[worker], lambda host: sample(settings, host))
 
     watch = Watch(list(agents), ask)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         if once:
             looks = watch.round(wait_sec=None)
-            console.print(shown(looks))
+            console.print(table(looks))
             check_all_answered(looks)
         elif plain or not console.is_terminal:
             _print_lines(console, watch)
@@ -73,11 +68,7 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
         watch.close()
 
 
-def look(
-    agent: Agent,
-    sample: Callable[[Host], Mapping[str, Any]],
-    training: Callable[[str, Mapping[str, Any] | None], str | None] = lambda _job, _progress: None,
-) -> Look:
+def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
     """Ask one worker; one that does not answer gives a Look with `trouble`."""
     worker = agent.host.name
     try:
@@ -97,7 +88,6 @@ def look(
         load_average_1min=measured["load_average_1min"],
         trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
         phase=phase,
-        training=None if holder is None else training(holder, progress),
     )
 
 
@@ -151,11 +141,6 @@ def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
     return [tuple(one_line(cell) for cell in row) for row in cells]
 
 
-def shown(looks: Sequence[Look]) -> Group:
-    """The table, below it a line for each training."""
-    return Group(table(looks), *(Text(one.training) for one in looks if one.training is not None))
-
-
 def table(looks: Sequence[Look]) -> Table:
     """The rows as a table."""
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
@@ -198,12 +183,9 @@ def _print_lines(console: Console, watch: Watch) -> None:
         for row in rows(looks):
             known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
             console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
-        for one in looks:
-            if one.training is not None:
-                console.print(one.training, markup=False, soft_wrap=True)
 
 
 def _show_live(console: Console, watch: Watch) -> None:
     with Live(console=console, auto_refresh=False) as live:
         for looks in _rounds(watch):
-            live.update(shown(looks), refresh=True)
+            live.update(table(looks), refresh=True)

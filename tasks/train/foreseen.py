@@ -34,7 +34,7 @@ CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what th
 SAME = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "layout", "model"),
     *("lora_rank", "lora_dropout", "lora_targets"),
-    *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
+    *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "products"),
 )
 BYTES = {"fp32": 4, "bf16": 2}
 

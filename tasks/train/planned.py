@@ -21,7 +21,7 @@ DEADLINE_SEC = 604_800.0  # the longest that a trial may have
 FROM_THE_FILE = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
-    *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
+    *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "products"),
 )
 # Fields of the trial and its training that are a setting of the same name.
 OF_THE_TRIAL = (

@@ -85,10 +85,10 @@ class Equality:
         self.batches = list(make_batches(modules, trial, rows, tokenizer, pin_memory=False))
 
     def gradients(self) -> list[Figure]:
-        exact = self._gradient("exact")
+        exact = self.gradient("exact")
         figures = []
         for recipe, goal in (("reference", "-"), ("fast", "<= 0.12")):
-            found = self._gradient(recipe)
+            found = self.gradient(recipe)
             error = float((found - exact).norm() / exact.norm())
             figures.append(Figure(name=f"gradient error, {recipe}", value=f"{error:.4f}", goal=goal))
             print(figures[-1], flush=True)
@@ -114,7 +114,7 @@ class Equality:
         ]
 
     def _curve(self, name: str, recipe: str, dropout_seed: int, first: list[float] | None) -> list[float]:
-        step = self._build(recipe)
+        step = self.build(recipe)
         self.modules.torch.manual_seed(1000 + dropout_seed)
         losses: list[float] = []
         for batch in islice(self.batches, self.trial.measured_steps):
@@ -124,10 +124,10 @@ class Equality:
                 mean = statistics.fmean(losses[-REPORT_EVERY:])
                 print(f"{name}: {len(losses)} steps, last {REPORT_EVERY} at {mean:.4f}{apart}", flush=True)
         del step  # before the next model is loaded beside it
-        self._free()
+        self.free()
         return losses
 
-    def _gradient(self, recipe: str) -> Any:
+    def gradient(self, recipe: str, **changes: Any) -> Any:
         """Every adapter's gradient, end to end in the order of names, float32 on the host."""
         torch = self.modules.torch
         batch = self.batches[0]
@@ -141,14 +141,14 @@ class Equality:
                 model(**inputs, **mask).loss.backward()
             torch.set_float32_matmul_precision(before)
         else:
-            step = self._build(recipe, lora_dropout=0.0)
+            step = self.build(recipe, lora_dropout=0.0, **changes)
             model = step.model
             bf16 = recipe == "reference" and self.placement.compute_dtype == torch.bfloat16
             with self._random_b(model), torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16):
                 model(**inputs, **(mask if recipe == "reference" else {})).loss.backward()
         trained = sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
         found = torch.cat([each.grad.float().flatten().cpu() for _, each in trained if each.grad is not None])
-        self._free()
+        self.free()
         return found
 
     def _random_b(self, model: Any) -> Any:
@@ -161,7 +161,7 @@ class Equality:
                     each.copy_(0.01 * torch.randn(each.shape, generator=generator))
         return torch.enable_grad()
 
-    def _build(self, recipe: str, **changes: Any) -> TrainingStep:
+    def build(self, recipe: str, **changes: Any) -> TrainingStep:
         trial = dataclasses.replace(self.trial, recipe=recipe, **changes)
         base = load_base(self.modules, trial, self.placement)
         return recipes.build(recipe, self.modules, trial, self.placement, base)
@@ -178,7 +178,7 @@ class Equality:
                 parameter.data = parameter.data.float()
         return adapters.add(self.modules, trial, base)
 
-    def _free(self) -> None:
+    def free(self) -> None:
         gc.collect()
         if self.placement.is_cuda:
             self.modules.torch.cuda.empty_cache()

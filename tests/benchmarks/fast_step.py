@@ -43,6 +43,7 @@ from tests.benchmarks import Figure, spread
 from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
 
 PRODUCTS = "the step's products alone"
+HELD_IN_EIGHT = {"eight_backward": 22, "eight": 11}  # the former keeps one orientation alone
 SPREAD, SHORTEST = 0.75, 16
 
 
@@ -82,6 +83,16 @@ def cases() -> tuple[Case, ...]:
             limited=True,
             changes={**again, "offload_checkpoints": True},
         ),
+        *_in_eight("dense", "dense reference", held, goals=(">= 3.2x", ">= 4.0x")),
+        Case(
+            name="dense eight lean",
+            group="dense",
+            recipe="fast",
+            against="dense reference",
+            goal=">= 2.4x at <= 0.5x memory",
+            limited=True,
+            changes={**again, "offload_checkpoints": True, "products": "eight"},
+        ),
         Case(name="dense reference again", group="dense", recipe="reference", against="dense reference"),
         Case(name="long reference", group="long", recipe="reference", max_seq_len=1024, micro_batch_size=4),
         Case(
@@ -93,6 +104,7 @@ def cases() -> tuple[Case, ...]:
             micro_batch_size=4,
             **kept,
         ),
+        *_in_eight("long", "long reference", held, goals=("-", ">= 3.9x"), max_seq_len=1024, micro_batch_size=4),
         Case(name="all-linear reference", group="wide", recipe="reference", changes=wide),
         Case(
             name="all-linear fast",
@@ -102,6 +114,9 @@ def cases() -> tuple[Case, ...]:
             goal=">= 3.0x",
             limited=True,
             changes={**held, **wide, "held_layers": HELD_LAYERS - 1},  # more adapters, more room
+        ),
+        *_in_eight(
+            "wide", "all-linear reference", {**held, **wide, "held_layers": HELD_LAYERS - 1}, goals=("-", ">= 5x")
         ),
         Case(name="ragged reference padded", group="packed", recipe="reference", ragged=True),
         Case(
@@ -130,10 +145,22 @@ def cases() -> tuple[Case, ...]:
             limited=True,
             changes={**held, **packed},
         ),
+        *_in_eight("packed", "ragged reference padded", {**held, **packed}, goals=("-", ">= 11x"), ragged=True),
         # Last, because Liger patches transformers for the whole process.
         Case(name="dense stock", group="stock", recipe="stock", against="dense reference", changes=plain),
         Case(name="dense stock lean", group="stock", recipe="stock", against="dense reference", changes=again),
     )
+
+
+def _in_eight(group: str, against: str, changes: dict[str, Any], goals: tuple[str, str], **shape: Any) -> list[Case]:
+    """The recipe fast with its input gradients in 8 bits, and with both products."""
+    return [
+        Case(
+            name=f"{group} {products}", group=group, recipe="fast", against=against, goal=goal, limited=True,
+            changes={**changes, "products": products, "held_layers": held}, **shape,
+        )
+        for (products, held), goal in zip(HELD_IN_EIGHT.items(), goals, strict=True)
+    ]  # fmt: skip
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:

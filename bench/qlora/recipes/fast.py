@@ -14,6 +14,7 @@ The model stays a peft model with peft's parameters: `save_pretrained` writes th
 recipe does not fit, `why_not` names the first reason and `stock` is used.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ from bench.kernels.loss import IGNORED, head_loss, head_losses
 from bench.kernels.norm import rms_norm, rms_norm_backward
 from bench.kernels.rope import Heads
 from bench.qlora.recipes import adapters
+from bench.qlora.recipes import eight as in_eight_bits
+from bench.qlora.recipes.eight import Eight
 from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
 from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Adapter, Product, dequantized
@@ -99,10 +102,27 @@ def _not_this_base(trial: Trial, base: Any) -> str | None:
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
     """The step over `base`; call `why_not` first."""
+    note = ""
+    if trial.products != "bf16":
+        why = in_eight_bits.why_not(stack.torch, placement, _shapes(base))
+        note = (
+            f"products {trial.products}" if why is None else f"products bf16 ({trial.products} is not for this: {why})"
+        )
+        if why is not None:
+            trial = dataclasses.replace(trial, products="bf16")
     peft_model = adapters.add(stack, trial, base)
     model = FastModel(peft_model, base, trial)
+    if trial.products != "bf16":
+        stack.torch.cuda.empty_cache()  # the scales were taken from whole weights in float32, half a GiB each
     optimizer, name = make_optimizer(stack, trial, model, placement)
-    return TrainingStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
+    step = TrainingStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
+    step.notes = (note,) if note else ()
+    return step
+
+
+def _shapes(base: Any) -> list[tuple[int, int]]:
+    """Of a layer's seven weights."""
+    return [nf4.from_bitsandbytes(linear.weight).shape for _, linear in _linears(base.model.layers[0])]
 
 
 class FastModel(torch.nn.Module):
@@ -122,6 +142,15 @@ class FastModel(torch.nn.Module):
         self._layers = tuple(_layers(base, trial))
         self._adapters = [_copied(layer) for layer in self._layers]
         self._angles = Angles(base.model.rotary_emb)
+
+    def train(self, mode: bool = True) -> "FastModel":
+        """As of any module. Evaluation computes in 16 bits, as the adapter will be served."""
+        super().train(mode)
+        for layer in self._layers:
+            for product in layer.products:
+                if product.eight is not None:
+                    product.eight.is_training = mode
+        return self
 
     def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
         """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), the one row holds n samples end to end, with
@@ -249,7 +278,10 @@ def _layers(base: Any, trial: Trial) -> Iterator[Layer]:
             norm_mid=layer.post_attention_layernorm.weight,
             recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
             offload=offload,
-            **{name: _product(layer, place, base.dtype, hold=hold) for name, place in JOINED.items()},
+            **{
+                name: _product(layer, place, base.dtype, hold=hold, products=trial.products)
+                for name, place in JOINED.items()
+            },
         )
 
 
@@ -267,21 +299,23 @@ def _linears(layer: Any) -> Iterator[tuple[str, Any]]:
             yield name, getattr(linear, "base_layer", linear)
 
 
-def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool) -> Product:
+def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold: bool, products: str) -> Product:
     """One product of these linear layers, plain or with LoRA adapters around them."""
     part, names = place
     linears = [getattr(getattr(layer, part), name) for name in names]
     bases = [getattr(linear, "base_layer", linear) for linear in linears]
     weights = tuple(nf4.from_bitsandbytes(base.weight) for base in bases)
     edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
-    held = dequantized(weights, dtype, weights[0].packed.device) if hold else None
+    in_eight = Eight(weights, forward=products == "eight", hold=hold) if products != "bf16" else None
+    in_16 = hold and products == "bf16"
+    held = dequantized(weights, dtype, weights[0].packed.device) if in_16 else None
     adapters = [
         _adapter(linear, slice(first, last))
         for linear, (first, last) in zip(linears, pairwise(edges), strict=True)
         if hasattr(linear, "lora_A")
     ]
     if not adapters:
-        return Product(weights=weights, held=held)
+        return Product(weights=weights, held=held, eight=in_eight)
     (adapted,) = {_settings(linear) for linear in linears if hasattr(linear, "lora_A")}
     return Product(
         weights=weights,
@@ -291,6 +325,7 @@ def _product(layer: Any, place: tuple[str, tuple[str, ...]], dtype: Any, *, hold
         work_a=torch.cat([adapter.a.detach() for adapter in adapters]).to(dtype),
         work_b=torch.zeros((edges[-1], adapters[0].b.shape[1]), dtype=dtype, device=adapters[0].b.device),
         held=held,
+        eight=in_eight,
     )
 
 

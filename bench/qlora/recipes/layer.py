@@ -22,7 +22,6 @@ from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.lora import Normed
 from bench.kernels.norm import rms_norm, rms_norm_backward
 from bench.kernels.rope import Heads, rotate_
-from bench.kernels.swiglu import swiglu, swiglu_backward_
 from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Product
 
@@ -109,23 +108,21 @@ class Layer:
         )  # fmt: skip
         if not whole and not self.down.adapters:
             return None, kept
-        act = swiglu(gate_up)
-        if self.down.adapters:
-            y, kept.u_down = self.down.forward(act, seeds[3])
-            return y.add_(h), kept
-        return torch.addmm(h, act, self.down.weight(act).T), kept
+        y, kept.u_down = self.down.forward_activated(gate_up, seeds[3], h)
+        return y, kept
 
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
-        """(d_x or None, the gradients of `parameters`). `kept` is used up: its gate_up is overwritten."""
+        """(d_x or None, the gradients of `parameters`). `kept` is used up."""
         seeds = self.seeds(tokens)
         d_act, d_u = self.down.input_gradient(d_y, seeds[3])
-        # From here on gate_up holds its own gradient, and d_act the activation where an adapter needs it.
-        swiglu_backward_(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
+        d_gate_up = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
+        kept.gate_up = None
+        # Where an adapter needs it, d_act now holds the activation.
         d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
         del d_act
         normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
-        d_normed, d_gate_up = self.gate_up.backward(kept.gate_up, normed, kept.u_gate_up, seeds[2])
-        kept.gate_up = None
+        d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2])
+        del d_gate_up
         d_h = rms_norm_backward(d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y)
         d_out, d_o = self.out.backward(d_h, kept.out.view(len(d_h), -1), kept.u_out, seeds[1])
         d_joined = attend_backward(
@@ -140,7 +137,7 @@ class Layer:
         else:
             d_u = self.joined.small_gradient(d_joined)
             d_x, d_in = None, self.joined.parameter_gradients(d_joined, d_u, normed, kept.u_joined, seeds[0])
-        return d_x, (*d_in, *d_o, *d_gate_up, *d_down)
+        return d_x, (*d_in, *d_o, *of_gate_up, *d_down)
 
 
 class _Function(torch.autograd.Function):

@@ -13,6 +13,8 @@ the input is read once. The weights stay apart; the joined bf16 matrix exists on
 
 x: (T, K); W: (N, K), its linear layers' rows one below the other; A: (R, K) and B: (N_j, R) of each adapted layer; s =
 lora_alpha / R. W is frozen and gets no gradient.
+
+The products with W can be done in 8 bits (`bench.qlora.recipes.eight`): d_y W alone, or both.
 """
 
 from collections.abc import Iterable
@@ -22,7 +24,12 @@ from typing import Any
 import torch
 
 from bench.kernels import lora, lora_out, nf4
-from bench.kernels.lora import Side
+from bench.kernels.eight_bits.product import Beside
+from bench.kernels.eight_bits.rows import Rows
+from bench.kernels.eight_bits.swiglu import swiglu_backward_rows, swiglu_rows
+from bench.kernels.lora import Normed, Side
+from bench.kernels.swiglu import swiglu, swiglu_backward_
+from bench.qlora.recipes.eight import Eight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +46,7 @@ class Product:
     """Linear layers with one input. `scaling` is s, `dropout` its probability; `adapters` may be empty.
 
     `work_a` is every A in compute precision, one below the other, `work_b` every B, (N, R), 0 where no adapter is;
-    `held` is W in 16 bit, where it is not dequantized each time.
+    `held` is W in 16 bit, where it is not dequantized each time. With `eight` products are done in 8 bits.
     """
 
     weights: tuple[nf4.Nf4, ...]
@@ -49,6 +56,7 @@ class Product:
     work_a: Any = None
     work_b: Any = None
     held: Any = None
+    eight: Eight | None = None
 
     @property
     def rows(self) -> int:
@@ -79,18 +87,41 @@ class Product:
         """W of shape (N, K), of the dtype and on the device of `like`."""
         return self.held if self.held is not None else dequantized(self.weights, like.dtype, like.device)
 
-    def forward(self, x: Any, seed: int | None) -> tuple[Any, Any]:
-        """(y, u); u is None without adapters."""
-        weight = self.weight(x)
-        if not self.adapters:
-            return x @ weight.T, None
+    def forward(self, x: Any, seed: int | None, onto: Any = None) -> tuple[Any, Any]:
+        """(y + onto, u); u is None without adapters."""
         side = self._side(seed)
-        u = lora.down(x, self.work_a, side)
-        return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
+        u = lora.down(x, self.work_a, side) if self.adapters else None
+        if self.eight is not None and self.eight.forward:
+            beside = Beside(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank, onto=onto)
+            return self.eight.product(x, beside), u
+        weight = self.weight(x)
+        if u is None:
+            return (x @ weight.T if onto is None else torch.addmm(onto, x, weight.T)), None
+        y = lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T)
+        return (y if onto is None else y.add_(onto)), u
+
+    def forward_activated(self, joined: Any, seed: int | None, onto: Any) -> tuple[Any, Any]:
+        """`forward` of swiglu(joined), which is not written in 16 bits where nothing but the product wants it."""
+        eight = self.eight
+        if self.adapters or eight is None or not eight.forward or eight.columns is None:
+            return self.forward(swiglu(joined), seed, onto)
+        return eight.product_of(swiglu_rows(joined, eight.columns), joined.dtype, Beside(onto=onto)), None
+
+    def activated_gradient(self, joined: Any, d_act: Any, *, keep_act: bool) -> Any:
+        """The gradient of `joined`, this product's y, from d_act, that of swiglu(joined): what `backward` takes as d_y.
+
+        Both are used up; with `keep_act`, d_act is swiglu(joined) afterwards.
+        """
+        if self.adapters or self.eight is None:
+            swiglu_backward_(joined, d_act, keep_act=keep_act)
+            return joined
+        return swiglu_backward_rows(joined, d_act, self.eight.scales, keep_act=keep_act)
 
     def backward(self, d_y: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, tuple[Any, ...]]:
-        """(d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`."""
-        d_x = d_y @ self.weight(d_y)
+        """(d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`, d_y without adapters `Rows`."""
+        if self.eight is not None and isinstance(d_y, Rows):
+            return self.eight.input_gradient_of(d_y, (x.total if isinstance(x, Normed) else x).dtype), ()
+        d_x = self._frozen_gradient(d_y)
         if not self.adapters:
             return d_x, ()
         d_u, side = self.small_gradient(d_y), self._side(seed)
@@ -101,11 +132,15 @@ class Product:
 
     def input_gradient(self, d_y: Any, seed: int | None) -> tuple[Any, Any]:
         """(d_x, d_u), without x."""
-        d_x = d_y @ self.weight(d_y)
+        d_x = self._frozen_gradient(d_y)
         d_u = self.small_gradient(d_y)
         if d_u is not None:
             lora.add_input_gradient_(d_x, d_u, self.work_a, self._side(seed))
         return d_x, d_u
+
+    def _frozen_gradient(self, d_y: Any) -> Any:
+        """d_y W."""
+        return d_y @ self.weight(d_y) if self.eight is None else self.eight.input_gradient(d_y)
 
     def small_gradient(self, d_y: Any) -> Any:
         """d_u (T, n R), None without adapters."""

@@ -16,10 +16,8 @@ import time
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
-from bench.data.trial_inputs import check_trial
 from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Record
-from bench.records import Trial
 from bench.records.durable import write_atomic
 from bench.records.result import End
 from bench.records.run import Progress
@@ -36,11 +34,7 @@ def put_into(project: Path) -> Path:
     return project / "bench" / "kinds" / "finetune" / HOLD.name
 
 
-def check_inputs(trial: Trial) -> Inputs:
-    return check_trial(trial)
-
-
-def follow(_request: object, _trial: object, _machines: object, stops: Stops) -> int:
+def follow(_trial: object, _machines: object, stops: Stops) -> int:
     """Another machine's share: nothing to do until it is ended."""
     while True:
         time.sleep(STEP_SEC)

@@ -173,6 +173,28 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
     assert furthest(other[1], one[1]) < 2e-5
 
 
+@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj")])
+@pytest.mark.parametrize("products", ["eight_backward", "eight"])
+def test_products_in_8_bits_have_nearly_the_references_gradients(modules, build, monkeypatch, targets, products):
+    monkeypatch.setattr(fast.in_eight_bits, "why_not", lambda *_: None)  # the arithmetic in plain PyTorch
+    how = {"lora_targets": targets}
+    step, trial = build("fast", products=products, held_layers=1, **how)
+    batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
+    loss, gradients = loss_and_gradients(with_random_b(step), batch)
+    exact_loss, exact = loss_and_gradients(with_random_b(build("fast", **how)[0]), batch)
+    assert step.notes == (f"products {products}",)
+    with torch.no_grad():  # evaluated in 16 bits
+        assert float(step.model.eval()(batch.input_ids, batch.labels).loss) == pytest.approx(exact_loss, rel=1e-6)
+    assert loss == pytest.approx(exact_loss, rel=1e-6 if products == "eight_backward" else 0.01)
+    assert 1e-4 < furthest(gradients, exact) < 0.1
+
+
+def test_products_in_8_bits_keep_bf16_and_say_why_where_they_do_not_fit(build):
+    step, _ = build("fast", products="eight")
+    assert step.recipe == "fast"
+    assert step.notes == ("products bf16 (eight is not for this: no GPU)",)
+
+
 @pytest.mark.parametrize("model", ["llama", "angles by length"])
 def test_batches_of_changing_lengths_have_the_references_gradients(modules, build, model):
     (step, trial), (reference, _) = build("fast", model, layout="varlen"), build("reference", model)

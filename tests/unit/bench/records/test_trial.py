@@ -31,6 +31,7 @@ IMPOSSIBLE = {
     "checkpoint_every": [0, 1025, 2],  # the reference has no choice of layers, no host to move them to, and holds none
     "offload_checkpoints": [True],
     "held_layers": [1, -1],
+    "products": ["mine", "eight"],  # nor any other products
     "data_workers": [-1, 65],
     "world_size": [0, 1025, 2],  # a training is one rank
     "new_tokens": [0, 65_537],

@@ -1,0 +1,175 @@
+"""Products in 8 bits: every Triton kernel against its plain PyTorch reference, at shapes that fit no tile.
+
+    python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_eight_bits.py
+
+Not covered: GPUs before Hopper, whose tiles are compiled but not run (`test_the_tiles_fit_an_a10`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from bench.kernels import nf4, swiglu  # noqa: E402 - after the skips
+from bench.kernels.eight_bits import product, rows, weights  # noqa: E402
+from bench.kernels.eight_bits import swiglu as eight_swiglu  # noqa: E402
+
+DRIVER = Path("/dev/nvidiactl")
+A10_SHARED_BYTES = 99 << 10
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+on_gpu = pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing")
+SHAPES = [(1, 64, 64), (37, 192, 320), (300, 576, 1536), (257, 4096, 1088)]  # tokens, rows, columns
+
+
+def random(*shape: int) -> Any:
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def error(found: Any, expected: Any) -> float:
+    found, expected = found.double(), expected.double()
+    assert found.shape == expected.shape
+    return float((found - expected).norm() / expected.norm())
+
+
+def weight(height: int, width: int) -> nf4.Nf4:
+    """NF4 with every code, and scales of both signs and of all sizes down to 0."""
+    blocks = height * width // nf4.BLOCK
+    return nf4.Nf4(
+        shape=(height, width),
+        dtype=torch.bfloat16,
+        packed=torch.randint(0, 256, (height * width // 2,), dtype=torch.uint8, device="cuda"),
+        levels=torch.tensor(weights.NF4, device="cuda"),
+        scales=torch.randint(0, 256, (blocks,), dtype=torch.uint8, device="cuda"),
+        scale_levels=torch.linspace(-1, 1, 256, device="cuda"),
+        scale_scales=torch.rand(-(-blocks // nf4.SCALE_BLOCK), device="cuda"),
+        offset=torch.zeros(1, device="cuda"),
+    )
+
+
+def joined(height: int, width: int) -> tuple[nf4.Nf4, ...]:
+    """Three weights one below the other."""
+    return weight(height // 2, width), weight(height // 4, width), weight(height - height // 2 - height // 4, width)
+
+
+def apart(width: int) -> rows.Columns:
+    return rows.columns_apart(torch.tensor([3, 11, width - 1], device="cuda"), width)
+
+
+@on_gpu
+@pytest.mark.parametrize(("tokens", "width"), [(tokens, width) for tokens, _, width in SHAPES])
+def test_activations_become_what_the_reference_says(tokens, width):
+    x = random(tokens, width)
+    for choice in ({}, {"columns": apart(width)}, {"factors": torch.rand(width, device="cuda") + 0.5}):
+        found, expected = rows.rows(x, **choice), rows.rows_reference(x, **choice)
+        assert error(found.scales, expected.scales) < 1e-6
+        # The last bit of a quotient may fall to either side of a half.
+        assert float((found.values != expected.values).float().mean()) < 2e-3
+        assert int((found.values.int() - expected.values.int()).abs().max()) <= 1
+        assert expected.apart is None or torch.equal(found.apart, expected.apart)
+
+
+@on_gpu
+@pytest.mark.parametrize(("height", "width"), [(height, width) for _, height, width in SHAPES])
+def test_weights_are_those_of_the_reference_to_one_step_and_equal_in_both_orientations(height, width):
+    parts = joined(height, width)
+    scales = weights.scales_of(parts)
+    found, turned = weights.as_it_is(parts, scales), weights.transposed(parts, scales)
+    expected = weights.reference(parts, scales)
+    assert torch.equal(found.T, turned)
+    assert int((found.int() - expected.int()).abs().max()) <= 1
+    assert float((found != expected).float().mean()) < 0.03
+
+
+@on_gpu
+@pytest.mark.parametrize("tiles", [product.HOPPER, product.HOPPER_LONG, product.AMPERE])
+@pytest.mark.parametrize(("tokens", "height", "width"), SHAPES)
+def test_a_product_and_all_that_stands_beside_it(tokens, height, width, tiles):
+    parts, columns, rank = joined(height, width), apart(width), 24
+    scales = weights.scales_of(parts)
+    a, b = rows.rows(random(tokens, width), columns=columns), rows.Rows(values=weights.as_it_is(parts, scales))
+    beside = product.Beside(
+        apart=random(height, 3), u=random(tokens, 2 * rank), work_b=random(height, rank),
+        columns=(slice(0, height // 3), slice(height // 2, height)), rank=rank, onto=random(tokens, height),
+    )  # fmt: skip
+    for right in (b, rows.Rows(values=b.values, scales=scales)):
+        for what in (product.NOTHING, beside):
+            if what is product.NOTHING or a.apart is not None:
+                expected = product.product_reference(a, right, what, torch.float32)
+                found = product.product(a, right, what, dtype=torch.bfloat16, tiles=tiles)
+                assert error(found, expected) < 4e-3
+                assert torch.equal(found, product.product(a, right, what, dtype=torch.bfloat16, tiles=tiles))
+
+
+@on_gpu
+@pytest.mark.parametrize(("tokens", "inner"), [(1, 64), (37, 1536), (130, 14336)])
+def test_swiglu_writes_what_it_would_have_written_in_16_bits(tokens, inner):
+    gate_up, d_act, columns = random(tokens, 2 * inner), random(tokens, inner), apart(inner)
+    factors = torch.rand(2 * inner, device="cuda") + 0.5
+    act = swiglu.swiglu(gate_up)
+    found, expected = eight_swiglu.swiglu_rows(gate_up, columns), rows.rows(act, columns=columns)
+    assert torch.equal(found.apart, expected.apart)
+    assert error(found.scales, expected.scales) < 1e-6
+    assert float((found.values != expected.values).float().mean()) < 2e-3
+    expected = rows.rows_reference(swiglu.swiglu_backward_reference(gate_up, d_act), factors=factors)
+    found = eight_swiglu.swiglu_backward_rows(gate_up, d_act, factors, keep_act=True)
+    assert error(found.scales, expected.scales) < 1e-2
+    assert (
+        error(found.values.float() * found.scales[:, None], expected.values.float() * expected.scales[:, None]) < 4e-3
+    )
+    assert torch.equal(d_act, act)
+
+
+@on_gpu
+def test_what_is_not_finite_stays_so_and_what_is_nothing_becomes_zero():
+    x = random(6, 128)
+    x[1], x[2, 7], x[3, 5], x[4] = 0, float("nan"), float("inf"), 1e-38
+    b = rows.rows(random(64, 128))
+    y = product.product(rows.rows(x), b, dtype=torch.bfloat16)
+    assert y[[0, 5]].isfinite().all()
+    assert not y[[2, 3]].isfinite().any()
+    assert (y[[1, 4]] == 0).all()
+
+
+@on_gpu
+def test_columns_a_thousand_times_the_rest_cost_nothing_when_they_stand_apart():
+    x, w = random(64, 512), random(128, 512)
+    x[:, [5, 99]] *= 1000
+    exact = x.double() @ w.double().T
+    columns = rows.columns_apart(torch.tensor([5, 99], device="cuda"), 512)
+    b = rows.rows(w)
+    plain = product.product(rows.rows(x), b, dtype=torch.float32)
+    beside = product.Beside(apart=w[:, columns.numbers].contiguous())
+    better = product.product(rows.rows(x, columns=columns), b, beside, dtype=torch.float32)
+    rest = x.double().index_fill(1, columns.numbers, 0) @ w.double().T  # what the other columns add
+    assert (better.double() - exact).norm() / rest.norm() < 0.02
+    assert (plain.double() - exact).norm() / rest.norm() > 0.5
+
+
+def test_the_tiles_fit_an_a10():
+    """Compiled for compute capability 8.6, where no such GPU is: shared memory within its 99 KiB."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    tiles, bf16 = product.AMPERE, "*bf16"
+    constants = {
+        "HAS_SCALES": True, "HAS_APART": True, "APART": 32, "TARGETS": 3, "RANK": 16, "RANKS": 16, "ONTO": True,
+        "TOKENS": tiles.tokens, "COLUMNS": tiles.columns, "INNER": tiles.inner, "GROUP": product.GROUP, "TMA": False,
+        "PROGRAMS": 1, "PERSISTENT": False,
+    }  # fmt: skip
+    pointers = {"a": "*i8", "b": "*i8", "scales_a": "*fp32", "scales_b": "*fp32"}
+    pointers |= dict.fromkeys(("y", "left_apart", "right_apart", "u", "work_b", "onto"), bf16)
+    names = [parameter.name for parameter in product._eight_product.params]
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    source = ASTSource(
+        fn=product._eight_product,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 86, 32), options={"num_warps": tiles.warps, "num_stages": tiles.stages}
+    )
+    assert made.metadata.shared <= A10_SHARED_BYTES
+    assert "mma.sync" in made.asm["ptx"]

@@ -1,0 +1,116 @@
+"""Products in 8 bits in plain PyTorch: what is rounded, what stands apart, what is not finite.
+
+The Triton side is compared with these references on a GPU: tests/gpu/test_eight_bits.py.
+"""
+
+import pytest
+import torch
+
+from bench.kernels import nf4, swiglu
+from bench.kernels.eight_bits import product, rows, weights
+from bench.kernels.eight_bits import swiglu as eight_swiglu
+
+STEP = 0.5 / 127  # of a row's largest number: the most that rounding moves a number
+
+
+def weight(height, width):
+    blocks = height * width // nf4.BLOCK
+    return nf4.Nf4(
+        shape=(height, width),
+        dtype=torch.float32,
+        packed=torch.randint(0, 256, (height * width // 2,), dtype=torch.uint8),
+        levels=torch.tensor(weights.NF4),
+        scales=torch.randint(1, 256, (blocks,), dtype=torch.uint8),
+        scale_levels=torch.linspace(0, 1, 256),
+        scale_scales=torch.rand(-(-blocks // nf4.SCALE_BLOCK)) + 0.5,
+        offset=torch.zeros(1),
+    )
+
+
+def apart(width, *numbers):
+    return rows.columns_apart(torch.tensor(numbers), width)
+
+
+def test_no_number_moves_by_more_than_half_a_step_of_its_row():
+    x = torch.randn(9, 64) * torch.logspace(-3, 3, 9)[:, None]
+    found = rows.rows(x)
+    moved = (found.values.float() * found.scales[:, None] - x).abs()
+    assert (moved <= 1.001 * STEP * x.abs().amax(1, keepdim=True)).all()
+
+
+def test_columns_apart_stay_as_they_are_and_do_not_coarsen_the_others():
+    x = torch.randn(5, 64)
+    x[:, 7] *= 1000
+    found = rows.rows(x, columns=apart(64, 7, 20))
+    assert torch.equal(found.apart, x[:, [7, 20]])
+    assert not found.values[:, [7, 20]].any()
+    rest = x.index_fill(1, torch.tensor([7, 20]), 0)
+    assert (found.values.float() * found.scales[:, None] - rest).abs().max() <= 1.001 * STEP * rest.abs().max()
+
+
+def test_factors_multiply_the_columns_first():
+    x, factors = torch.randn(5, 64), torch.rand(64) + 0.5
+    found, expected = rows.rows(x, factors=factors), rows.rows(x * factors)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.scales, expected.scales)
+
+
+def test_a_row_that_is_not_finite_stays_so_and_one_of_nothing_becomes_zero():
+    x = torch.randn(5, 64)
+    x[1], x[2, 7], x[3, 5], x[4] = 0, float("nan"), float("-inf"), 1e-38
+    y = product.product(rows.rows(x), rows.rows(torch.randn(8, 64)), dtype=torch.float32)
+    assert y[0].isfinite().all()
+    assert not y[2:4].isfinite().any()
+    assert (y[[1, 4]] == 0).all()
+
+
+def test_a_weight_is_the_same_in_both_orientations():
+    parts = (weight(32, 64), weight(8, 64))
+    scales = weights.scales_of(parts)
+    values = weights.as_it_is(parts, scales)
+    assert torch.equal(values.T, weights.transposed(parts, scales))
+    whole = torch.cat([nf4.dequantize_reference(part) for part in parts])
+    assert ((values * scales[:, None] - whole).abs() <= 1.001 * STEP * whole.abs().amax(1, keepdim=True)).all()
+
+
+def test_a_product_is_that_of_the_numbers_with_what_stands_beside_it():
+    x, parts, rank = torch.randn(7, 64), (weight(24, 64),), 4
+    scales, columns = weights.scales_of(parts), apart(64, 3, 60)
+    whole = nf4.dequantize_reference(parts[0])
+    u, work_b, onto = torch.randn(7, 2 * rank), torch.randn(24, rank), torch.randn(7, 24)
+    beside = product.Beside(
+        apart=whole[:, columns.numbers], u=u, work_b=work_b, columns=(slice(0, 8), slice(16, 24)), rank=rank, onto=onto
+    )
+    b = rows.Rows(values=weights.as_it_is(parts, scales), scales=scales)
+    found = product.product(rows.rows(x, columns=columns), b, beside, dtype=torch.float32)
+    exact = x @ whole.T + onto
+    exact[:, :8] += u[:, :rank] @ work_b[:8].T
+    exact[:, 16:] += u[:, rank:] @ work_b[16:].T
+    assert (found - exact).norm() / exact.norm() < 0.01
+    d_y = torch.randn(7, 24)
+    turned = rows.Rows(values=weights.transposed(parts, scales))
+    d_x = product.product(rows.rows(d_y, factors=scales), turned, dtype=torch.float32)
+    assert (d_x - d_y @ whole).norm() / (d_y @ whole).norm() < 0.01
+
+
+def test_swiglu_in_8_bits_is_swiglu_and_then_8_bits():
+    joined, d_act, columns = torch.randn(6, 128), torch.randn(6, 64), apart(64, 1)
+    factors, act = torch.rand(128), swiglu.swiglu_reference(joined)
+    found, expected = eight_swiglu.swiglu_rows(joined, columns), rows.rows(act, columns=columns)
+    assert torch.equal(found.values, expected.values)
+    expected = rows.rows(swiglu.swiglu_backward_reference(joined, d_act), factors=factors)
+    assert torch.equal(eight_swiglu.swiglu_backward_rows(joined, d_act, factors, keep_act=True).values, expected.values)
+    assert torch.equal(d_act, act)
+
+
+@pytest.mark.parametrize(
+    ("width", "capability", "expected"),
+    [
+        (4096, (9, 0), product.HOPPER),
+        (14336, (9, 0), product.HOPPER_LONG),
+        (4096, (8, 6), product.AMPERE),
+        (14336, (8, 0), product.AMPERE),
+    ],
+)
+def test_the_copy_engine_is_used_where_there_is_one(width, capability, expected):
+    assert product.tiles_for(width, capability) is expected
