@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
-WAIT_SEC = 120.0
+WAIT_SEC = 240.0
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from bench.records.result import End, TrialResult
 from tests.support.hosts.rankpids import alive, end
 
 WAIT_SEC = 150.0
-SILENCE_SEC = 4
+SILENCE_SEC = 15  # where many processes share few cores, a rank that imports is silent for seconds
 pytestmark = pytest.mark.slow
 
 
@@ -114,11 +114,11 @@ def test_a_rank_that_is_killed_or_hangs_fails_the_trial_by_its_name(start, tmp_p
     below = descendants(process.pid)
     assert set(ranks.values()) <= set(below)
     os.kill(ranks[1], number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 1
     result = TrialResult.read(tmp_path / "result.json")
     assert result.status is End.FAILED
-    assert str(result.reason).startswith(f"RankFailed: rank 1 {fate} in measure step ")
+    assert str(result.reason).startswith(f"RankKilled: rank 1 {fate} in measure step ")
     assert more in str(result.reason)
     assert result.metrics is not None  # what was measured until then
     assert (alive(below), left_in(tmp_path)) == ([], [])
