@@ -20,6 +20,8 @@ from tasks.connect.cluster import cluster_of
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import load
 
+_LONGEST_LINE = 1 << 16
+
 
 def show_status(context: Context) -> None:
     settings, screen = load(context), console()
@@ -71,7 +73,7 @@ def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool
         else:
             flags += [name, f"--container={settings.fleet.pods.container}"]
         try:
-            code = _hand_over(cluster.kubectl.argv("logs", *flags))
+            code = _show(cluster.kubectl.argv("logs", *flags))
         except KeyboardInterrupt:
             if follow:
                 return  # the usual way to leave
@@ -95,6 +97,22 @@ def pod_name(cluster: Cluster, asked: str | None) -> str:
     if asked in names:
         return asked
     raise UsageError(f"there is no pod {asked!r}; there are {', '.join(names)}; an index (0, 1, ...) does too")
+
+
+def _show(argv: tuple[str, ...]) -> int:
+    """Run kubectl and print what it brings, which may be anything: through our own output; its exit code."""
+    try:
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+            assert process.stdout is not None  # noqa: S101 - for the type checker
+            try:
+                while piece := process.stdout.readline(_LONGEST_LINE):
+                    print(piece, end="", flush=True)
+            except BaseException:  # Ctrl-C, or nobody reads any more
+                process.terminate()
+                raise
+        return process.returncode
+    except OSError as error:
+        raise not_installed(error) from None
 
 
 def _hand_over(argv: tuple[str, ...]) -> int:

@@ -28,7 +28,8 @@ ASK_SEC = 120.0
 ANSWER_BYTES = 16 << 20
 LINE_BYTES = 1 << 16
 SHOWN_EVERY_SEC = 2.0
-STALL_SHOWN_SEC, STALL_ENDS_SEC = 60.0, 300.0
+STALL_SHOWN_SEC = 60.0
+STALL_ENDS_SEC = 900.0  # a registry may take minutes over the last byte of a layer: it checks and moves gigabytes
 FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 # Failures that were seen to pass: a connection cut or refused, a registry restarting or overloaded, and an upload
 # session that the registry forgot (often after a commit that succeeded).
@@ -191,7 +192,7 @@ def step_that_failed(lines: list[str]) -> str | None:
 def follow_push(watcher: Watcher, argv: list[str], environment: dict[str, str], to: str) -> tuple[int, list[str]]:
     """`follow` for a push to `to`, with the bytes that move: the client tells them to a terminal alone.
 
-    A push that moves nothing is named each minute, and ended after five as if the connection had broken.
+    A push that moves nothing is named each minute, and ended after fifteen as if the connection had broken.
     """
     stalled, moved, last = _Stalled(to), _Moved(), deque[str](maxlen=200)
     shown = time.monotonic()

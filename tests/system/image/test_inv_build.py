@@ -167,6 +167,17 @@ def test_weights_have_layers_of_their_own_which_an_edit_and_a_new_stack_leave_al
     assert "is built" in build_vm.inv(*words, "build", check=True).stdout
 
 
+def test_a_step_that_fails_is_told_by_its_own_last_words_and_its_log_is_here(build_vm: BuildVm) -> None:
+    settings = build_vm.folder / "extra.yaml"
+    settings.write_text(json.dumps({"image": {"extra_packages": ["nosuchpackage"]}}))
+    done = build_vm.inv("-f", str(settings), "build")
+    assert done.returncode == 1
+    assert "No matching distribution found for nosuchpackage (step [" in done.stderr
+    log = Path(done.stderr.strip().rpartition("; log: ")[2])
+    assert log.parent == build_vm.project / "results" / "jobs"
+    assert "nosuchpackage" in log.read_text()
+
+
 def test_a_model_that_is_not_there_is_named_with_what_brings_it(build_vm: BuildVm) -> None:
     done = build_vm.inv(*build_vm.models("nobody/Nothing"), "build")
     assert (done.returncode, done.stdout) == (2, "")
