@@ -20,6 +20,7 @@ from reports.figures.drawing.chart import Absent, Picture
 from reports.output import method
 from reports.read.run import Run
 from reports.summary import highlights, sentences
+from reports.summary.cautions import MOST_SHOWN
 from reports.summary.summary import ConfigurationRow, Summary
 
 INDEX_FILE = "index.html"
@@ -67,6 +68,7 @@ def render(
         s=summary,
         rows=_shown(summary),
         most_failures=MOST_FAILURES,
+        most_cautions=MOST_SHOWN,
         run=summary.record,
         recommendation=sentences.recommendation(summary),
         recommended=highlights.recommended(summary),

@@ -6,6 +6,7 @@ from reports import text
 from reports.figures.drawing.chart import Absent, Picture
 from reports.output import method
 from reports.summary import highlights, sentences
+from reports.summary.cautions import MOST_SHOWN
 from reports.summary.summary import ConfigurationRow, Summary
 
 _md = text.markdown
@@ -20,7 +21,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
     if summary.profile_note:
         parts.append(f"> **{_md(summary.profile_note)}**")
     if summary.cautions:
-        parts.append("\n".join(["Keep in mind:", "", *(f"- {_md(one)}" for one in summary.cautions)]))
+        parts += _cautions(summary.cautions)
     parts.append(_table(("", ""), [(name, value) for name, value in method.facts(summary)]))
     if summary.rows:
         parts += ["## Configurations", _configurations(summary)]
@@ -39,6 +40,16 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
     parts += ["## Method", *(_md(one) for one in method.paragraphs(summary))]
     parts += ["## Fingerprint", *_fingerprint(summary)]
     return "\n\n".join(parts) + "\n"
+
+
+def _cautions(found: Sequence[str]) -> list[str]:
+    lines = [f"- {_md(one)}" for one in found]
+    shown, folded = lines[:MOST_SHOWN], lines[MOST_SHOWN:]
+    parts = ["Keep in mind:", "\n".join(shown)]
+    if folded:
+        head = f"<details><summary>{len(folded)} more</summary>"
+        parts += [head, "\n".join(folded), "</details>"]
+    return parts
 
 
 def _configurations(summary: Summary) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.result import TrialResult
+from bench.records.result import End, TrialResult
 from bench.records.run import RunRecord
 from reports import text
 
 CPU = "CPU"
+NO_DEVICE = "device unknown"
 
 # What differs from trial to trial by nature: what it trained, the moment, and which of several equal GPUs it had.
 _OWN = frozenset(
@@ -64,11 +65,13 @@ class Hosts:
 def hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     """Read every result's fingerprint. Results without one (written by collect) say nothing."""
     known = [result for result in results if result.fingerprint]
-    devices = tuple(dict.fromkeys(device(result.fingerprint) for result in known))
+    told = dict.fromkeys(device(result.fingerprint) for result in known)
+    # A trial that was stopped before it looked says nothing of its device.
+    devices = tuple(one for one in told if one != NO_DEVICE) or tuple(told)
     common, differences = _compare([(result, flatten(result.fingerprint)) for result in known])
     return Hosts(
         devices=devices,
-        device=" and ".join(devices) or "device unknown",
+        device=" and ".join(devices) or NO_DEVICE,
         common=common,
         differences=differences,
         contention=_contention(record, [result.fingerprint for result in known]),
@@ -99,6 +102,8 @@ def _compare(flat: list[tuple[TrialResult, dict[str, str]]]) -> tuple[dict[str, 
         for result, document in flat:
             if result.trial.kind not in kinds:
                 continue
+            if key not in document and result.status is not End.SUCCEEDED:
+                continue  # it ended before it knew
             holders.setdefault(document.get(key, "not reported"), []).append(result)
         if len(holders) == 1 or (key in _SIZES and _are_alike(list(holders))):
             common[key] = next(iter(holders))
@@ -129,9 +134,9 @@ def _places(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ..
 
 
 def device(document: Mapping[str, Any]) -> str:
-    """The GPU's name, "CPU", or "device unknown"."""
+    """The GPU's name, "CPU", or NO_DEVICE."""
     name = document.get("gpu_name")
-    return str(name) if name else CPU if document.get("device") == "cpu" else "device unknown"
+    return str(name) if name else CPU if document.get("device") == "cpu" else NO_DEVICE
 
 
 def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:

@@ -87,9 +87,9 @@ def _own(values: Sequence[float]) -> Spread:
     return Spread(sd=float(np.std(values, ddof=1)), df=len(values) - 1.0, is_own=True)
 
 
-def worker_effects(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Worker to how much more than the middle worker it takes, as a logarithm: the median over the configurations that
-    every worker ran. Empty with fewer than three workers, where nobody can say which is the odd one.
+def slower_workers(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Worker to how much more than the middle worker it takes, as a logarithm, in at least three quarters of the
+    configurations that every worker ran. Empty with fewer than three workers: nobody can say which is the odd one.
     """
     workers = sorted({worker for found in cells.values() for worker in found})
     shared = [found for found in cells.values() if len(found) == len(workers)]
@@ -97,7 +97,7 @@ def worker_effects(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]
         return {}
     table = np.array([[found[worker] for worker in workers] for found in shared])
     away = table - np.median(table, axis=1, keepdims=True)
-    return dict(zip(workers, np.median(away, axis=0).tolist(), strict=True))
+    return dict(zip(workers, np.quantile(away, 0.25, axis=0, method="lower").tolist(), strict=True))
 
 
 def _left_over(table: Floats, *, by_worker: bool) -> Floats:

@@ -34,6 +34,7 @@ AMOUNTS = ("samples", "tokens", "useful_tokens")
 OUTLIER_SDS, OUTLIER_SHARE = 5.0, 0.02  # beyond 5 standard deviations, and by at least 2 %
 DRIFT_SES, DRIFT_SHARE = 3.5, 0.02  # beyond 3.5 standard errors, and by at least 2 % from first to last step
 DRIFT_LEAST_STEPS = 10
+LEVELS_SDS, LEVELS_SHARE = 5.0, 0.01  # two levels of clocks: this far apart, in standard deviations and at least
 _MOST_CORRELATED = 0.9
 _SD_OF_MAD = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _SE_OF_MEDIAN = math.sqrt(math.pi / 2.0)  # a normal sample's standard error of the median over that of the mean
@@ -99,6 +100,7 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 effective_steps=float(columns["effective"][row]),
                 outliers=int(columns["outliers"][row]),
                 drift_percent=100.0 * math.expm1(float(columns["drift"][row])) if length >= DRIFT_LEAST_STEPS else None,
+                levels_percent=100.0 * math.expm1(levels) if (levels := float(columns["levels"][row])) else None,
                 drifts=bool(columns["drifts"][row]),
             )
     return [described[place] for place in range(len(processes))]
@@ -138,9 +140,33 @@ def _columns(steps: Floats, length: int) -> dict[str, Floats]:
         "effective": effective,
         "se": _SE_OF_MEDIAN * sd / np.sqrt(effective),
         "outliers": outliers.astype(np.float64),
+        "levels": _levels(steps, median, sd),
         "drift": drift,
         "drifts": (np.abs(drift) > np.maximum(DRIFT_SES * error, DRIFT_SHARE)).astype(np.float64),
     }
+
+
+def _levels(steps: Floats, median: Floats, sd: Floats) -> Floats:
+    """How far apart the two levels are between which a row jumps; 0 where it does not.
+
+    Each row is cut in two where that leaves the least scatter, each part a fifth of the steps at least. One cloud of
+    steps, however skewed, leaves parts fewer than LEVELS_SDS of their own standard deviations apart.
+    """
+    length = steps.shape[1]
+    fifth = -(-length // 5)
+    if length < DRIFT_LEAST_STEPS:
+        return np.zeros(len(steps))
+    reach = np.maximum(5.0 * sd, OUTLIER_SHARE)[:, None]
+    ordered = np.sort(np.clip(steps - median[:, None], -reach, reach), axis=1)
+    sums, squares = np.cumsum(ordered, axis=1), np.cumsum(ordered * ordered, axis=1)
+    below = np.arange(fifth, length - fifth + 1)
+    low, high = sums[:, below - 1] / below, (sums[:, -1:] - sums[:, below - 1]) / (length - below)
+    left = squares[:, -1:] - below * low**2 - (length - below) * high**2
+    best = left.argmin(axis=1)
+    rows = np.arange(len(steps))
+    apart = high[rows, best] - low[rows, best]
+    within = np.sqrt(np.maximum(left[rows, best], 0.0) / (length - 2))
+    return np.where(apart > np.maximum(LEVELS_SDS * within, LEVELS_SHARE), apart, 0.0)
 
 
 def _lag1(rows: Floats) -> Floats:

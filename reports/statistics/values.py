@@ -19,8 +19,9 @@ class Process:
 
     `steps` are the step times in seconds. `noise_percent` is a step's standard deviation without its outliers, and
     `standard_error` that of the logarithm of `step_time_sec`, autocorrelation respected. `effective_steps` is how many
-    independent steps these are worth. `drift_percent` is how much slower the last step is than the first along a
-    straight line, None below DRIFT_LEAST_STEPS steps; `drifts` says that this is more than noise.
+    independent steps these are worth. `levels_percent` is how far apart the two speeds are between which its steps
+    jump, None where they do not. `drift_percent` is how much slower the last step is than the first along a straight
+    line, None below DRIFT_LEAST_STEPS steps; `drifts` says that this is more than noise.
     """
 
     process: str
@@ -38,6 +39,7 @@ class Process:
     autocorrelation: float
     effective_steps: float
     outliers: int
+    levels_percent: float | None
     drift_percent: float | None
     drifts: bool
 

@@ -3,7 +3,8 @@
 summary: the values of a whole report, a row per configuration
 summarize: a loaded run and prices to a summary
 choice: which configuration to train with, and what cannot be told from it
-sentences: recommendation, finding, cautions
+sentences: recommendation and finding
+cautions: what to keep in mind, a line for each cause, the worst first
 highlights: the numbers of the first screen
 cost: speed to dollars
 prices: the table of prices, read and checked

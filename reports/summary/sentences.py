@@ -1,20 +1,16 @@
-"""The report's words: the finding in one sentence with its interval, and what to keep in mind when reading it."""
+"""The report's words: the finding and the recommendation, each a sentence with its interval."""
 
 from collections.abc import Sequence
 
-from bench.records.result import End, TrialResult
+from bench.records.result import End
 from bench.records.run import RunRecord
 from reports import text
 from reports.read import measurements
-from reports.read.fingerprint import CPU, Hosts
+from reports.read.fingerprint import Hosts
 from reports.read.run import Run
 from reports.statistics.values import Measured
 from reports.summary.choice import Choice, choose
-from reports.summary.cost import Price
 from reports.summary.summary import ConfigurationRow, Other, Summary
-
-# Above this, workers of one fleet are no longer alike enough for one number to stand for all of them.
-NOTABLE_SPREAD = 1.10
 
 
 def finding(
@@ -29,8 +25,10 @@ def finding(
     if not measured:
         taken = _taken(others, run, hosts)
         if rows and taken:
-            return f"No training trial succeeded ({_ends(rows)}), so nothing is compared. {taken}"
-        return taken or f"No trial of this run succeeded ({_ends((*rows, *others))}): there is nothing to compare."
+            return f"No training trial succeeded ({ends_in_words(rows)}), so nothing is compared. {taken}"
+        return (
+            taken or f"No trial of this run succeeded ({ends_in_words((*rows, *others))}): there is nothing to compare."
+        )
     compared = [row for row in measured if row.samples_ratio is not None]
     if not compared:
         best = max(measured, key=lambda row: row.samples_rate)
@@ -122,61 +120,6 @@ def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | N
     )
 
 
-def cautions(
-    rows: tuple[ConfigurationRow, ...],
-    others: tuple[Other, ...],
-    baseline: str,
-    hosts: Hosts,
-    price: Price | None,
-    rejected: int,
-) -> tuple[str, ...]:
-    """What a careful reader should know before believing the tables; empty when all is well."""
-    found = []
-    every: tuple[ConfigurationRow | Other, ...] = (*rows, *others)
-    incomplete = sum(one.planned - one.succeeded for one in every)
-    if incomplete:
-        planned = sum(one.planned for one in every)
-        gave = "did not succeed" if others else "gave no measurement"
-        found.append(
-            f"{incomplete} of {text.count(planned, 'planned trial')} {gave} ({_ends(every)}); "
-            "the numbers are over the others."
-        )
-    if rejected:
-        found.append(f"{text.count(rejected, 'file was', 'files were')} rejected; each is listed with its reason.")
-    by_label = {row.label: row for row in rows}
-    if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
-        found.append(f"{baseline} has no successful trial, so no configuration can be compared with it.")
-    if len(hosts.devices) > 1:
-        found.append(f"The workers have different devices ({', '.join(hosts.devices)}): their numbers are mixed.")
-    if hosts.differences:
-        keys = text.listing([one.key for one in hosts.differences])
-        differ = "differs" if len(hosts.differences) == 1 else "differ"
-        found.append(f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint says where.")
-    if hosts.contention is not None:
-        found.append(hosts.contention)
-    if price is not None and CPU in hosts.devices:
-        found.append("The price is a GPU's, the speed a CPU's: the dollars only show how cost follows speed.")
-    found += [
-        f"{row.label}: the slowest worker took {text.number(row.measured.worker_spread, 2)}x "
-        "the fastest worker's time for a step."
-        for row in rows
-        if row.measured is not None and (row.measured.worker_spread or 1.0) > NOTABLE_SPREAD
-    ]
-    return tuple(found)
-
-
-def flags(results: Sequence[TrialResult]) -> tuple[str, ...]:
-    """What the trials themselves say makes their numbers doubtful: a line each, with the trials that say it."""
-    who: dict[str, list[str]] = {}
-    for result in results:
-        for flag in dict.fromkeys(result.flags):
-            who.setdefault(flag, []).append(result.trial_id)
-    every = f"all {len(results)} trials"
-    return tuple(
-        f"{every if len(trials) == len(results) > 2 else text.some(trials)}: {flag}" for flag, trials in who.items()
-    )
-
-
 def _taken(others: tuple[Other, ...], run: Run, hosts: Hosts) -> str:
     """What trials of other kinds measured, each kind with its first quantity's range; empty where none succeeded."""
     kinds = dict.fromkeys(one.kind for one in others if one.succeeded and one.n_measurements)
@@ -214,7 +157,7 @@ def _place(amount: int, record: RunRecord, hosts: Hosts) -> str:
     return f"on {place} ({hosts.device}, profile {record.profile})"
 
 
-def _ends(rows: tuple[ConfigurationRow | Other, ...]) -> str:
+def ends_in_words(rows: tuple[ConfigurationRow | Other, ...]) -> str:
     totals = {end.value: sum(row.ends.get(end, 0) for row in rows) for end in End}
     totals["missing"] = sum(row.missing for row in rows)
     return ", ".join(f"{amount} {name}" for name, amount in totals.items() if amount) or "nothing was planned"

@@ -12,7 +12,7 @@ from reports.read import fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import configurations, processes
 from reports.statistics.values import Measured, Process, Ratio
-from reports.summary import cost, pivot, scaling, sentences
+from reports.summary import cautions, cost, pivot, scaling, sentences
 from reports.summary.prices import Pricing, choose
 from reports.summary.summary import PROFILE_NOTES, SETTINGS, ConfigurationRow, Failure, Other, Summary
 
@@ -87,10 +87,8 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         finding=sentences.finding(rows, others, baseline, run, hosts),
         second_finding=sentences.second_finding(rows, baseline),
         profile_note=note,
-        cautions=(
-            *sentences.cautions(rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected)),
-            *(f"{row.label}: {flag}." for row in rows if row.measured is not None for flag in row.measured.flags),
-            *sentences.flags(run.results),
+        cautions=cautions.cautions(
+            rows, others, baseline, hosts, priced[0] if priced else None, len(run.rejected), run.results
         ),
         hosts=hosts,
         prices=priced,

@@ -19,6 +19,7 @@ from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError
 from reports.statistics.values import Ratio
+from reports.summary.cautions import MOST_SHOWN
 from tasks.cli.interrupt import interrupted_by
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.folders import find_run
@@ -61,8 +62,10 @@ def show(made: ReportSummary, root: Path) -> None:
     console.print(Text(made.recommendation, style="bold"))
     if made.finding != made.recommendation:
         console.print(Text(made.finding))
-    for caution in made.cautions:
+    for caution in made.cautions[:MOST_SHOWN]:
         console.print(Text(f"! {caution}"))
+    if (folded := len(made.cautions) - MOST_SHOWN) > 0:
+        console.print(Text(f"! {folded} more on the page"))
     if made.rows:
         console.print(table(made))
     if made.others:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from reports.statistics import student
-from reports.statistics.pooling import Spread, spreads, worker_effects
+from reports.statistics.pooling import Spread, slower_workers, spreads
 
 
 def cells(table):
@@ -75,6 +75,6 @@ def test_the_tail_of_f_is_that_of_t_squared():
 
 
 def test_a_slow_worker_is_told_from_a_slow_configuration():
-    found = worker_effects(cells([[0.0, 0.0, 0.17], [1.0, 1.0, 1.17], [2.0, 2.5, 2.17]]))
+    found = slower_workers(cells([[0.0, 0.0, 0.17], [1.0, 1.0, 1.17], [2.0, 2.5, 2.17]]))
     assert found == {"w0": 0.0, "w1": 0.0, "w2": pytest.approx(0.17)}
-    assert worker_effects(cells([[0.0, 0.17]])) == {}
+    assert slower_workers(cells([[0.0, 0.17]])) == {}

@@ -1,0 +1,108 @@
+"""Cautions: one line a cause, the worst first, with the worker that it is about."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.records.result import End
+from reports.read.load import load
+from reports.statistics.processes import describe
+from reports.summary.summarize import summarize
+from tests.support.reports import synthetic
+from tests.unit.reports.statistics.test_configurations import steps
+
+HEAT = "throttled: hw_thermal_slowdown in {} % of samples"
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The cautions of a run of six configurations on four workers; `changed` alters results by worker and number."""
+
+    def make(changed=lambda result, _: result):
+        trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 7))
+        run = synthetic.record(trials)
+        tmp_path.mkdir(exist_ok=True)
+        run.write(tmp_path)
+        for number, plan in enumerate(run.planned):
+            result = synthetic.result(plan, exact=True)
+            synthetic.write_result(tmp_path, changed(result, number))
+        return summarize(load(tmp_path)).cautions
+
+    return make
+
+
+def slowed(result, factor):
+    return replace(
+        result, steps=replace(result.steps, step_time_sec=[second * factor for second in result.steps.step_time_sec])
+    )
+
+
+def hot(result, number):
+    if result.worker != "worker-4":
+        return result
+    return replace(slowed(result, 1.17), flags=[HEAT.format(20 + number)])
+
+
+def test_a_throttled_worker_is_one_line_with_how_slow_it_is_and_why(told):
+    assert told(hot) == (
+        "worker-4 is 17 % slower than the other workers, throttled: hw_thermal_slowdown in 43 % of samples "
+        "(6 of its 6 trials).",
+    )
+
+
+def test_the_worst_is_first(told):
+    def also_flagged(result, number):
+        result = hot(result, number)
+        return replace(result, flags=["process 7 was on the GPU"]) if number == 0 else result
+
+    found = told(also_flagged)
+    assert found[0].startswith("worker-4 is 17 % slower")
+    assert found[1] == "rank-1.worker-1: process 7 was on the GPU"
+
+
+def test_flags_that_differ_in_their_numbers_are_one_line(told):
+    def flagged(result, number):
+        return replace(result, flags=[HEAT.format(number + 1)]) if result.worker in ("worker-1", "worker-2") else result
+
+    assert told(flagged) == (
+        "12 trials on worker-1, worker-2: at worst throttled: hw_thermal_slowdown in 22 % of samples",
+    )
+
+
+def test_slow_steps_are_said_with_what_they_cost(told):
+    def slow(result, number):
+        times = [*result.steps.step_time_sec]
+        times[5] *= 2.0
+        return replace(result, steps=replace(result.steps, step_time_sec=times)) if number < 4 else result
+
+    (said,) = told(slow)
+    assert said.startswith("Slow steps make the elapsed throughput of rank-1 lower than its steady state")
+    assert "by 6.2 %; times, dollars and energy are of elapsed throughput." in said
+
+
+def test_what_a_cancelled_trial_did_not_say_is_not_compared(told):
+    def cancelled(result, number):
+        if number != 3:
+            return result
+        lists = dict.fromkeys(("step_time_sec", "loss", "samples", "tokens", "useful_tokens"))
+        empty = replace(result.steps, **{name: [] for name in lists})
+        return replace(result, status=End.CANCELLED, reason="Ctrl-C", fingerprint={"python": "3.11.7"}, steps=empty)
+
+    (said,) = told(cancelled)
+    assert said.startswith("1 of 24 planned trials gave no measurement")
+
+
+def jumping(random, far, share, count=30):
+    return 0.2 * np.exp(random.normal(0.0, 0.003, count) + far * (random.random(count) < share))
+
+
+def test_steps_that_jump_between_two_clocks_are_seen_and_others_are_not():
+    random = np.random.default_rng(5)
+    two = describe([steps("a", tuple(jumping(random, 0.04, 0.4)), process=str(n)) for n in range(200)])
+    assert sum(one.levels_percent is not None for one in two) >= 180
+    assert np.median([one.levels_percent for one in two if one.levels_percent]) == pytest.approx(4.0, abs=0.3)
+    one_level = [jumping(random, 0.0, 0.0) * np.exp(0.004 * random.gamma(2.0, 1.0, 30)) for _ in range(200)]
+    rare = [np.where(random.random(30) < 0.06, 1.5, 1.0) * times for times in one_level]
+    calm = describe([steps("a", tuple(times), process=str(n)) for n, times in enumerate((*one_level, *rare))])
+    assert sum(one.levels_percent is not None for one in calm) <= 8
