@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 UNKNOWN = "unknown"
+ONE_PROCESS = "\N{DAGGER}"  # marks an interval over the steps of one process, where the next one's place is assumed
+_MORE_DIGITS = 2
+_EXACT = 1e-6  # an interval narrower than this is none to show
 _DIGITS = 3
 
 
@@ -42,17 +45,38 @@ def span(low: float | None, high: float | None, places: int) -> str:
     return "" if low is None or high is None else f"({number(low, places)} to {number(high, places)})"
 
 
+def places(of: HasInterval, least: int | None = None) -> int:
+    """How many decimals show a value and its interval: those of three significant digits (or `least`), and up to two
+    more where its ends would look equal.
+    """
+    fewest = decimals(of.value) if least is None else least
+    if of.low is None or of.high is None or of.high - of.low < _EXACT * abs(of.value):
+        return fewest
+    return next(
+        (more for more in range(fewest, fewest + _MORE_DIGITS) if number(of.low, more) != number(of.high, more)),
+        fewest + _MORE_DIGITS,
+    )
+
+
+def mark(of: object) -> str:
+    """ONE_PROCESS where an interval is over the steps of one process alone."""
+    return ONE_PROCESS if getattr(of, "over", None) == "steps" else ""
+
+
 def estimate(of: HasInterval | None, suffix: str = "", *, prefix: str = "") -> str:
     """`0.153 (0.150 to 0.157)`, all three rounded alike; `suffix` (a unit) follows the value, `prefix` leads it."""
     if of is None:
         return UNKNOWN
-    places = decimals(of.value)
-    return f"{prefix}{number(of.value, places)}{suffix} {span(of.low, of.high, places)}".rstrip()
+    at = places(of)
+    return f"{prefix}{number(of.value, at)}{suffix} {span(of.low, of.high, at)}{mark(of)}".rstrip()
 
 
 def ratio(of: HasInterval | None) -> str:
     """`1.93x (1.88 to 1.97)`, two decimals so that small ratios do not look more exact than large ones."""
-    return UNKNOWN if of is None else f"{number(of.value, 2)}x {span(of.low, of.high, 2)}".rstrip()
+    if of is None:
+        return UNKNOWN
+    at = places(of, 2)
+    return f"{number(of.value, at)}x {span(of.low, of.high, at)}{mark(of)}".rstrip()
 
 
 def gigabytes(count: int | None) -> str:

@@ -27,6 +27,8 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
         parts += ["## Configurations", _configurations(summary)]
     if (costs := highlights.costs(summary)) is not None:
         parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
+    if (used := highlights.energy(summary)) is not None:
+        parts += ["## Energy", _md(used)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
         parts.append(_md(picture.caption))
@@ -57,9 +59,21 @@ def _configurations(summary: Summary) -> str:
     head += ["ratio", "padding %", "peak memory", "loss"]
     if summary.price is not None:
         head.append(f"US$ per 1,000 samples at {summary.price.usd_per_gpu_hour:,.2f}/GPU h ({summary.price.source})")
+    energies = any(row.energy is not None for row in summary.rows)
+    if energies:
+        head.append("GPU energy, J per 1,000 useful tokens")
     note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
-    table = _table(tuple(head), [_configuration(row, summary.price is not None) for row in summary.rows])
+    if any(text.mark(row.measured.samples_per_sec) for row in summary.measured_rows if row.measured is not None):
+        note += f" {text.ONE_PROCESS} over the steps of one process; how far the next is from it is assumed."
+    rows = [
+        (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else [])) for row in summary.rows
+    ]
+    table = _table(tuple(head), rows)
     return f"{table}\n\n{_md(note)}"
+
+
+def _energy(row: ConfigurationRow) -> str:
+    return "" if row.energy is None else text.estimate(row.energy.joules_per_1000_useful_tokens)
 
 
 def _costs(costs: highlights.Costs) -> list[str]:

@@ -20,8 +20,8 @@ def paragraphs(summary: Summary) -> list[str]:
     if summary.price is not None and summary.rows:
         found.append(
             f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
-            "measured time of 1,000 samples on one worker. They leave out pulling the image, loading and idling, which "
-            "are billed, too."
+            "elapsed time of 1,000 samples on one worker, slow steps included. They leave out pulling the image, "
+            "loading and idling, which are billed, too."
         )
     return found or ["Nothing was measured."]
 
@@ -37,8 +37,9 @@ def _training(summary: Summary) -> list[str]:
     return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
         "are kept but never counted. A configuration's step time is the geometric mean over its workers of their "
-        "median step; a rate is the mean amount per step over that median, per worker. Trials that did not succeed "
-        "are listed with their reason and are in no average.",
+        "median step; a rate is the mean amount per step over that median, per worker: its steady state. Hours, "
+        "dollars and energy are of elapsed throughput, all amounts over the time of all steps. Trials that did not "
+        "succeed are listed with their reason and are in no average.",
         "Processes differ more than steps: the next process of the same configuration on the same GPU was 0.7 % away "
         "while each one's steps agreed within 0.1 %. So 95 % intervals are Student's t over workers where there are "
         "two or more (each the mean of its processes), else over processes. With a single process the interval is over "

@@ -18,7 +18,11 @@ from reports.summary import cost, sentences
 from reports.summary.summary import SETTINGS, ConfigurationRow, Other, Summary
 
 SUMMARY_SCHEMA_VERSION = 2
-ESTIMATES = ("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
+ESTIMATES = (
+    *("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec"),
+    *("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
+)
+_AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh", "fine_tuning_co2_kg")
 
 
 def summary_json(summary: Summary, run: Run) -> bytes:
@@ -117,11 +121,17 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "flags": [] if measured is None else list(measured.flags),
         "samples_ratio": _ratio(row.samples_ratio),
         "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
+        **{name: _used(row, name) for name in _AMOUNTS},
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
         "costs": [_cost(one) for one in row.costs],
         **{name: getattr(row, name) for name in ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes")},
         "load_time_sec": row.load_time_sec,
     }
+
+
+def _used(row: ConfigurationRow, name: str) -> dict[str, Any] | None:
+    found = None if row.energy is None else getattr(row.energy, name)
+    return None if found is None else asdict(found)
 
 
 def _other(one: Other) -> dict[str, Any]:
@@ -159,7 +169,7 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
             value = value or {"steps": None, "processes": None, "workers": None}
             line |= {f"noise_{level}_percent": found for level, found in value.items()}
             continue
-        if name in (*ESTIMATES, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
+        if name in (*ESTIMATES, *_AMOUNTS, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
             value = value or {"value": None, "low": None, "high": None}
             line |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
             if name == "step_time_sec":

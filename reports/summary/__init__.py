@@ -7,6 +7,7 @@ sentences: recommendation and finding
 cautions: what to keep in mind, a line for each cause, the worst first
 highlights: the numbers of the first screen
 cost: speed to dollars
+energy: joules, kilowatt hours and CO2
 prices: the table of prices, read and checked
 scaling: how much faster several GPUs are, measured or assumed
 pivot: measurements as tables for people

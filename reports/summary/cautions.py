@@ -124,11 +124,11 @@ def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]
 def _of_slow_workers(
     slow: Mapping[str, float], flagged: Sequence[_Flagged], results: Sequence[TrialResult]
 ) -> Iterable[Found]:
-    """`gpu-node-4 is 17 % slower than the other workers, throttled: hw_slowdown in 34 % of samples (9 of its 9 trials).`"""
+    """`gpu-node-4 is 17 % slower than the other workers, throttled: hw_slowdown in 34 % of samples (9 of 9 trials).`"""
     for worker, share in slow.items():
         own = {one.trial_id for one in results if one.worker == worker}
         causes = [one for one in flagged if worker in one.workers and _explains(one, slow)]
-        why = "".join(f", {one.worst} ({len(own & set(one.trials))} of its {len(own)} trials)" for one in causes)
+        why = "".join(f", {one.worst} ({len(own & set(one.trials))} of {len(own)} trials)" for one in causes)
         words = f"{worker} is {100 * share:.0f} % slower than the other workers{why}."
         yield Found(words=words, weight=0.6 + share)
 

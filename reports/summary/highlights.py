@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from reports import text
+from reports.statistics.values import Estimate, Ratio
 from reports.summary import pivot
 from reports.summary.choice import choose
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
@@ -72,12 +73,12 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         Tile(
             name="Useful tokens per second and worker",
             value=text.number(rate.value),
-            under=text.span(rate.low, rate.high, text.decimals(rate.value)),
+            under=_under(rate, text.places(rate)),
         )
     ]
     ratio = row.useful_tokens_ratio
     if ratio is not None:
-        under = f"{text.span(ratio.low, ratio.high, 2)} {ratio.verdict or 'not shown to differ'}".strip()
+        under = f"{_under(ratio, text.places(ratio, 2))} {ratio.verdict or 'not shown to differ'}".strip()
         found.append(Tile(name=f"Against {summary.baseline}", value=f"{text.number(ratio.value, 2)}x", under=under))
     if row.cost is not None:
         amount = row.cost.usd_per_million_useful_tokens
@@ -118,6 +119,15 @@ def costs(summary: Summary) -> Costs | None:
     )
 
 
+def energy(summary: Summary) -> str | None:
+    """What the GPU uses for a fine-tuning with the configuration to train with; None where no power was sampled."""
+    row = best(summary)
+    if row is None or row.energy is None:
+        return None
+    each = text.estimate(row.energy.joules_per_1000_useful_tokens, " J")
+    return f"With {row.label}: {each} per 1,000 useful tokens. {row.energy.words}"
+
+
 def billed(summary: Summary) -> BilledTime | None:
     """How much of the time that workers were held was spent in measured steps; None where no trial says when it ran."""
     found = summary.billed
@@ -146,6 +156,10 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, left = divmod(round(seconds / 60), 60)
     return f"{hours:,} h {left} min"
+
+
+def _under(of: Estimate | Ratio, places: int) -> str:
+    return text.span(of.low, of.high, places) + (", of one process" if text.mark(of) else "")
 
 
 def _dollars(of: Amount) -> str:

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.records.durable import read_regular
 from reports import text
 from reports.read.fingerprint import CPU
-from reports.summary import cost
+from reports.summary import cost, energy
 from reports.summary.cost import BootVolume, Hosted, Price
+from reports.summary.energy import Carbon
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
 _MOST_BYTES = 1_000_000  # thousands of shapes
@@ -41,6 +42,15 @@ class Pricing:
     table: Path | None = None
     hosted_usd_per_10000_samples: float | None = None
     hosted_source: str | None = None
+    co2_kg_per_kwh: float | None = None
+    co2_source: str | None = None
+
+    def carbon(self) -> Carbon | None:
+        """How much CO2 a kilowatt hour stands for. Raises PriceError."""
+        try:
+            return energy.carbon(self.co2_kg_per_kwh, self.co2_source)
+        except ValueError as error:
+            raise PriceError(f"cost.{error}") from None
 
     def hosted(self) -> Hosted | None:
         """The hosted service to compare with. Raises PriceError."""

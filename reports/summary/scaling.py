@@ -3,6 +3,7 @@
 A speed-up is the global samples per second of a distributed configuration over one worker's of the same configuration:
 a distributed trial of one rank where the run has one, else the training trial. What no trial measured is carried over:
 first from another configuration's distributed trials, else from fewer GPUs, else n GPUs are assumed to be n times one.
+More than n times one is measured where the one was slow; it is said, and priced as n.
 """
 
 import statistics
@@ -67,15 +68,28 @@ def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup
     if gpus == 1:
         return assumed(1)
     if (here := own.get(gpus)) is not None:
-        return Scaling(gpus=gpus, speedup=here.speedup, is_measured=True, source=f"measured: {here.label}")
+        return Scaling(
+            gpus=gpus, speedup=_linear(here), is_measured=True, source=f"measured: {here.label}{_above_linear(here)}"
+        )
     if (there := others.get(gpus)) is not None:
-        source = f"assumed: the scaling measured with {there.label}, another configuration"
-        return Scaling(gpus=gpus, speedup=there.speedup, is_measured=False, source=source)
+        source = f"assumed: the scaling measured with {there.label}, another configuration{_above_linear(there)}"
+        return Scaling(gpus=gpus, speedup=_linear(there), is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)
     if below is None:
         return assumed(gpus)
     found = known[below]
-    share = found.speedup / found.gpus
+    share = _linear(found) / found.gpus
     source = f"assumed: the {text.number(100 * share, 1)} % efficiency of {found.label} holds on {gpus} GPUs"
     return Scaling(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
+
+
+def _linear(found: Speedup) -> float:
+    """What may be priced: n GPUs are never more than n times one."""
+    return min(found.speedup, float(found.gpus))
+
+
+def _above_linear(found: Speedup) -> str:
+    if found.speedup <= found.gpus:
+        return ""
+    return f"; {text.number(found.speedup, 2)} times one GPU is above linear, so it is priced as {found.gpus}"

@@ -58,8 +58,18 @@ def recommendation(summary: Summary) -> str:
     the finding stands.
     """
     chosen = choose(summary.rows)
-    if chosen is None:
-        return summary.finding
+    return summary.finding if chosen is None else spelled(_recommended(summary, chosen))
+
+
+def spelled(sentence: str) -> str:
+    """A sentence in which the mark of an interval over one process is said in words."""
+    if text.ONE_PROCESS not in sentence:
+        return sentence
+    plain = sentence.replace(text.ONE_PROCESS, "")
+    return f"{plain} The interval is of one process each; how far the next is from it was assumed, not measured."
+
+
+def _recommended(summary: Summary, chosen: Choice) -> str:
     fastest, where = chosen.fastest, _setting(chosen.fastest.measured, summary.record, summary.hosts)
     ratio, passed = fastest.useful_tokens_ratio, _passed_over(chosen)
     tied = [row.label for row in chosen.tied if not row.is_baseline]
@@ -110,7 +120,7 @@ def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | N
     base = next(row for row in rows if row.label == baseline)
     sentence = (
         f"In useful tokens per second (padding not counted) {best.label} reached "
-        f"{text.ratio(best.useful_tokens_ratio)} the rate of {baseline}"
+        f"{text.ratio(best.useful_tokens_ratio).replace(text.ONE_PROCESS, '')} the rate of {baseline}"
     )
     if best.max_seq_len == base.max_seq_len:
         return f"{sentence}."

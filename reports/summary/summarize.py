@@ -12,7 +12,7 @@ from reports.read import fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import configurations, processes
 from reports.statistics.values import Measured, Process, Ratio
-from reports.summary import cautions, cost, pivot, scaling, sentences
+from reports.summary import cautions, cost, energy, pivot, scaling, sentences
 from reports.summary.prices import Pricing, choose
 from reports.summary.summary import PROFILE_NOTES, SETTINGS, ConfigurationRow, Failure, Other, Summary
 
@@ -34,6 +34,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _over_workers(run.trials)
+    used = energy.measured(run.results, {label: one.processes for label, one in measured.items()}, pricing.carbon())
     speedups = scaling.measured(
         run.results,
         run.label_of,
@@ -60,6 +61,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             missing=missing[one.label],
             costs=_costs(one, measured.get(one.label), priced, speedups, succeeded.get(one.label, [])),
             among=len(measured) - 1,
+            used=used.get(one.label),
         )
         for one in trained
     )
@@ -84,7 +86,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         others=others,
         measurements=pivot.tables(run.results, run.label_of),
         baseline=baseline,
-        finding=sentences.finding(rows, others, baseline, run, hosts),
+        finding=sentences.spelled(sentences.finding(rows, others, baseline, run, hosts)),
         second_finding=sentences.second_finding(rows, baseline),
         profile_note=note,
         cautions=cautions.cautions(
@@ -140,6 +142,7 @@ def _row(
     missing: int,
     costs: tuple[cost.Cost, ...],
     among: int,
+    used: energy.Energy | None,
 ) -> ConfigurationRow:
     settings: dict[str, Any] = {name: getattr(configuration.planned[0].trial, name) for name in SETTINGS}
     known: dict[str, Any] = {name: over_workers.get(name) for name in (*_MEDIANS, *_LARGEST)}
@@ -158,6 +161,7 @@ def _row(
         samples_ratio=against_baseline("samples_per_sec"),
         useful_tokens_ratio=against_baseline("useful_tokens_per_sec"),
         costs=costs,
+        energy=used,
         **known,
     )
 
@@ -173,7 +177,7 @@ def _costs(
         return ()
     plans = scaling.scalings(scaling.key(configuration.planned[0]), speedups)
     startup = cost.startup_sec(succeeded)
-    rates = (mine.samples_per_sec, mine.useful_tokens_per_sec)
+    rates = (mine.elapsed_samples_per_sec, mine.elapsed_useful_tokens_per_sec)
     return tuple(cost.cost(*rates, price, scalings=plans, startup_sec=startup) for price in priced)
 
 

@@ -11,7 +11,7 @@ from bench.records.run import RunRecord
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
 from reports.statistics.values import Measured, Ratio
-from reports.summary import cost, pivot
+from reports.summary import cost, energy, pivot
 
 # What a profile's numbers must not be taken for. Stands on every figure and in every file of the report.
 PROFILE_NOTES: dict[str, str | None] = {
@@ -34,7 +34,8 @@ class ConfigurationRow:
 
     Loss is the median over workers of their first and last measured step; memory is the largest of any worker's;
     `load_time_sec` the median over workers. Ratios are against the baseline row, None on that row itself. `costs` are
-    at each of the summary's prices, in their order; `cost` is the first of them.
+    at each of the summary's prices, in their order; `cost` is the first of them. `energy` is None
+    where no power was sampled.
     """
 
     label: str
@@ -55,6 +56,7 @@ class ConfigurationRow:
     samples_ratio: Ratio | None
     useful_tokens_ratio: Ratio | None
     costs: tuple[cost.Cost, ...]
+    energy: energy.Energy | None
     first_loss: float | None
     last_loss: float | None
     peak_vram_bytes: int | None

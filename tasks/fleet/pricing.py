@@ -19,6 +19,8 @@ def pricing(settings: Settings) -> Pricing:
         table=None if given.prices is None else settings.root / given.prices,
         hosted_usd_per_10000_samples=given.hosted_usd_per_10000_samples,
         hosted_source=given.hosted_source,
+        co2_kg_per_kwh=given.co2_kg_per_kwh,
+        co2_source=given.co2_source,
     )
 
 

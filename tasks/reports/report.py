@@ -118,7 +118,7 @@ def others(made: ReportSummary) -> Table:
 def _times(of: Ratio) -> str:
     if of.low is None or of.high is None:
         return text.number(of.value, 2)
-    return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)})"
+    return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)}){text.mark(of)}"
 
 
 def _short(path: Path, root: Path) -> Path:

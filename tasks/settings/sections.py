@@ -89,7 +89,11 @@ class BenchSection(Section):
 
 
 TWO_SETTINGS = "two_settings"  # an error's type: its message is what was expected, its context says where
-SOURCE_OF_PRICE = {"price_usd_per_gpu_hour": "price_source", "hosted_usd_per_10000_samples": "hosted_source"}
+SOURCE_OF_PRICE = {
+    "price_usd_per_gpu_hour": "price_source",
+    "hosted_usd_per_10000_samples": "hosted_source",
+    "co2_kg_per_kwh": "co2_source",
+}
 
 
 class TuneSection(Section):
@@ -192,6 +196,8 @@ class CostSection(Section):
     prices: Text | None = Field(default=None, description="a file's path")
     hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
     hosted_source: Text | None = Field(default=None, description="text that says where the price is from")
+    co2_kg_per_kwh: float | None = Field(default=None, gt=0, le=10)
+    co2_source: Text | None = Field(default=None, description="text that says where the factor is from")
 
     @model_validator(mode="after")
     def _every_dollar_names_its_source(self) -> CostSection:

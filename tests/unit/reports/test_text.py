@@ -25,6 +25,29 @@ def test_an_unknown_interval_leaves_the_value_alone():
     assert text.estimate(Estimate(value=2.0, low=None, high=None, n=1)) == "2.00"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (1.4571, 1.4629, "1.460 (1.457 to 1.463)"),
+        (1.45961, 1.46039, "1.460 (1.460 to 1.460)"),
+        (1.46, 1.46, "1.46 (1.46 to 1.46)"),
+        (1.2, 1.7, "1.46 (1.20 to 1.70)"),
+    ],
+)
+def test_an_interval_gets_the_digits_that_show_it(low, high, shown):
+    assert text.estimate(Estimate(value=1.46, low=low, high=high, n=9)) == shown
+
+
+def test_an_interval_over_one_process_is_marked():
+    assert text.estimate(Estimate(value=1.46, low=1.4, high=1.5, n=9, over="steps")) == "1.46 (1.40 to 1.50)\N{DAGGER}"
+    assert text.ratio(Estimate(value=2.0, low=1.9, high=2.1, n=9, over="workers")) == "2.00x (1.90 to 2.10)"
+
+
+def test_a_long_name_is_broken_between_its_parts():
+    assert text.broken("no-checkpointing-at-all", 12) == "no-\ncheckpointin\ng-at-all"
+    assert text.broken("useful tokens/s", 15) == "useful tokens/s"
+
+
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
 def test_text_that_starts_like_a_formula_gets_an_apostrophe(start):
     assert text.spreadsheet(f"{start}cmd|' /C calc'!A0") == f"'{start}cmd|' /C calc'!A0"

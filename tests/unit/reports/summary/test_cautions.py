@@ -47,7 +47,7 @@ def hot(result, number):
 def test_a_throttled_worker_is_one_line_with_how_slow_it_is_and_why(told):
     assert told(hot) == (
         "worker-4 is 17 % slower than the other workers, throttled: hw_thermal_slowdown in 43 % of samples "
-        "(6 of its 6 trials).",
+        "(6 of 6 trials).",
     )
 
 

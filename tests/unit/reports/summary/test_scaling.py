@@ -89,3 +89,11 @@ def test_a_report_prices_four_gpus_by_what_its_own_distributed_trials_measured(t
     assert optimized.cost.fine_tunings[2].scaling.is_measured
     assert not baseline.cost.fine_tunings[2].scaling.is_measured
     assert optimized.cost.fine_tunings[2].usd.value == pytest.approx(optimized.cost.fine_tunings[0].usd.value / 0.9)
+
+
+def test_a_speedup_above_linear_is_said_and_priced_as_linear():
+    found = speedups(ranks(1, 1.0), ranks(2, 2.07))
+    two, four = scalings(LIKE, found)[1:]
+    assert two.speedup == 2.0
+    assert two.source == "measured: ddp-2; 2.07 times one GPU is above linear, so it is priced as 2"
+    assert four.speedup == 4.0

@@ -1,0 +1,79 @@
+"""Energy by numbers that can be checked by hand, and where it appears."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from reports.output import markdown, tables
+from reports.read.load import load
+from reports.summary import highlights
+from reports.summary.prices import PriceError, Pricing
+from reports.summary.summarize import summarize
+from tests.support.reports import synthetic
+
+FACTOR = Pricing(co2_kg_per_kwh=0.5, co2_source="our grid, 2026")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two configurations of 0.16 s and 0.08 s a step at 148 W, on four workers."""
+    record = synthetic.exact_run(tmp_path)
+    for plan in record.planned:
+        one = synthetic.result(plan, exact=True, step_time_sec=0.16 if plan.trial.name == "baseline" else 0.08)
+        synthetic.write_result(tmp_path, replace(one, measurements=synthetic.telemetry()))
+    return load(tmp_path)
+
+
+def test_joules_and_kilowatt_hours_follow_from_watts_and_elapsed_time(run):
+    row = summarize(run, FACTOR).rows[0]
+    # 384 useful tokens and 4 samples in 0.16 s at 148 W.
+    assert row.energy.joules_per_1000_useful_tokens.value == pytest.approx(148 * 0.16 / 0.384)
+    assert row.energy.joules_per_1000_useful_tokens.over == "workers"
+    assert row.energy.fine_tuning_kwh.value == pytest.approx(148 * 0.16 / 4 * 10_000 / 3.6e6)
+    assert row.energy.fine_tuning_co2_kg.value == pytest.approx(row.energy.fine_tuning_kwh.value / 2)
+
+
+def test_it_stands_in_the_files_and_in_a_sentence_with_its_factor(run):
+    summary = summarize(run, FACTOR)
+    line = next(csv.DictReader(io.StringIO(tables.summary_csv(summary).decode())))
+    assert float(line["joules_per_1000_useful_tokens"]) == pytest.approx(148 * 0.16 / 0.384)
+    assert float(line["fine_tuning_co2_kg_low"]) > 0
+    assert json.loads(tables.summary_json(summary, run))["configurations"][0]["fine_tuning_kwh"]["value"] > 0
+    assert "J per 1,000 useful tokens" in markdown.render(summary, ())
+    said = highlights.energy(summary)
+    assert said.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens. The GPU uses 0.00411 kWh")
+    assert "of CO2 at 0.500 kg a kWh (our grid, 2026); without the host" in said
+
+
+def test_without_a_factor_there_is_no_co2_and_without_watts_no_energy(run):
+    summary = summarize(run)
+    assert "CO2" not in highlights.energy(summary)
+    silent = replace(run, results=tuple(replace(one, measurements=[]) for one in run.results))
+    assert [row.energy for row in summarize(silent).rows] == [None, None]
+    assert highlights.energy(summarize(silent)) is None
+
+
+@pytest.mark.parametrize(("given", "said"), [((0.0, "x"), "amount above 0"), ((0.4, " "), "a factor needs its source")])
+def test_a_factor_without_a_source_or_of_nothing_is_refused(given, said):
+    with pytest.raises(PriceError, match=said):
+        Pricing(co2_kg_per_kwh=given[0], co2_source=given[1]).carbon()
+
+
+def test_slow_steps_cost_money_and_energy_but_not_the_steady_state(run):
+    def slowed(one):
+        times = [second * (3.0 if place == 4 else 1.0) for place, second in enumerate(one.steps.step_time_sec)]
+        return replace(one, steps=replace(one.steps, step_time_sec=times))
+
+    priced = Pricing(usd_per_gpu_hour=2.0, source="a list")
+    before = summarize(run, priced).rows[0]
+    after = summarize(replace(run, results=tuple(map(slowed, run.results))), priced).rows[0]
+    assert after.measured.samples_per_sec.value == pytest.approx(before.measured.samples_per_sec.value)
+    longer = 17 / 15
+    assert after.cost.usd_per_1000_samples.value == pytest.approx(longer * before.cost.usd_per_1000_samples.value)
+    assert after.cost.fine_tunings[0].training_sec.value == pytest.approx(
+        longer * before.cost.fine_tunings[0].training_sec.value
+    )
+    assert after.energy.fine_tuning_kwh.value == pytest.approx(longer * before.energy.fine_tuning_kwh.value)
