@@ -12,8 +12,11 @@ from bench.commands.trial_flags import changed
 from bench.data.chats import read_data
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
+from bench.data.trial_inputs import check_trials
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
+from bench.records.durable import read_regular
 from bench.records.training_data import TrainingData
+from bench.records.trial import MOST_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _input_arguments(inspect)
     inspect.add_argument("--profile", choices=sorted(SCALES), help="also check for the GPU that this profile needs")
+    inspect.add_argument("--trials", type=Path, metavar="FILE", help="also check the inputs of these; - reads stdin")
     inspect.set_defaults(act=_inspect)
 
     data = commands.add_parser(
@@ -251,6 +255,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
         require_gpu_of(arguments.profile)
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
+    check_trials(_trials(arguments))
     document = {
         "model": {
             "path": model.path,
@@ -267,20 +272,24 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
+    """The trials of --trials; none where it was not given, or names an empty list."""
+    if arguments.trials is None:
+        return ()
+    where = str(arguments.trials)
+    text = sys.stdin.read() if where == "-" else _text(arguments.trials)
+    return () if text.strip() == "[]" else read_trials(text, where)
 
 
 def _survey(arguments: argparse.Namespace) -> int:
     from bench.predict.survey import survey
 
-    trials: tuple[Trial, ...] = ()
-    if arguments.trials is not None:
-        where = str(arguments.trials)
-        text = sys.stdin.read() if where == "-" else _text(arguments.trials)
-        trials = () if text.strip() == "[]" else read_trials(text, where)
-    print(json.dumps(survey(arguments.model, arguments.data, trials), ensure_ascii=False))
+    print(json.dumps(survey(arguments.model, arguments.data, _trials(arguments)), ensure_ascii=False))
     return 0
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from bench.data.inputs import Conversation, DataFacts, InputError
+from bench.records.durable import open_regular
 from bench.records.schema import kind
 
 
@@ -17,7 +18,7 @@ def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
     conversations: list[Conversation] = []
     skipped = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 digest.update(line)
                 if not line.strip():

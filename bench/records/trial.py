@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from bench.records import schema
 from bench.records.checks import TrialError, among, check_types, expect, within
+from bench.records.durable import read_regular
 from bench.records.training import Training
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
@@ -26,6 +27,7 @@ PRODUCTS = ("bf16", "eight_backward", "eight")
 PROFILES = ("gpu", "tiny")
 KINDS = ("training", "hardware", "loading", "inference", "distributed", "finetune")
 RANKED = ("distributed", "finetune")  # kinds that run as ranks
+MOST_BYTES = 16 << 20  # in a file of trials; one takes a thousand
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 
@@ -157,7 +159,7 @@ class Trial:
     def read(cls, path: Path) -> Trial:
         """Read one trial from a JSON file. Raises TrialError with the file and the place in it."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
         except OSError as error:
             raise TrialError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

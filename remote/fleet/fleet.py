@@ -126,7 +126,9 @@ class Fleet:
             raise self._failure
         for trial in self._queue.open_trials():
             if self.was_stopped:
-                self._end(trial, End.CANCELLED, "cancelled before it started")
+                tried = self.ledger.entries[trial.trial_id].attempts
+                after = f"cancelled after attempt {tried[-1].number} on {tried[-1].worker}" if tried else None
+                self._end(trial, End.CANCELLED, after or "cancelled before it started")
             else:
                 self._end(trial, End.LOST, "no worker is left that may run it")
         shutil.rmtree(self._incoming, ignore_errors=True)  # left by attempts without a result

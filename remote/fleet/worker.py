@@ -213,15 +213,20 @@ class Worker:
         """Stop the attempt because the operator asked; if it got to its end first, that end counts."""
         if self._patience.abandoning.is_set():
             return
-        result = None
+        result, has_begun = None, False
         try:
-            status = self._job(attempt).cancel(grace_sec=self._patience.limits.grace_sec)
+            job = self._job(attempt)
+            status = job.cancel(grace_sec=self._patience.limits.grace_sec)
+            has_begun = status.state not in (JobState.ABSENT, JobState.WAITING)
+            if status.state is JobState.LOST:  # with how far it was
+                status = job.watch(lambda _: None, progress=PROGRESS, for_sec=0.0)
             verdict, result = self._bring(trial, attempt, status)
         except HostError as error:
             reason = f"{self.name} could not be asked to stop it, so it may still run: {one_line(error)}"
             verdict = Verdict(end=End.CANCELLED, reason=reason)
         if verdict.end is End.LOST:
-            verdict = Verdict(end=End.CANCELLED, reason="cancelled before it started")
+            reason = f"cancelled; {verdict.reason}" if has_begun else "cancelled before it started"
+            verdict = Verdict(end=End.CANCELLED, reason=reason)
         self._fleet.settlement.end(trial.planned, attempt, verdict, result)
 
     def _job(self, attempt: Attempt) -> Job:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ _PIECE = 1 << 16
 _READ_BYTES, _PIPE_BYTES = 1 << 18, 1 << 20  # the usual 64 kB of a pipe make both sides wait for each other
 _KILL_AFTER_SEC = 2.0
 MOST_KEPT_BYTES = 64 << 20  # of each stream of a command
+_SETPRIV = shutil.which("setpriv")
 _LEAVE_SEC = 2.0  # for a client program that has brought all there is and only has to go
 
 
@@ -51,7 +53,7 @@ def run_program(
     """
     try:
         process = subprocess.Popen(
-            list(argv),
+            dying_with_us(argv, environment),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -106,6 +108,17 @@ class Kept:
         if len(self.content) + len(piece) > MOST_KEPT_BYTES:
             raise TooMuchOutput(f"{self._label}: printed more than {MOST_KEPT_BYTES >> 20} MiB; it was ended")
         self.content += piece
+
+
+def dying_with_us(argv: Sequence[str], environment: Mapping[str, str] | None) -> list[str]:
+    """`argv`, started so that it is killed should this process be. Not covered: machines without util-linux 2.33.
+
+    Not by a function that Popen calls in the child: with threads, that may wait for a lock for ever.
+    """
+    paths = (os.environ if environment is None else environment).get("PATH")
+    if _SETPRIV is None or shutil.which(argv[0], path=paths) is None:  # what is not there is said in our words
+        return list(argv)
+    return [_SETPRIV, "--pdeathsig", "KILL", "--", *argv]
 
 
 class Limits:

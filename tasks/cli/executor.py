@@ -5,6 +5,7 @@ value and a bad setting are refused before the first task starts, `collect repor
 trials, and Ctrl-C exits with 130.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -14,10 +15,12 @@ from invoke.context import Context
 from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
-from tasks.cli.interrupt import leave, on_ctrl_c
+from tasks.cli.interrupt import on_ctrl_c
 from tasks.cli.words import refuse_empty_values
-from tasks.errors import Interrupted, SomeTrialsFailed, UsageError
+from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, UsageError
 from tasks.settings.load import load
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what may befall any file that a task writes
 
 
 class ChainExecutor(Executor):
@@ -25,13 +28,19 @@ class ChainExecutor(Executor):
 
     def execute(self, *tasks: Any) -> Any:
         refuse_empty_values(tasks)
+        before = signal.getsignal(signal.SIGINT)
         try:
             on_ctrl_c(signal.default_int_handler)
             return self._execute(*tasks)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise Resumable(f"{where}{error.strerror}; free space there, then type the same again") from None
         finally:
-            on_ctrl_c(leave)
+            on_ctrl_c(before)
 
     def _execute(self, *tasks: Any) -> Any:
         self._check_settings()

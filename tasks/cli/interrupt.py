@@ -9,10 +9,10 @@ from typing import Any
 from tasks.errors import Interrupted
 
 
-def on_ctrl_c(handler: Callable[..., Any]) -> None:
+def on_ctrl_c(handler: Callable[..., Any] | int | None) -> None:
     """Handle Ctrl-C like this from now on. Where it was ignored from the start (`nohup inv ... &`), it stays so."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
 
 
 def leave(*_: object) -> None:

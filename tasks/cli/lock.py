@@ -28,8 +28,9 @@ def only_one(results_folder: Path, doing: str) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
             raise Refused(f"{results_folder}: in use by {holder}; wait for it, or stop it with Ctrl-C there") from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {_who()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds, without its holder's name
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {_who()}\n".encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -144,8 +144,9 @@ def checkpoints_at(settings: Settings, run_id: str) -> Callable[[str], str]:
     return lambda workdir: f"{shared or f'{workdir}/runs'}/{run_id}/{CHECKPOINTS_FOLDER}"
 
 
-def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
-    """The model and data that all hosts would use, as `python -m bench inspect` reports them.
+def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] = ()) -> Mapping[str, Any]:
+    """The model and data that all hosts would use, as `python -m bench inspect` reports them, and whether these
+    trials' own inputs can be used there.
 
     Raises UsageError with the first complaint, Refused where hosts have different files, and as `answers` does.
     """
@@ -156,9 +157,15 @@ def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
         )
     # Not asked of pods: they have their node's GPU, and the bench in an older image may not know the flag.
     profile = ("--profile", settings.bench.profile) if is_local else ()
+    words, listed = ("inspect", *_inputs(settings), *profile), _listed(trials)
 
     def ask(host: Host) -> Mapping[str, Any]:
-        return _answer(host, _bench(settings, host, "inspect", *_inputs(settings), *profile))
+        try:
+            return _answer(host, _bench(settings, host, *words, "--trials", "-"), listed)
+        except UsageError as error:
+            if is_local or "unrecognized arguments: --trials" not in str(error):
+                raise
+            return _answer(host, _bench(settings, host, *words))  # the bench in an older image
 
     first, *others = answers(settings, hosts, ask)
     for host, inputs in zip(hosts[1:], others, strict=True):
@@ -173,9 +180,8 @@ def inspect(settings: Settings, hosts: Sequence[Host]) -> Mapping[str, Any]:
 
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
     """What `python -m bench survey` reports of the host's GPU, the data and these trials. Raises as `inspect` does."""
-    listed = json.dumps([trial.to_json() for trial in trials]).encode()
     command = _bench(settings, host, "survey", *_inputs(settings), "--trials", "-")
-    return answers(settings, [host], lambda one: _answer(one, command, listed))[0]
+    return answers(settings, [host], lambda one: _answer(one, command, _listed(trials)))[0]
 
 
 def forecasts(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
@@ -213,6 +219,10 @@ def _bench(settings: Settings, host: Host, *arguments: str) -> Command:
         },
         folder=str(settings.workspace),
     )
+
+
+def _listed(trials: Sequence[Trial]) -> bytes:
+    return json.dumps([trial.to_json() for trial in trials]).encode()
 
 
 def _inputs(settings: Settings) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     else:
         trials, suite_name = plan.read_trials(settings, file, chosen), "trials"
     hosts = workers(settings)
-    return execute.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts)), hosts
+    return execute.plan_of(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts, trials)), hosts
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
+from bench.records.durable import read_regular
 from bench.records.layout import RESULT_FILE
 from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.sealed import ResultError
+from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
 from tasks.errors import UsageError
+from tasks.settings.layers import shown
 from tasks.settings.load import Settings
 
 _RUNS_TO_LEARN_FROM = 20
@@ -37,13 +40,13 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
 def read_trials(
     settings: Settings, file: str, only: Sequence[str] | None, *, flag: str = "bench: --trials"
 ) -> tuple[Trial, ...]:
-    """The trials of a file; its path is from the project's folder. Raises UsageError, which names the flag."""
-    path = settings.root / file
+    """The trials of a file. Raises UsageError, which names the flag."""
+    path = settings.typed(file)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{flag}: {path}: cannot be read: {why}") from None
+        raise UsageError(f"{flag}: {shown(path)}: cannot be read: {why}") from None
     try:
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})

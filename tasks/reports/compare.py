@@ -29,6 +29,7 @@ from reports.statistics.energy import ENERGY
 from tasks.cli.flags import number
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.folders import find_run
+from tasks.settings.layers import shown
 from tasks.settings.load import load
 
 COMPARE_FILE = "compare.json"
@@ -61,7 +62,7 @@ def compare_runs(
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}; choose another place with --out") from None
     show(compared)
-    print(path.relative_to(settings.root) if path.is_relative_to(settings.root) else path)
+    print(shown(path.absolute()))
     _conclude(compared)
 
 

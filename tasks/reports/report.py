@@ -24,6 +24,7 @@ from tasks.cli.interrupt import interrupted_by
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.folders import find_run
 from tasks.fleet.pricing import pricing
+from tasks.settings.layers import shown
 from tasks.settings.load import load
 
 
@@ -33,17 +34,17 @@ def write_report(context: Context, run: str | None, *, watch: bool, against: str
     other = None if against is None else find_run(settings.results_folder, against)
     make = partial(build, folder, pricing=pricing(settings), against=other)
     try:
-        made = _watch(folder, make, settings.root) if watch else make()
+        made = _watch(folder, make) if watch else make()
     except ReportError as error:
         raise UsageError(str(error)) from None
-    show(made, settings.root)
+    show(made)
     if made.exit_code != 0:
         raise SomeTrialsFailed(_shortfall(made))
 
 
-def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> ReportSummary:
+def _watch(folder: Path, make: Callable[..., ReportSummary]) -> ReportSummary:
     """Renew the report until the run is over, a line for each version."""
-    page = _short(folder / REPORT_FOLDER / INDEX_FILE, root)
+    page = shown(folder / REPORT_FOLDER / INDEX_FILE)
 
     def say(now: watching.Progress) -> None:
         print(f"{now.ended} of {now.planned} trials have ended: {page}", flush=True)
@@ -56,7 +57,7 @@ def _watch(folder: Path, make: Callable[..., ReportSummary], root: Path) -> Repo
         raise Resumable(f"run {folder.name}: {error}; collect and report what there is: {advice}") from None
 
 
-def show(made: ReportSummary, root: Path) -> None:
+def show(made: ReportSummary) -> None:
     """Print the recommendation, the finding, the table and where the page is."""
     console = Console(highlight=False, soft_wrap=False)
     console.print(Text(made.recommendation, style="bold"))
@@ -73,7 +74,7 @@ def show(made: ReportSummary, root: Path) -> None:
     if made.profile_note is not None:
         console.print(Text(made.profile_note, style="yellow"))
     # Not wrapped, so that the path can be clicked and copied.
-    print(_short(made.index, root))
+    print(shown(made.index))
 
 
 def table(made: ReportSummary) -> Table:
@@ -119,10 +120,6 @@ def _times(of: Ratio) -> str:
     if of.low is None or of.high is None:
         return text.number(of.value, 2)
     return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)}){text.mark(of)}"
-
-
-def _short(path: Path, root: Path) -> Path:
-    return path.relative_to(root) if path.is_relative_to(root) else path
 
 
 def _shortfall(made: ReportSummary) -> str:

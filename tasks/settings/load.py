@@ -59,6 +59,11 @@ class Settings(Sections):
         """What `inv push` writes: the pushed image's repository, digest and sizes."""
         return self.results_folder / IMAGE_FILE
 
+    def typed(self, path: str) -> Path:
+        """A path that was typed: from the folder where it was typed, or, where there is none, from the project's."""
+        here, of_project = Path.cwd() / path, self.root / path
+        return of_project if of_project.exists() and not here.exists() else here
+
     def public(self) -> dict[str, Any]:
         """All settings as plain JSON values, for run.json. None of them is a secret."""
         return self.model_dump(mode="json", exclude={"root"})
@@ -150,17 +155,37 @@ def _refuse_unmergeable(layer: SettingsLayer, keys: Keys, value: object, default
                 _refuse_unmergeable(layer, (*keys, str(key)), value[key], default[key])
 
 
+# What people call a setting that has another name here.
+OTHER_NAMES: dict[str, Keys] = {
+    **dict.fromkeys(("workers", "replicas", "nodes", "count", "gpus"), ("fleet", "size")),
+    **dict.fromkeys(("lr", "learn_rate"), ("bench", "learning_rate")),
+    **dict.fromkeys(("batch", "batch_size"), ("train", "micro_batch_size")),
+    **dict.fromkeys(("sequence_length", "seq_len", "max_length"), ("train", "max_seq_len")),
+    **dict.fromkeys(("rank", "lora_r"), ("tune", "lora_rank")),
+    **dict.fromkeys(("price", "usd_per_hour"), ("cost", "price_usd_per_gpu_hour")),
+    **dict.fromkeys(("steps", "max_steps"), ("bench", "measured_steps")),
+}
+
+
 def _nearest(keys: Keys, model: type[Section]) -> str | None:
-    beside = difflib.get_close_matches(keys[-1].lower(), list(model.model_fields), 1, 0.6)
+    word = keys[-1].lower()
+    other = OTHER_NAMES.get(word)
+    beside = difflib.get_close_matches(word, list(model.model_fields), 1, 0.6 if other is None else 0.75)
+    if other is not None and not beside and len(keys) > 1:
+        return ".".join(other)
     elsewhere = [".".join(leaf) for leaf in LEAVES if leaf[-1] == keys[-1]]
     return ".".join((*keys[:-1], beside[0])) if beside else next(iter(elsewhere), None)
 
 
 def _refuse_unknown_variables() -> None:
+    sections = {layers.env_name(keys[:depth]) for keys in LEAVES for depth in range(1, len(keys))}
     ours = tuple(layers.env_name((name,)) + "_" for name in Sections.model_fields)
     for name in sorted(os.environ):
         if not name.startswith(layers.ENV_PREFIX) or name in (*ENVIRONMENT, *map(layers.env_name, RENAMED)):
             continue
+        if name in sections:
+            one = next(each for each in ENVIRONMENT if each.startswith(f"{name}_"))
+            raise UsageError(f"environment {name}: a section, not a setting; set its settings one by one, e.g. {one}")
         near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if name.startswith(ours) else 0.9)
         if near or name.startswith(ours):
             advice = f"did you mean {near[0]}?" if near else "`invoke.yaml` lists all settings"

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from remote.cluster.quantity import amount
 from tasks.settings.layers import Keys
+
+_EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
 
 
 def _printable(value: str) -> str:
@@ -25,6 +37,10 @@ def _ordered(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value  # not YAML's `!!set`, which has no order
 
 
+def _as_text(value: object) -> object:
+    return str(value) if type(value) is int else value  # `cpu: 4` is a number to YAML; Kubernetes takes it too
+
+
 Text = Annotated[str, AfterValidator(_printable)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
@@ -32,6 +48,14 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 class Section(BaseModel):
     # Strict: "4" for 4 in a file is a mistake. Text from the environment is cast by load.py.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _exponent(cls, value: object, info: ValidationInfo) -> object:
+        # To YAML 1.1, 2e-4 without a point is text.
+        if isinstance(value, str) and info.field_name is not None and _EXPONENT.fullmatch(value):
+            return float(value) if kind_of(cls.model_fields[info.field_name])[0] is float else value
+        return value
 
 
 class ModelSection(Section):
@@ -212,7 +236,7 @@ _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
 _QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
-Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+Quantity = Annotated[str, BeforeValidator(_as_text), Field(pattern=_QUANTITY)]
 _NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
 
 

@@ -1,13 +1,13 @@
 """What `inv tune` prints: the plan, and the answer."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from reports import text
+from tasks.settings.layers import shown
 from tasks.settings.load import Settings
 from tasks.tuning.answer import Measured, titles
 from tasks.tuning.record import TuneRecord
@@ -53,8 +53,8 @@ def show_answer(settings: Settings, record: TuneRecord, kept: Sequence[Measured]
         f"{about['worker_sec'] / 60:.1f} worker-minutes, {on}"
     )
     Console().print(table)
-    folder = Path(settings.results.folder) / "tune" / record.tune_id
-    print(f"`inv bench --trials {folder / 'best.json'}` runs the best again")
+    best = settings.results_folder / "tune" / record.tune_id / "best.json"
+    print(f"`inv bench --trials {shown(best)}` runs the best again")
 
 
 def _gib(count: int | None) -> str:

@@ -116,7 +116,21 @@ def test_only_workers_on_this_machine_are_asked_for_the_profiles_gpu(
     for settings, question in ((load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
         hosts = fleet(said())
         inspect(settings, hosts)
-        assert hosts[0].asked[0][-2:] == question
+        assert hosts[0].asked[0][-4:] == (*question, "--trials", "-")
+
+
+def test_a_bench_in_an_older_image_is_asked_without_the_trials(pods: Settings) -> None:
+    class OldHost(ToldHost):
+        def run(self, command: Command, **_: Any) -> Completed:
+            self.asked.append(command.argv)
+            if "--trials" in command.argv:
+                why = b"python -m bench: unrecognized arguments: --trials -; `python -m bench --help` says more"
+                return Completed(exit_code=2, stderr=why)
+            return said()
+
+    host = OldHost(name="worker-0", answer=said())
+    assert inspect(pods, [host]) == json.loads(said().stdout)
+    assert len(host.asked) == 2
 
 
 def test_profile_gpu_without_a_gpu_is_refused_before_anything_starts(inv: Any, project: Path) -> None:

@@ -25,6 +25,7 @@ def project(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("tasks.reports.report.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     synthetic.write_run(tmp_path / "results" / synthetic.RUN_ID)
     (tmp_path / "results" / "latest").symlink_to(synthetic.RUN_ID)

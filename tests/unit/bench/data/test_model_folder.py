@@ -1,14 +1,17 @@
 """Every model folder that cannot be used is refused in one line that names the file and the key."""
 
+import dataclasses
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
-from bench.data.trial_inputs import check_trial
+from bench.data.trial_inputs import check_trial, check_trials
 
 
 def refusal(folder: Path) -> str:
@@ -247,6 +250,25 @@ def test_adapters_on_layers_the_model_lacks_are_refused_by_key(model_folder: Pat
     trial = make_trial(model=str(model_folder), data=str(data_file), lora_targets=("q_proj", "query_key_value"))
     with pytest.raises(InputError, match=r"lora_targets: .* has no layer 'query_key_value'; it has down_proj, "):
         check_trial(trial)
+
+
+def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Path, data_file: Path, make_trial):
+    fine = make_trial(model=str(model_folder), data=str(data_file))
+    check_trials([fine])
+    for wrong, said in (
+        ({"lora_targets": ("q_prj",)}, "lora_targets: "),
+        ({"model": "no/model"}, "no/model: no such model folder"),
+        ({"data": "no.jsonl"}, "no.jsonl: cannot be read: No such file"),
+        ({"micro_batch_size": 21}, "expected at least 21 usable samples (micro_batch_size), found 20"),
+    ):
+        with pytest.raises(InputError, match=f"^trial second: .*{re.escape(said)}"):
+            check_trials([fine, dataclasses.replace(fine, name="second", **wrong)])
+
+
+def test_a_pipe_in_the_place_of_data_is_not_waited_for(tmp_path: Path, model_folder: Path, make_trial):
+    os.mkfifo(tmp_path / "data.jsonl")
+    with pytest.raises(InputError, match=r"data\.jsonl: cannot be read: no regular file"):
+        check_trial(make_trial(model=str(model_folder), data=str(tmp_path / "data.jsonl")))
 
 
 def test_a_good_trial_passes(model_folder: Path, data_file: Path, make_trial):

@@ -1,10 +1,17 @@
 """The exit codes and the one line."""
 
+import errno
+import os
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from invoke import Collection, Config, Context, Executor, Task
 from invoke.exceptions import Exit
+from invoke.parser import ParserContext
 
 from tasks import errors
+from tasks.cli.executor import ChainExecutor
 
 
 def test_each_end_has_the_exit_code_that_scripts_rely_on() -> None:
@@ -24,3 +31,25 @@ def test_any_message_becomes_one_printable_line(text: str) -> None:
 def test_what_is_printable_stays_as_it_is() -> None:
     assert errors.one_line("Gerät 'voll' — \\n stays") == "Gerät 'voll' — \\n stays"
     assert errors.one_line("a\nb\t\x1b[31m\u2028\ud800") == "a\\nb\\t\\x1b[31m\\u2028\\ud800"
+
+
+def ending(error: Exception) -> Executor:
+    """An executor whose task ends in this error."""
+
+    def task(_context: Context) -> None:
+        raise error
+
+    executor = ChainExecutor(Collection(Task(task, name="task")), Config())
+    executor._check_settings = lambda: None  # type: ignore[method-assign]
+    return executor
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_no_more_ends_a_task_in_one_line(number: int) -> None:
+    with pytest.raises(errors.Resumable, match=r"^/results/x: .*; free space there, then type the same again$"):
+        ending(OSError(number, os.strerror(number), "/results/x")).execute(ParserContext("task"))
+
+
+def test_any_other_error_of_a_task_is_a_defect_of_ours_and_shows_itself() -> None:
+    with pytest.raises(FileNotFoundError):
+        ending(FileNotFoundError(errno.ENOENT, "No such file", "x")).execute(ParserContext("task"))

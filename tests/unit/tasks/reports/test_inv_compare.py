@@ -21,6 +21,7 @@ def project(tmp_path, monkeypatch):
     settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results")
     monkeypatch.setattr("tasks.reports.compare.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     for name, speeds in (("a", {}), ("b", {}), ("c", {"optimized": 0.3})):
         same = {"baseline": 0.16, "optimized": 0.155}

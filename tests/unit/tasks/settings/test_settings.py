@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from bench.records import PROFILES, SUITES
 from tasks.errors import UsageError
-from tasks.settings.load import load
-from tasks.settings.sections import BenchSection, FleetSection, Sections, expected
+from tasks.settings.load import OTHER_NAMES, load
+from tasks.settings.sections import LEAVES, BenchSection, FleetSection, Sections, expected
 
 Make = Callable[..., Context]
 
@@ -180,7 +180,10 @@ MISTAKES = {
     # unknown keys
     "fleet:\n  siez: 3": "f.yaml:2: fleet.siez: unknown setting; did you mean fleet.size?",
     "fleet: {local: {thread: 3}}": "f.yaml:1: fleet.local.thread: unknown setting; did you mean fleet.local.threads?",
-    "fleet: {gpus: 3}": f"f.yaml:1: fleet.gpus: unknown setting; fleet has {FLEET}",
+    "fleet: {colour: 3}": f"f.yaml:1: fleet.colour: unknown setting; fleet has {FLEET}",
+    "fleet: {gpus: 3}": "f.yaml:1: fleet.gpus: unknown setting; did you mean fleet.size?",
+    "fleet: {workers: 3}": "f.yaml:1: fleet.workers: unknown setting; did you mean fleet.size?",
+    "train: {lr: 3}": "f.yaml:1: train.lr: unknown setting; did you mean bench.learning_rate?",
     "fleet: {1: 3}": f"f.yaml:1: fleet.1: unknown setting; fleet has {FLEET}",
     "# first\nflete: {size: 3}": "f.yaml:2: flete: unknown setting; did you mean fleet?",
     "threads: 3": "f.yaml:1: threads: unknown setting; did you mean fleet.local.threads?",
@@ -249,6 +252,8 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, project: Path
             "32Gi",
             "cluster.shm: expected at most cluster.memory, 24Gi, of which it is a part, found 32Gi",
         ),
+        ("FLEET", "4", "a section, not a setting; set its settings one by one, e.g. INVOKE_FLEET_KIND"),
+        ("FLEET_LOCAL", "4", "a section, not a setting; set its settings one by one, e.g. INVOKE_FLEET_LOCAL_FOLDER"),
         ("FLEET_SIZ", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
         ("FLET_SIZE", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
         ("COST_VALUE_ADDED_TAX", "4", "unknown setting; `invoke.yaml` lists all settings"),
@@ -259,6 +264,29 @@ def test_a_mistake_in_the_environment_is_one_line_with_the_variable(
 ) -> None:
     monkeypatch.setenv(f"INVOKE_{variable}", text)
     assert refusal(context()) == f"environment INVOKE_{variable}: {message}"
+
+
+@pytest.mark.parametrize("text", ["2e-4", "2E-04", "0.2e-3", "'2e-4'"])
+def test_a_number_with_an_exponent_is_a_number_though_yaml_takes_it_for_text(
+    text: str, project: Path, context: Make
+) -> None:
+    (project / "f.yaml").write_text(f"bench: {{learning_rate: {text}}}")
+    assert load(context("f.yaml")).bench.learning_rate == 2e-4
+
+
+@pytest.mark.parametrize("text", ["1e9999", "1e-9999", "-1e0", "e5", "1e"])
+def test_an_exponent_that_leads_out_of_the_range_is_refused(text: str, project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text(f"bench: {{learning_rate: {text}}}")
+    assert refusal(context("f.yaml")).startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
+
+
+def test_cpus_may_be_a_number(project: Path, context: Make) -> None:
+    (project / "f.yaml").write_text("cluster: {cpu: 4, memory: 64Gi}")
+    assert load(context("f.yaml")).cluster.cpu == "4"
+
+
+def test_every_setting_that_is_suggested_exists() -> None:
+    assert set(OTHER_NAMES.values()) <= set(LEAVES)
 
 
 def test_a_variable_of_invoke_itself_is_let_through(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +361,7 @@ def test_a_long_value_leaves_room_for_the_message(value: str, project: Path, con
     [
         ("namespace: Qlora_Fleet", "cluster.namespace: expected a Kubernetes name"),
         ("memory: 24 GB", "cluster.memory: expected a Kubernetes quantity like 24Gi"),
-        ("cpu: 4", "cluster.cpu: expected a Kubernetes quantity like 4 or 500m"),
+        ("cpu: 0.5", "cluster.cpu: expected a Kubernetes quantity like 4 or 500m"),
         ("preemptible: 1", "cluster.preemptible: expected true or false, found 1"),
         ("fss: {volume_handle: 10.0.0.5}", "cluster.fss.volume_handle: expected text like ocid1.filesystem"),
         ("overlay: pod", "cluster.overlay: expected one of pods, preemptible"),

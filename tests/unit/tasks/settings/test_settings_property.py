@@ -62,6 +62,10 @@ def check(project: Path, keys: tuple[str, ...]) -> None:
     for key in keys:
         ours, theirs = getattr(ours, key), theirs[key]
     if len(keys) > 1 and keys != ("fleet", "local"):
+        if isinstance(ours, float) and isinstance(theirs, str):
+            theirs = float(theirs)  # 2e-4
+        if isinstance(ours, str) and isinstance(theirs, int):
+            theirs = str(theirs)  # cluster.cpu
         assert (list(ours) if isinstance(ours, tuple) else ours) == theirs
 
 
