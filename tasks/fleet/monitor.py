@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from invoke.context import Context
-from rich.console import Console
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +29,8 @@ from tasks.settings.load import load
 
 EVERY_SEC = 2.0
 COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")
+NUMBERS = ("busy", "memory", "power", "SM clock", "temp")
+DROPPED_FIRST = ("SM clock", "temp", "power", "memory", "GPU", "busy")
 UNKNOWN = "-"
 
 
@@ -56,7 +58,7 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
     try:
         if once:
             looks = watch.round(wait_sec=None)
-            console.print(table(looks))
+            console.print(shown(looks, console.width))
             check_all_answered(looks)
         elif plain or not console.is_terminal:
             _print_lines(console, watch)
@@ -141,15 +143,31 @@ def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
     return [tuple(one_line(cell) for cell in row) for row in cells]
 
 
-def table(looks: Sequence[Look]) -> Table:
-    """The rows as a table."""
+def shown(looks: Sequence[Look], width: int) -> Group:
+    """The table; below it a line for each worker that cannot be reached: its reason is longer than any cell."""
+    lost = [f"{one_line(one.worker)}: unreachable: {one_line(one.trouble)}" for one in looks if one.trouble is not None]
+    reached = [one for one in looks if one.trouble is None]
+    return Group(
+        *([table(reached, width)] if reached else []),
+        *(Text(line, style="red") for line in lost),
+    )
+
+
+def table(looks: Sequence[Look], width: int) -> Table:
+    """The rows as a table, without the columns that `width` characters have no room for, least important first."""
+    cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows(looks)]
+    wide = {title: max([len(title), *(len(row[title]) for row in cells)]) + 1 for title in COLUMNS}
+    kept = list(COLUMNS)
+    for title in DROPPED_FIRST:
+        if sum(wide[one] for one in kept) > width:
+            kept.remove(title)
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for title in COLUMNS:
-        is_number = title in ("busy", "memory", "power", "SM clock", "temp")
-        made.add_column(title, no_wrap=True, overflow="ellipsis", justify="right" if is_number else "left")
-    for row in rows(looks):
-        style = "red" if row[1].startswith("unreachable") else "dim" if row[-2] == "idle" else ""
-        made.add_row(*(Text(cell, style=style) for cell in row))
+    for title in kept:
+        least = wide[title] - 1 if title == "worker" else None
+        side: JustifyMethod = "right" if title in NUMBERS else "left"
+        made.add_column(title, no_wrap=True, overflow="ellipsis", justify=side, min_width=least)
+    for row in cells:
+        made.add_row(*(Text(row[title], style="dim" if row["trial"] == "idle" else "") for title in kept))
     return made
 
 
@@ -188,4 +206,4 @@ def _print_lines(console: Console, watch: Watch) -> None:
 def _show_live(console: Console, watch: Watch) -> None:
     with Live(console=console, auto_refresh=False) as live:
         for looks in _rounds(watch):
-            live.update(table(looks), refresh=True)
+            live.update(shown(looks, console.width), refresh=True)

@@ -2,6 +2,7 @@
 
 import io
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -26,10 +27,10 @@ GPU = {
 BUSY = Look(worker="worker-0", gpus=[GPU], trial="optimized.worker-0", phase="measure 12/35")
 
 
-def shown(looks):
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(monitor.table(looks))
-    return [line.split() for line in console.file.getvalue().splitlines()]
+def shown(looks, width=120):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(monitor.shown(looks, width))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def test_a_row_says_what_a_gpu_is_doing_and_for_which_trial():
@@ -69,7 +70,20 @@ def test_unreachable_workers_and_those_without_a_gpu_are_shown_as_such():
     assert rows[0][1] == "unreachable: no route\\nto \\x1b[31mhost"
     assert rows[1][1] == "no GPU, load 0.5"
     assert {len(row) for row in rows} == {len(monitor.COLUMNS)}
-    assert [line[0] for line in shown(looks)] == ["worker", "w-0", "w-1"]
+    assert [line.split()[0] for line in shown(looks)] == ["worker", "w-1", "w-0:"]
+
+
+REASON = "kubectl exec: Unable to connect to the server: dial tcp 10.0.0.1:6443: connect: no route to host"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_name_is_cut_and_no_word_broken_whatever_the_terminals_width(width):
+    looks = [replace(BUSY, worker="worker-10"), Look(worker="worker-11", trouble=REASON)]
+    lines = shown(looks, width)
+    assert max(map(len, lines)) <= width
+    for word in ("worker-10", "optimized.worker-0", "measure", "12/35", "worker-11:", *REASON.split()):
+        assert any(word in line.split() for line in lines), word
+    assert ("SM" in lines[0].split()) == (width == 200), "what there is no room for is left out whole"
 
 
 class DeafHost(LocalHost):
