@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from bench.records.checks import printable
+
 
 class InputError(ValueError):
     """An input that a trial cannot use; the message is one line and says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Refused(InputError):

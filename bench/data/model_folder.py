@@ -32,6 +32,8 @@ TOKENIZER_FILES = (
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hashing this much costs 0.1 s; of larger files the sum in SHA256SUMS is believed and the size is checked.
 HASHED_ANYWAY_BYTES = 64 << 20
+LARGEST = 1 << 31  # of any count in config.json
+_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 
 def check_model(folder: Path) -> ModelFacts:
@@ -74,7 +76,7 @@ def _object(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: missing; the folder must hold a whole model in Hugging Face layout")
     try:
         document = json.loads(path.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise InputError(f"{path}: not complete JSON; the file is truncated or damaged") from None
     if not isinstance(document, dict):
         raise InputError(f"{path}: expected a JSON object, found {kind(document)}")
@@ -85,9 +87,9 @@ def _count(path: Path, config: dict[str, Any], key: str, default: int | None = N
     value = config.get(key)
     if value is None and default is not None:
         return default
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= LARGEST:
         found = value if type(value) is int else kind(value)
-        raise InputError(f"{path}: {key}: expected a whole number above 0, found {found}")
+        raise InputError(f"{path}: {key}: expected a whole number above 0, found {found}"[:200])
     return value
 
 
@@ -134,7 +136,9 @@ def _read_weights(folder: Path) -> Iterator[tuple[str, Header]]:
 def _check_shapes(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
     config_file = folder / "config.json"
     depth = _count(config_file, config, "num_hidden_layers")
-    for name, (expected, keys) in _expected_shapes(config_file, config, depth).items():
+    deepest = max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=0)
+    # One more than there are: the first that is missing is enough, and config.json may ask for a billion.
+    for name, (expected, keys) in _expected_shapes(config_file, config, min(depth, deepest + 2)).items():
         found = shapes.get(name)
         if found is None:
             raise InputError(f"{folder}: the weights lack {name}, which config.json ({keys}) asks for")
@@ -142,7 +146,6 @@ def _check_shapes(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[
             raise InputError(
                 f"{config_file}: {keys}: asks for {name} of shape {list(expected)}, the weights have {list(found)}"
             )
-    deepest = max((int(match[1]) for name in shapes if (match := re.match(r"model\.layers\.(\d+)\.", name))), default=0)
     if deepest >= depth:
         raise InputError(f"{config_file}: num_hidden_layers: says {depth}, the weights have {deepest + 1}")
 
@@ -181,8 +184,9 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> None:
     if not isinstance(words, (dict, list)) or not words:
         raise InputError(f"{path}: model.vocab: missing; not a tokenizer in the tokenizers library's format")
     ids = [len(words) - 1] if isinstance(words, list) else [value for value in words.values() if type(value) is int]
-    added = document.get("added_tokens") or []
-    ids += [entry["id"] for entry in added if isinstance(entry, dict) and type(entry.get("id")) is int]
+    added = document.get("added_tokens")
+    entries = added if isinstance(added, list) else []
+    ids += [entry["id"] for entry in entries if isinstance(entry, dict) and type(entry.get("id")) is int]
     if max(ids, default=0) >= vocabulary:
         raise InputError(
             f"{path}: holds token {max(ids)}, config.json's vocab_size is {vocabulary}: "

@@ -40,12 +40,19 @@ def read_header(path: Path) -> Header:
     try:
         document = json.loads(content)
         tensors = {name: entry for name, entry in document.items() if name != "__metadata__"}
-        shapes = {name: tuple(int(side) for side in entry["shape"]) for name, entry in tensors.items()}
+        shapes = {name: tuple(map(_side, entry["shape"])) for name, entry in tensors.items()}
         end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
         raise WeightsError("damaged, or no safetensors file: its header cannot be read") from None
     expected = 8 + length + end
     if size != expected:
         what = "truncated" if size < expected else "longer than its header says"
         raise WeightsError(f"{what}: {size} bytes, its header says {expected}")
     return Header(shapes=shapes)
+
+
+def _side(value: object) -> int:
+    """A side of a shape, which no memory could hold were it longer. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << 48:
+        raise ValueError("no length")
+    return value

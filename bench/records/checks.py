@@ -12,6 +12,14 @@ from bench.records import schema
 class TrialError(ValueError):
     """A trial, a trial file or a choice of trials that cannot be used; the message names the key and what is wrong."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """`text` as one line: what a file holds may have line breaks, terminal escapes and lone surrogates."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
 
 def check_types(record: Any) -> None:
     """Refuse a scalar or a tuple of texts of the wrong type. Other fields are the schema's to check."""

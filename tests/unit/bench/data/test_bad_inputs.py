@@ -1,0 +1,132 @@
+"""Whatever stands in a data file, a file of trials or a model folder: it can be used, or is refused in one line.
+
+The settings have the same in `tests/unit/tasks/settings/test_settings_property.py`. EXAMPLES=10000 draws more of all.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from bench.data.chats import read_data
+from bench.data.inputs import InputError
+from bench.data.trial_inputs import check_trials
+from bench.records import Trial, TrialError, read_trials
+from tests.support.small_inputs import CHAT, CONFIG, TOKENIZER
+from tests.support.thorough import examples
+
+pytestmark = pytest.mark.slow
+
+# One folder for all examples of a test.
+careful = hypothesis_settings(
+    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 2**31, 2**64, 10**9, 10**30, 1e308]))
+TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["", "\0", "\ud800", "../x", "/etc/passwd", "a\nb", "\x1b[31m"]))
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+# What no JSON library writes, but a file may hold.
+RAW = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from(
+        [b"[" * 100_000, b"9" * 5000, b'{"a": ' * 5000, b"\xef\xbb\xbf{}", b"\xff\xfe", b"NaN", b"-Infinity", b"{}{}"]
+    ),
+)
+
+
+@contextlib.contextmanager
+def refused_in_one_line() -> Iterator[None]:
+    """Within, nothing is raised but a refusal, whose message is one line."""
+    said = "one line"
+    try:
+        yield
+    except (InputError, TrialError) as refusal:
+        said = str(refusal)
+    assert len(said.splitlines()) == 1, said
+
+
+@st.composite
+def changed(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
+    """A good document with some of its keys at any depth given other values, or lost; or no document at all."""
+    if draw(st.integers(0, 5)) == 0:
+        return draw(RAW)
+    document = json.loads(json.dumps(good))
+    for _ in range(draw(st.integers(1, 3))):
+        at: Any = document
+        while True:
+            places = sorted(at) if isinstance(at, dict) else list(range(len(at)))
+            key = draw(st.sampled_from(places)) if places else "new"
+            if places and isinstance(at[key], (dict, list)) and draw(st.booleans()):
+                at = at[key]
+                continue
+            break
+        if isinstance(at, list):
+            at.append(draw(VALUES)) if key == "new" else at.__setitem__(key, draw(VALUES))
+        elif draw(st.integers(0, 3)) == 0:
+            at.pop(key, None)
+        else:
+            at[key] = draw(VALUES)
+    return json.dumps(document).encode()
+
+
+@careful
+@given(lines=st.lists(changed(CHAT), min_size=1, max_size=4))
+def test_any_lines_of_data(lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\n".join([json.dumps(CHAT).encode(), *lines]))
+    with refused_in_one_line():
+        facts, conversations = read_data(path)
+        assert facts.samples == len(conversations)
+
+
+@careful
+@given(data=st.data())
+def test_any_file_of_trials(data: st.DataObject, make_trial: Callable[..., Trial]) -> None:
+    document = data.draw(changed(make_trial().to_json()))
+    if data.draw(st.booleans()):
+        document = b"[" + document + b"," + document + b"]"
+    with refused_in_one_line():
+        trials = read_trials(document.decode(errors="surrogateescape"), "t.json")
+        assert all(Trial.from_json(json.loads(trial.to_text())) == trial for trial in trials)
+
+
+@careful
+@given(data=st.data())
+def test_any_model_folder(
+    data: st.DataObject, model_folder: Path, data_file: Path, tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(model_folder, folder)
+    weights = folder / "model.safetensors"
+    size = int.from_bytes(weights.read_bytes()[:8], "little")
+    header = json.loads(weights.read_bytes()[8 : 8 + size])
+    spoiled = data.draw(st.sampled_from(["config", "tokenizer", "tokenizer_config", "header", "index", "sums"]))
+    if spoiled == "config":
+        (folder / "config.json").write_bytes(data.draw(changed(CONFIG)))
+    elif spoiled == "tokenizer":
+        (folder / "tokenizer.json").write_bytes(data.draw(changed(TOKENIZER)))
+    elif spoiled == "tokenizer_config":
+        (folder / "tokenizer_config.json").write_bytes(data.draw(changed({"chat_template": "{{ messages }}"})))
+    elif spoiled == "header":
+        written = data.draw(changed(header))
+        weights.write_bytes(len(written).to_bytes(8, "little") + written + weights.read_bytes()[8 + size :])
+    elif spoiled == "index":
+        weights.rename(folder / "model-1.safetensors")
+        placed = dict.fromkeys(set(header) - {"__metadata__"}, "model-1.safetensors")
+        (folder / "model.safetensors.index.json").write_bytes(data.draw(changed({"weight_map": placed})))
+    else:
+        (folder / "SHA256SUMS").write_bytes(data.draw(RAW))
+    with refused_in_one_line():
+        check_trials([make_trial(model=str(folder), data=str(data_file))])
