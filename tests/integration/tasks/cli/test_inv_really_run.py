@@ -88,7 +88,7 @@ def test_bad_settings_are_one_line_and_exit_2(
         ("run: 3", ".invoke.yaml:1: run: expected a section, found 3"),
         ("fleet: 3", ".invoke.yaml:1: fleet: expected a section with kind, size, "),
         ("a: &a {b: *a}", ".invoke.yaml: not YAML that can be used: more than 10,000 values"),
-        ("a: b\n" * 100_000, ".invoke.yaml: cannot be read: more than 131,072 bytes"),
+        ("a: b\n" * 100_000, ".invoke.yaml: cannot be read: it is larger than 131,072 bytes"),
     ],
 )
 def test_the_users_own_file_which_is_read_before_the_project_is_known_is_explained_too(
@@ -103,10 +103,10 @@ def test_the_users_own_file_which_is_read_before_the_project_is_known_is_explain
 def test_a_users_file_that_is_no_file_is_not_waited_for(project: Path, inv: Inv) -> None:
     own = project.parent / "home" / ".invoke.yaml"
     os.mkfifo(own)
-    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: no regular file\n"
+    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: it is a pipe, not a file\n"
     own.unlink()
     own.mkdir()
-    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: Is a directory\n"
+    assert inv("--list").stderr == "~/.invoke.yaml: cannot be read: it is a folder, not a file\n"
     own.rmdir()
     (own.with_suffix(".py")).write_text("1 / 0")
     assert inv("--list").stderr == "~/.invoke.py: cannot be run: ZeroDivisionError: division by zero\n"

@@ -39,7 +39,7 @@ def test_a_missing_file_is_refused(tmp_path: Path):
 
 
 def test_a_folder_is_refused(tmp_path: Path):
-    assert "cannot be read: Is a directory" in refusal(tmp_path)
+    assert "cannot be read: it is a folder, not a file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\n  \n\n"])

@@ -267,7 +267,7 @@ def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Pa
 
 def test_a_pipe_in_the_place_of_data_is_not_waited_for(tmp_path: Path, model_folder: Path, make_trial):
     os.mkfifo(tmp_path / "data.jsonl")
-    with pytest.raises(InputError, match=r"data\.jsonl: cannot be read: no regular file"):
+    with pytest.raises(InputError, match=r"data\.jsonl: cannot be read: it is a pipe, not a file"):
         check_trial(make_trial(model=str(model_folder), data=str(tmp_path / "data.jsonl")))
 
 

@@ -39,10 +39,10 @@ def test_a_path_typed_in_a_subfolder_is_found_there_and_else_in_the_project(
     ("make", "why"),
     [
         (str, "No such file or directory"),
-        (Path.mkdir, "Is a directory"),
-        (os.mkfifo, "no regular file"),
+        (Path.mkdir, "it is a folder, not a file"),
+        (os.mkfifo, "it is a pipe, not a file"),
         (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
-        (lambda path: os.truncate(path.touch() or path, 1 << 40), "more than 16,777,216 bytes"),
+        (lambda path: os.truncate(path.touch() or path, 1 << 40), "it is larger than 16,777,216 bytes"),
     ],
 )
 def test_what_is_no_file_of_trials_is_refused_and_never_waited_for(
