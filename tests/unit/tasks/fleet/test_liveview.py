@@ -267,11 +267,11 @@ def test_a_long_plain_line_is_not_cut_or_wrapped() -> None:
 
 
 def test_names_with_brackets_are_words_not_markup() -> None:
-    scene = Scene(workers=("[bold]gpu[/bold]", "a [link=http://x]b"))
-    scene.tell(Happening.STARTED, "[bold]gpu[/bold]")
-    assert scene.table()[2].startswith("[bold]gpu[/bo…"), "shown as it is, cut to the column"
-    scene.tell(Happening.ENDED, "[bold]gpu[/bold]", end=End.FAILED, reason="[/red] :smile: [x]")
-    assert scene.said()[-1] == "[0:00] [bold]gpu[/bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
+    scene = Scene(workers=("[bold]gpu[bold]", "a [link=x]b"))
+    scene.tell(Happening.STARTED, "[bold]gpu[bold]")
+    assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
+    scene.tell(Happening.ENDED, "[bold]gpu[bold]", end=End.FAILED, reason="[/red] :smile: [x]")
+    assert scene.said()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
 
 
 def test_control_characters_reach_no_terminal() -> None:
