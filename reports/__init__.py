@@ -4,7 +4,7 @@ read: a run's folder to verified results and frames
 statistics: steps to intervals, over one process, several processes, two configurations
 summary: what the report says, as values and sentences
 comparison: two or more runs, may they be compared and what differs
-figures: twelve figures, and what draws them
+figures: the figures, and what draws them
 output: page, Markdown, CSV, JSON; `build` is the way in
 text: numbers and names as text, escaped for Markdown and spreadsheets
 """

@@ -15,13 +15,17 @@ from reports.figures.loading import LOADING
 from reports.figures.loss_curves import LOSS_CURVES
 from reports.figures.memory import MEMORY
 from reports.figures.run_comparison import RUN_COMPARISON
+from reports.figures.speed_and_memory import SPEED_AND_MEMORY
 from reports.figures.telemetry import TELEMETRY
 from reports.figures.training_performance import TRAINING_PERFORMANCE
+from reports.figures.worker_map import WORKER_MAP
 
 __all__ = ["CHARTS", "RUN_COMPARISON"]
 
 CHARTS: tuple[Chart, ...] = (
     EXECUTIVE_SUMMARY,
+    SPEED_AND_MEMORY,
+    WORKER_MAP,
     TRAINING_PERFORMANCE,
     HARDWARE,
     LOADING,

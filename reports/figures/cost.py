@@ -1,7 +1,6 @@
 """07 cost: dollars per 1,000 samples and per million useful tokens, and what a fine-tuning costs on 1, 2 and 4 GPUs."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from reports import text
 from reports.figures.drawing import rows
@@ -12,11 +11,10 @@ from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published
 from reports.read.published import Published
 from reports.read.run import Run
-from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
+from reports.summary.cost import FINE_TUNING_SAMPLES, SAMPLES, Cost, FineTuning, Price, seconds_for
 from reports.summary.summary import ConfigurationRow, Summary
 
 _MOST_PRICES = 4  # named over the figure; the page's table has all of them
-_MOST_BESIDE = 3  # side by side: with more, neither titles nor words fit
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
@@ -32,29 +30,27 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         *(row for row, _ in priced if row is not best and beside and like.get(row.label) is beside.training[-1]),
     ]
     tunings = _tunings(planned, beside, like, summary)
-    shown = beside is not None and bool(like) and any(_is_published(price, beside) for price in summary.prices)
+    shown = beside is not None and bool(like)
     first = cheapest.price
     is_assumed = any(mark.is_hollow for panel in tunings.panels for mark in panel.marks)
     hollow = " Hatched is a speed-up that no trial of this very configuration measured." if is_assumed else ""
-    panels = [
+    same = _is_published(first, beside)
+    panels = (
         Panel(
             title=f"Per million useful tokens, at ${first.usd_per_gpu_hour:,.2f}",
             marks=tuple(
                 rows.dollars_mark(one.usd_per_million_useful_tokens, tone=rows.tone(row)) for row, one in priced
             ),
         ),
-        *(
-            Panel(
-                title=f"Per 1,000 samples, at ${price.usd_per_gpu_hour:,.2f}",
-                marks=tuple(
-                    _samples(row, row.costs[place], like.get(row.label) if _is_published(price, beside) else None)
-                    for row, _ in priced
-                ),
-            )
-            for place, price in _drawn(summary, beside)
-            if place == 0 or _is_published(price, beside)
+        Panel(
+            title=f"Per 1,000 samples, at ${first.usd_per_gpu_hour:,.2f}",
+            marks=tuple(_samples(row, one, like.get(row.label) if same else None) for row, one in priced),
         ),
-    ]
+        Panel(
+            title="Minutes per 1,000 samples, one GPU",
+            marks=tuple(_minutes(row) for row, _ in priced),
+        ),
+    )
     return RowFigure(
         over=head(
             summary,
@@ -65,19 +61,12 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             if beside is not None and shown
             else "",
         ),
-        groups=(Group(names=tuple(row.label for row, _ in priced), panels=_narrowed(panels)), tunings),
+        groups=(Group(names=tuple(row.label for row, _ in priced), panels=panels), tunings),
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "
-            f"adds what a process spends before its first step.{hollow}"
+            "adds what a process spends before its first step. Dollars follow the price: at half of it they are half."
+            f"{hollow}"
         ),
-    )
-
-
-def _narrowed(panels: list[Panel]) -> tuple[Panel, ...]:
-    """Below each other on a phone: the price that counts, the last, and what was published."""
-    kept = (panels[0], panels[-1])
-    return tuple(
-        replace(one, wide_only=one not in kept and not any(mark.published for mark in one.marks)) for one in panels
     )
 
 
@@ -99,13 +88,21 @@ def _samples(row: ConfigurationRow, at: Cost, like: published.Training | None) -
     return rows.dollars_mark(at.usd_per_1000_samples, tone=rows.tone(row), more=more, published=(usd,))
 
 
+def _minutes(row: ConfigurationRow) -> Mark:
+    """How long 1,000 samples take on one GPU."""
+    if row.measured is None:
+        return Mark(value=None, words=text.UNKNOWN)
+    took = seconds_for(SAMPLES, row.measured.samples_per_sec).times(1 / 60)
+    return Mark(value=took.value, words=text.estimate(took), low=took.low, high=took.high, tone=rows.tone(row))
+
+
 def _tunings(
     planned: list[ConfigurationRow],
     beside: Published | None,
     like: Mapping[str, published.Training],
     summary: Summary,
 ) -> Group:
-    """A row for each of `planned` on each number of GPUs; a panel for each price, and one for how long it takes."""
+    """A row for each of `planned` on each number of GPUs; dollars at the price that counts, and how long it takes."""
     plans = [
         (row, number, plan)
         for row in planned
@@ -117,17 +114,15 @@ def _tunings(
         beside if beside is not None and like.get(row.label) is beside.training[-1] else None for row, *_ in plans
     ]
     names = [f"{row.label}, {text.count(plan.gpus, 'GPU')}" for row, _, plan in plans]
-    panels = []
-    for place, price in _drawn(summary, beside):
-        dollars = []
-        for (row, number, plan), reference in zip(plans, references, strict=True):
-            same = reference is not None and _is_published(price, beside)
-            usd = reference.cost_10000_samples["usd"].get(plan.gpus, ()) if same and reference is not None else ()
-            dollars.append(_usd(row.costs[place].fine_tunings[number], tuple(usd), first=place == 0))
-        if summary.hosted is not None:
-            asked = summary.hosted.usd_per_10000_samples
-            dollars.append(Mark(value=asked, words=f"${text.number(asked)}", tone=BASELINE_TONE))
-        panels.append(Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars)))
+    price = summary.prices[0]
+    dollars = []
+    for (*_, plan), reference in zip(plans, references, strict=True):
+        known = {} if reference is None or not _is_published(price, beside) else reference.cost_10000_samples["usd"]
+        dollars.append(_usd(plan, tuple(known.get(plan.gpus, ()))))
+    if summary.hosted is not None:
+        asked = summary.hosted.usd_per_10000_samples
+        dollars.append(Mark(value=asked, words=f"${text.number(asked)}", tone=BASELINE_TONE))
+    panels = [Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars))]
     hours = [
         _hours(plan, None if reference is None else reference.cost_10000_samples["minutes"].get(plan.gpus))
         for (*_, plan), reference in zip(plans, references, strict=True)
@@ -136,16 +131,7 @@ def _tunings(
         names.append(f"hosted: {summary.hosted.source}")
         hours.append(Mark(value=None, words=text.UNKNOWN))
     panels.append(Panel(title="Hours of 10,000 samples", marks=tuple(hours)))
-    return Group(names=tuple(names), panels=_narrowed(panels))
-
-
-def _drawn(summary: Summary, beside: Published | None) -> list[tuple[int, Price]]:
-    """The prices with a panel, and their places: the first and the published one before others, no amount twice."""
-    order = sorted(enumerate(summary.prices), key=lambda one: (one[0] > 0, not _is_published(one[1], beside)))
-    place_of: dict[float, int] = {}
-    for place, price in order:
-        place_of.setdefault(price.usd_per_gpu_hour, place)
-    return [(place, summary.prices[place]) for place in sorted([*place_of.values()][:_MOST_BESIDE])]
+    return Group(names=tuple(names), panels=tuple(panels))
 
 
 def _is_published(price: Price, beside: Published | None) -> bool:
@@ -155,7 +141,7 @@ def _is_published(price: Price, beside: Published | None) -> bool:
     return abs(price.usd_per_gpu_hour - float(beside.cost_10000_samples["usd_per_gpu_hour"])) < 1e-9
 
 
-def _usd(plan: FineTuning, references: tuple[float, ...], *, first: bool) -> Mark:
+def _usd(plan: FineTuning, references: tuple[float, ...]) -> Mark:
     billed = plan.usd_billed.value
     places = text.decimals(plan.usd.value)
     more = f", billed ${text.number(billed, places)}" if plan.startup_sec is not None else ""
@@ -165,7 +151,7 @@ def _usd(plan: FineTuning, references: tuple[float, ...], *, first: bool) -> Mar
         words=f"${text.number(plan.usd.value, places)}{more}{also}",
         low=plan.usd.low,
         high=plan.usd.high,
-        tone=OTHER_TONE if first else BASELINE_TONE,
+        tone=OTHER_TONE,
         is_hollow=not plan.scaling.is_measured,
         published=references,
     )

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from bench.records.result import End
 from reports import text
 from reports.figures.drawing import rows
 from reports.figures.drawing.chart import Chart, head
@@ -17,20 +18,16 @@ PREDICTED = "predicted_peak_vram_bytes"
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    predicted = {
-        one.configuration: one.value for one in readings.pick(run, PREDICTED) if one.value is not None and one.value > 0
-    }
-    predicted |= {
-        label: value for label, value in _of_failures(run, summary).items() if label not in predicted
-    }  # what did not fit is what a prediction is for
+    predicted = predictions(run, summary)
     drawn = [
         row
         for row in summary.rows
-        if row.peak_vram_bytes is not None or (row.label in predicted and row.measured is None)
+        if row.peak_vram_bytes is not None
+        or (row.measured is None and (row.label in predicted or End.OUT_OF_MEMORY in row.ends))
     ][: rows.MAX_DRAWN + 4]
     if not any(row.peak_vram_bytes is not None for row in drawn):
         return None
-    capacity = min((one for one in map(_capacity, run.results) if one), default=None)
+    capacity = capacity_bytes(run)
     beside = published.beside(run)
     like = published.training_by_label(run, beside)
     found = [_mark(row, predicted.get(row.label), like.get(row.label)) for row in drawn]
@@ -58,6 +55,19 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
+def predictions(run: Run, summary: Summary) -> dict[str, float]:
+    """Configuration to the peak in bytes that was predicted before its trials, also where none of them succeeded."""
+    found = {
+        one.configuration: one.value for one in readings.pick(run, PREDICTED) if one.value is not None and one.value > 0
+    }
+    return _of_failures(run, summary) | found
+
+
+def capacity_bytes(run: Run) -> int | None:
+    """The memory of the smallest GPU of the run."""
+    return min((one for one in map(_capacity, run.results) if one), default=None)
+
+
 def _of_failures(run: Run, summary: Summary) -> dict[str, float]:
     """Predictions of configurations without a success."""
     lost = {row.label for row in summary.rows if row.measured is None}
@@ -81,7 +91,11 @@ def _off(predicted: float, measured: int | None) -> str:
 
 def _mark(row: ConfigurationRow, predicted: float | None, like: published.Training | None) -> Mark:
     measured = row.peak_vram_bytes
-    words = text.gigabytes(measured) if measured is not None else "did not fit, or did not run"
+    words = text.gigabytes(measured)
+    if measured is None:
+        words = "out of memory" if End.OUT_OF_MEMORY in row.ends else "did not run"
+    elif row.ends.get(End.OUT_OF_MEMORY):
+        words += f", out of memory in {row.ends[End.OUT_OF_MEMORY]} of {text.count(row.planned, 'trial')}"
     if predicted is not None:
         words += f"  | {text.gigabytes(round(predicted))} predicted{_off(predicted, measured)}"
     reference = None if like is None else like.peak_vram_bytes
@@ -100,7 +114,11 @@ def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[
     largest = max((row for row in drawn if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
     share = f", {text.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
-    title = f"{largest.label} needs most: {text.gigabytes(used)}{share}"
+    title = f"{largest.label} needs most of what fits: {text.gigabytes(used)}{share}"
+    if not (ended := sum(row.measured is None and End.OUT_OF_MEMORY in row.ends for row in drawn)):
+        title = title.replace(" of what fits", "")
+    else:
+        title += f"; {text.count(ended, 'configuration')} ran out of memory"
     off = [
         100 * abs(predicted[row.label] / row.peak_vram_bytes - 1)
         for row in drawn

@@ -1,7 +1,7 @@
 """How long `inv report` takes on the demo's run, and on one of every kind of trial; and how large their pages are.
 
 The runs are written before the clock starts: the quick suite on four workers, as `make demo` leaves it, telemetry
-included, and suite `all` on four GPU nodes, which has eleven of the twelve figures. Each round is a process of its
+included, and suite `all` on four GPU nodes, with all figures but that of a comparison. Each round is a process of its
 own, so that its imports and the processes it starts count, as for a user.
 """
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench.records.result import End
 from reports.comparison.compare import compare
 from reports.figures import (
     CHARTS,
@@ -20,7 +21,9 @@ from reports.figures import (
     loss_curves,
     memory,
     run_comparison,
+    speed_and_memory,
     studio,
+    worker_map,
 )
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import palette, text_size
@@ -176,32 +179,98 @@ def test_a_prediction_is_off_by_whole_per_cents_and_never_by_minus_nothing(h200,
 
 
 def test_cost_sets_published_dollars_beside_ours_only_at_the_published_price(a10):
-    figure = cost.gather(*a10)
+    summary, run = a10
+    assert not any(mark.published for mark in panels_of(cost.gather(summary, run))["Per 1,000 samples, at $2.00"].marks)
+    figure = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=0.60, source="a list")), run)
     configurations, tunings = figure.groups
     by_title = panels_of(figure)
-    assert not any(mark.published for mark in by_title["Per 1,000 samples, at $2.00"].marks)
     sixty = dict(zip(configurations.names, by_title["Per 1,000 samples, at $0.60"].marks, strict=True))
     assert sixty["optimized"].published == (0.114,)
     four = by_title["10,000 samples at $0.60"].marks[tunings.names.index("optimized, 4 GPUs")]
     assert four.published == (1.14, 1.24)
 
 
-def test_a_price_that_is_set_and_published_is_drawn_once(a10):
-    _, run = a10
-    data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=0.60, source="a list")), run)
-    titles = [panel.title for group in data.groups for panel in group.panels]
-    assert len(titles) == len(set(titles))
-    assert "10,000 samples at $0.18" in titles
+def test_dollars_are_drawn_at_one_price_and_the_others_are_named(a10):
+    figure = cost.gather(*a10)
+    titles = [title for title in panels_of(figure) if "$" in title]
+    assert len(titles) == 3
+    assert all(title.endswith("$2.00") or "at $2.00" in title for title in titles)
+    assert any("0.60" in fact for fact in figure.over.facts)
+
+
+def test_cost_says_how_long_a_thousand_samples_take(a10):
+    summary, _ = a10
+    figure = cost.gather(*a10)
+    minutes = dict(
+        zip(figure.groups[0].names, panels_of(figure)["Minutes per 1,000 samples, one GPU"].marks, strict=True)
+    )
+    rate = next(row for row in summary.rows if row.label == "packed").measured.samples_per_sec.value
+    assert minutes["packed"].value == pytest.approx(1000 / rate / 60)
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_the_titles_of_the_costs_are_whole_however_many_prices_there_are(a10, sheet):
-    _, run = a10
-    data = cost.gather(summarize(run, Pricing(usd_per_gpu_hour=1.25, source="a list")), run)
-    titles = [axes.get_title() for axes in data.draw(sheet).axes]
-    assert "10,000 samples at $1.25" in titles
-    assert "10,000 samples at $0.60" in titles  # the published one
+def test_the_titles_of_the_costs_are_whole(a10, sheet):
+    titles = [axes.get_title() for axes in cost.gather(*a10).draw(sheet).axes]
+    assert "10,000 samples at $2.00" in titles
     assert not any(title.endswith(text_size.ELLIPSIS) for title in titles)
+
+
+def out_of_memory_on(summary, label, amount):
+    """The summary in which `amount` trials of `label` ended so, beside those that succeeded."""
+    rows = tuple(
+        showcase.replace(row, planned=row.planned + amount, ends={**row.ends, End.OUT_OF_MEMORY: amount})
+        if row.label == label
+        else row
+        for row in summary.rows
+    )
+    return showcase.replace(summary, rows=rows)
+
+
+def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
+    summary, run = a10
+    data = speed_and_memory.gather(summary, run)
+    places = {one.name: one for one in data.places}
+    assert data.limit_gb == pytest.approx(23.68)
+    assert (places["packed"].memory_gb, places["packed"].words) == (pytest.approx(8.92), "packed")
+    assert data.over.title.startswith("The fastest that always succeeds is packed: ")
+    assert (places["seq-2048"].rate, places["seq-2048"].words) == (0.0, "seq-2048, 0 of 2 trials")
+    risky = speed_and_memory.gather(out_of_memory_on(summary, "packed", 9), run)
+    assert "packed is faster, but succeeded only in 2 of 11 trials" in risky.over.title
+    assert "packed, 2 of 11 trials" in risky.alt
+
+
+def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
+    summary, run = a10
+    bare = showcase.replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED])
+    figure = memory.gather(summary, bare)
+    assert rows_of(figure)["seq-2048"].words == "out of memory"
+    assert "2 configurations ran out of memory" in figure.over.title
+    assert (
+        "out of memory in 9 of 11 trials"
+        in rows_of(memory.gather(out_of_memory_on(summary, "packed", 9), bare))["packed"].words
+    )
+
+
+def test_the_map_of_workers_names_a_sick_one_and_leaves_empty_what_it_did_not_measure(a10):
+    summary, run = a10
+    assert worker_map.gather(summary, run).over.title.startswith("No worker stands out: each is within 0.")
+
+    def slowed(row):
+        if row.measured is None:
+            return row
+        medians = {f"node-{number}": 1.0 for number in range(3)} | {"node-9": 1.17}
+        if row.label == "packed":
+            del medians["node-9"]
+        return showcase.replace(row, measured=showcase.replace(row.measured, worker_medians=medians))
+
+    data = worker_map.gather(showcase.replace(summary, rows=tuple(map(slowed, summary.rows))), run)
+    assert data.over.title == "node-9 is 17 % slower than the middle worker, in 10 of 11 configurations"
+    assert data.workers == ("node-0", "node-1", "node-2", "node-9")
+    assert data.percent[data.names.index("packed")] == (0.0, 0.0, 0.0, None)
+
+
+def test_there_is_no_map_of_a_single_worker(h200):
+    assert worker_map.gather(*h200) is None
 
 
 def test_cost_is_not_drawn_without_a_price(h200):

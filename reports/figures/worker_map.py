@@ -1,0 +1,151 @@
+"""14 worker map: how far each worker is from the others in each configuration; a sick worker is a dark column."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from reports import text
+from reports.figures.drawing import rows, text_size
+from reports.figures.drawing.board import Head, Sheet, board, name_lines, names_width_in
+from reports.figures.drawing.chart import Chart, head
+from reports.figures.drawing.palette import ACCENT_TONE, INK, OTHER_TONE, PAPER
+from reports.figures.drawing.style import NAME_SIZE
+from reports.read.run import Run
+from reports.summary.summary import ConfigurationRow, Summary
+
+NOTABLE_PERCENT = 3.0  # two healthy nodes of a kind are within this
+_MOST_WORKERS = 16
+_DARKEST_PERCENT = 15.0
+_ROW_IN = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Percent by which a worker's step took longer than the middle worker's: of each configuration, of each worker.
+
+    None where a worker did not measure a configuration.
+    """
+
+    over: Head
+    names: tuple[str, ...]
+    workers: tuple[str, ...]
+    percent: tuple[tuple[float | None, ...], ...]
+
+    @property
+    def caption(self) -> str:
+        return (
+            "Percent by which a worker's step took longer (orange) or shorter (blue) than the middle worker's, "
+            "configuration by configuration. A worker that is slow throughout is a dark column."
+        )
+
+    @property
+    def alt(self) -> str:
+        return "; ".join(
+            f"{name}: "
+            + ", ".join(f"{worker} {_words(one)} %" for worker, one in zip(self.workers, cells, strict=True))
+            for name, cells in zip(self.names, self.percent, strict=True)
+        )
+
+    def draw(self, sheet: Sheet) -> Figure:
+        row_in = _ROW_IN + (0.2 if sheet.narrow else 0.0)
+        drawing = board(self.over, sheet, row_in * len(self.names) + 0.75)
+        left_in = names_width_in(self.names, sheet)
+        ((left, width),) = drawing.columns(1, left_in=left_in, gap_in=0.0)
+        axes = drawing.panel(left, 0.0, width, row_in * len(self.names) + 0.75)
+        _draw(axes, self, sheet, width)
+        return drawing.figure
+
+
+def gather(summary: Summary, _run: Run) -> Data | None:
+    drawn = [row for row in rows.drawn(summary) if row.measured is not None and len(row.measured.worker_medians) > 1]
+    if not drawn:
+        return None
+    found = [deviations(row) for row in drawn]
+    every = sorted({worker for one in found for worker in one})
+    kept = sorted(every, key=lambda worker: -abs(_middle(worker, found)))[:_MOST_WORKERS]
+    workers = tuple(worker for worker in every if worker in kept)
+    left_out = (
+        f"{len(workers)} of {len(every)} workers: those furthest from the middle" if len(every) > len(kept) else ""
+    )
+    return Data(
+        over=head(
+            summary, _title(found, every), "medians of each worker's measured steps", rows.subset(summary), left_out
+        ),
+        names=tuple(row.label for row in drawn),
+        workers=workers,
+        percent=tuple(tuple(one.get(worker) for worker in workers) for one in found),
+    )
+
+
+def deviations(row: ConfigurationRow) -> dict[str, float]:
+    """Worker to the percent by which its step took longer than the middle worker's; empty without two workers."""
+    medians = {} if row.measured is None else row.measured.worker_medians
+    if len(medians) < 2:
+        return {}
+    middle = statistics.median(medians.values())
+    return {worker: 100.0 * (own / middle - 1.0) for worker, own in medians.items()}
+
+
+def _middle(worker: str, found: Sequence[Mapping[str, float]]) -> float:
+    return statistics.median([one[worker] for one in found if worker in one])
+
+
+def _title(found: Sequence[Mapping[str, float]], workers: Sequence[str]) -> str:
+    middles = {worker: _middle(worker, found) for worker in workers}
+    worst = max(workers, key=lambda worker: abs(middles[worker]))
+    if abs(middles[worst]) < NOTABLE_PERCENT:
+        return f"No worker stands out: each is within {text.number(abs(middles[worst]), 1)} % of the middle one"
+    way = "slower" if middles[worst] > 0 else "faster"
+    same = [one[worst] for one in found if worst in one and (one[worst] > 0) == (middles[worst] > 0)]
+    return (
+        f"{worst} is {text.number(abs(middles[worst]), 0)} % {way} than the middle worker, "
+        f"in {len(same)} of {text.count(len(found), 'configuration')}"
+    )
+
+
+def _words(percent: float | None) -> str:
+    if percent is None:
+        return "\N{EN DASH}"
+    return "0" if abs(percent) < 0.05 else f"{percent:+.1f}" if abs(percent) < 10 else f"{percent:+.0f}"
+
+
+def _draw(axes: Any, data: Data, sheet: Sheet, width_in: float) -> None:
+    cell_in = width_in / len(data.workers)
+    top = 0.42 if sheet.narrow else 0.06  # of a row: above its cells stands its name
+    for y, (name, cells) in enumerate(zip(data.names, data.percent, strict=True)):
+        if sheet.narrow:
+            called = text_size.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
+            axes.text(0.0, y + 0.2, called, fontsize=NAME_SIZE, fontweight="bold", va="center")
+        for x, percent in enumerate(cells):
+            dark = 0.0 if percent is None else min(1.0, abs(percent) / _DARKEST_PERCENT)
+            tone = ACCENT_TONE if (percent or 0.0) > 0 else OTHER_TONE
+            place = ((x + 0.02, y + top), 0.96, 0.94 - top)
+            axes.add_patch(Rectangle(*place, facecolor=tone, alpha=0.7 * dark, linewidth=0))
+            if cell_in > 0.36:
+                axes.text(
+                    x + 0.5, y + (top + 1.0) / 2, _words(percent), fontsize=7.5, ha="center", va="center", color=INK
+                )
+    axes.set_xlim(0.0, len(data.workers))
+    axes.set_ylim(len(data.names), 0.0)
+    names = ["" if sheet.narrow else "\n".join(name_lines(name)[:1]) for name in data.names]
+    axes.set_yticks([y + 0.5 for y in range(len(names))], names)
+    shown = [text_size.shorten(worker, max(cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
+    axes.set_xticks([x + 0.5 for x in range(len(shown))], shown, fontsize=7.5)
+    axes.tick_params(axis="both", length=0)
+    axes.grid(visible=False)
+    axes.set_facecolor(PAPER)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_title("Step time, % off the middle worker's")
+
+
+WORKER_MAP = Chart(
+    name="14_worker_map",
+    title="Workers against each other",
+    needs="training trials on at least two workers",
+    gather=gather,
+)
