@@ -110,7 +110,8 @@ def _title(places: list[Place]) -> str:
     )
     risky = f"{fastest.name} is faster, but succeeded only in {fastest.succeeded} of {fastest.planned} trials"
     if safe is None:
-        return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {fastest.succeeded} of {fastest.planned}"
+        often = f"{fastest.succeeded} of {fastest.planned}"
+        return f"No configuration succeeded in every trial; {fastest.name}, the fastest, did in {often}"
     title = f"The fastest that always succeeds is {safe.name}: {text.number(safe.rate)} useful tokens per second in "
     title += f"{text.number(safe.memory_gb)} GB"
     return title if safe is fastest else f"{title}; {risky}"

@@ -76,10 +76,10 @@ def build(
     contents = figures | {
         "summary.json": tables.summary_json(summary, run),
         "summary.csv": tables.summary_csv(summary),
-        "trials.csv": csv_frames.to_csv(run.trials),
-        "steps.csv": csv_frames.to_csv(run.steps),
+        "trials.csv": csv_frames.to_csv(csv_frames.of_run(run, csv_frames.with_settings(run))),
+        "steps.csv": csv_frames.to_csv(csv_frames.of_run(run, run.steps)),
         "costs.csv": csv_frames.to_csv(csv_frames.costs(summary)),
-        "measurements.csv": csv_frames.to_csv(run.measurements),
+        "measurements.csv": csv_frames.to_csv(csv_frames.of_run(run, run.measurements)),
         "report.md": markdown.render(summary, pictures, absent).encode(),
         INDEX_FILE: html.render(summary, run, pictures, absent, refresh_sec=refresh_sec).encode(),
     }

@@ -5,30 +5,28 @@ their units are those of `reports.read.run` and `reports.read.measurements`. Not
 `files` lists what each run could not use or does not have: run_id, what ("rejected" or "missing"), name (a file, or a
 trial's id) and reason.
 
-`costs.csv` has one line per configuration, price and number of GPUs; all its money is US dollars, all its times are
-seconds, and every line carries its price and that price's source.
+The CSV files of one report begin with `run_id` too, so that those of two runs can be put together. `trials.csv` has
+every setting of its trial. `costs.csv` has one line a fact: configuration, price with its source, gpus, the name of the
+fact, which ends in its unit (money is US dollars, times are seconds), its value, and its interval.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pandas as pd
 
+from bench.records import Trial
 from reports import text
 from reports.read.load import load
 from reports.read.run import ReportError, Run
 from reports.summary.summary import Summary
 
 _COST_COLUMNS = (
-    *("configuration", "price_name", "price_usd_per_gpu_hour", "price_source"),
-    "price_dated",
-    *("usd_per_1000_samples", "usd_per_million_useful_tokens"),
-    *("gpus", "speedup", "speedup_is_measured", "speedup_source"),
-    *("training_sec_10000_samples", "training_sec_low", "training_sec_high"),
-    *("usd_10000_samples", "usd_low", "usd_high"),
-    *("startup_sec", "boot_volume_usd", "usd_billed"),
+    *("configuration", "price_name", "price_usd_per_gpu_hour", "price_source", "price_dated", "gpus"),
+    *("fact", "value", "low", "high", "source"),
 )
+_SETTINGS = tuple(field.name for field in fields(Trial) if field.name not in ("name", "reason", "kind"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,23 +82,54 @@ def to_csv(frame: pd.DataFrame) -> bytes:
     return safe.to_csv(index=False, lineterminator="\n").encode()
 
 
+def of_run(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame of `run` as its CSV has it: with the run's id first, so that two runs' files can be put together."""
+    return _under([(run, frame)])
+
+
+def with_settings(run: Run) -> pd.DataFrame:
+    """The frame of trials with every setting of each."""
+    settings = {
+        one.trial_id: {
+            name: " ".join(value) if isinstance(value := getattr(one.trial, name), tuple) else value
+            for name in _SETTINGS
+        }
+        for one in run.results
+    }
+    found = [settings[trial_id] for trial_id in run.trials["trial_id"]]
+    return pd.concat([run.trials, pd.DataFrame(found, columns=list(_SETTINGS), index=run.trials.index)], axis=1)
+
+
 def costs(summary: Summary) -> pd.DataFrame:
-    """What every configuration costs at every price on every number of GPUs; empty where there is no price."""
-    lines = [
-        (
-            *(row.label, cost.price.name, cost.price.usd_per_gpu_hour, cost.price.source),
-            None if cost.price.dated is None else cost.price.dated.isoformat(),
-            *(cost.usd_per_1000_samples.value, cost.usd_per_million_useful_tokens.value),
-            *(plan.gpus, plan.scaling.speedup, plan.scaling.is_measured, plan.scaling.source),
-            *(plan.training_sec.value, plan.training_sec.low, plan.training_sec.high),
-            *(plan.usd.value, plan.usd.low, plan.usd.high),
-            *(plan.startup_sec, plan.boot_volume_usd, plan.usd_billed.value),
-        )
-        for row in summary.rows
-        for cost in row.costs
-        for plan in cost.fine_tunings
-    ]
-    return pd.DataFrame(lines, columns=list(_COST_COLUMNS))
+    """What every configuration costs at every price, one row a fact; empty where there is no price."""
+    lines: list[tuple[object, ...]] = []
+    for row in summary.rows:
+        for cost in row.costs:
+            price, dated = cost.price, cost.price.dated
+            on = (row.label, price.name, price.usd_per_gpu_hour, price.source, dated and dated.isoformat())
+            lines += [
+                (*on, 1, "usd_per_1000_samples", *_ends(cost.usd_per_1000_samples), None),
+                (*on, 1, "usd_per_million_useful_tokens", *_ends(cost.usd_per_million_useful_tokens), None),
+            ]
+            for plan in cost.fine_tunings:
+                sure = "measured" if plan.scaling.is_measured else "assumed"
+                lines += [
+                    (*on, plan.gpus, f"speedup_{sure}", plan.scaling.speedup, None, None, plan.scaling.source),
+                    (*on, plan.gpus, "training_sec_10000_samples", *_ends(plan.training_sec), None),
+                    (*on, plan.gpus, "usd_10000_samples", *_ends(plan.usd), None),
+                    (*on, plan.gpus, "usd_billed_10000_samples", *_ends(plan.usd_billed), None),
+                    (*on, plan.gpus, "startup_sec", plan.startup_sec, None, None, None),
+                    (*on, plan.gpus, "boot_volume_usd", plan.boot_volume_usd, None, None, None),
+                ]
+    table = pd.DataFrame(lines, columns=list(_COST_COLUMNS))
+    table = table.astype(dict.fromkeys(("value", "low", "high"), "float64"))
+    table = table[table["value"].notna()].reset_index(drop=True)
+    table.insert(0, "run_id", summary.record.run_id)
+    return table
+
+
+def _ends(of: text.HasInterval) -> tuple[float, float | None, float | None]:
+    return of.value, of.low, of.high
 
 
 def _under(frames: Sequence[tuple[Run, pd.DataFrame]]) -> pd.DataFrame:

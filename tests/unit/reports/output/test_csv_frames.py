@@ -1,13 +1,16 @@
 """Several runs at once, and frames as CSV: nothing lost, nothing averaged, nothing that a spreadsheet would run."""
 
 import csv
+import dataclasses
 import io
 import shutil
 from datetime import date
 
+import pandas as pd
 import pytest
 
-from reports.output.csv_frames import costs, load_all, to_csv, together
+from bench.records import Trial
+from reports.output.csv_frames import costs, load_all, of_run, to_csv, together, with_settings
 from reports.read.load import load
 from reports.read.run import ReportError
 from reports.summary.prices import Pricing
@@ -106,11 +109,24 @@ def test_numbers_of_a_csv_are_those_of_the_frame_and_missing_is_empty(tmp_path):
     assert {row["reason"] for row in rows} == {""}
 
 
-def test_costs_have_a_line_for_each_configuration_price_and_number_of_gpus(tmp_path):
+def test_files_of_two_runs_can_be_put_together_and_tell_every_setting(tmp_path):
+    for name in ("a", "b"):
+        synthetic.write_run(tmp_path / name, synthetic.record(run_id=name))
+    runs = load_all([tmp_path / "a", tmp_path / "b"])
+    every = pd.concat(pd.read_csv(io.BytesIO(to_csv(of_run(run, with_settings(run))))) for run in runs)
+    assert (every.columns[0], every["run_id"].nunique(), len(every)) == ("run_id", 2, 16)
+    assert set(every[every["configuration"] == "optimized"]["micro_batch_size"]) == {8}
+    assert {field.name for field in dataclasses.fields(Trial)} <= {*every.columns, "name"}
+
+
+def test_costs_have_a_line_for_each_fact_of_a_configuration_a_price_and_a_number_of_gpus(tmp_path):
     synthetic.write_run(tmp_path / "a")
     summary = summarize(load(tmp_path / "a"), Pricing(shape="VM.GPU.A10.1"), today=date(2027, 1, 1))
     found = costs(summary)
-    assert len(found) == 2 * 3 * 3
+    assert not found.duplicated(["run_id", "configuration", "price_name", "gpus", "fact"]).any()
+    assert len(found[found["fact"] == "usd_10000_samples"]) == 2 * 3 * 3
+    assert len(found[found["fact"] == "usd_per_1000_samples"]) == 2 * 3
+    assert found["value"].notna().all()
     assert set(found["gpus"]) == {1, 2, 4}
     assert found["price_source"].str.len().min() > 10
     assert costs(summarize(load(tmp_path / "a"))).empty
