@@ -8,12 +8,12 @@ from invoke.collection import Collection
 from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
-from tasks.reports.verbs import compare, report
+from tasks.reports.verbs import compare, report, runs
 from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
 
 ns = Collection(
-    *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, teardown),
+    *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, runs, teardown),
     *(train.train, tune),
     *(status, shell, logs),
     Collection("data", train.check),

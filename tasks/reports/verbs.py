@@ -20,6 +20,14 @@ def report(context: Context, run: str | None = None, watch: bool = False, agains
     write_report(context, run, watch=watch, against=against)
 
 
+@task(help={"json": "print one JSON object for programs"})
+def runs(context: Context, json: bool = False) -> None:
+    """List the runs: how far each came, and what its report says."""
+    from tasks.reports.runs import list_runs
+
+    list_runs(context, as_json=json)
+
+
 @task(
     positional=["first", "second"],
     iterable=["also", "allow"],

@@ -1,0 +1,75 @@
+"""`inv runs`: every folder of a run is in the list, also one that cannot be read."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from invoke.context import Context
+
+from bench.records.layout import LEDGER_FILE
+from bench.records.result import End
+from remote.fleet.ledger import Ledger
+from tasks.reports import runs as listing
+from tasks.reports.verbs import runs
+from tests.support.reports import synthetic
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    monkeypatch.setattr("tasks.reports.runs.load", lambda _: SimpleNamespace(results_folder=folder))
+    return folder
+
+
+def planned(results, name, *ends, created="2026-03-01T10:15:00+00:00"):
+    """A run whose trials ended so."""
+    folder = results / name
+    folder.mkdir()
+    record = synthetic.record(run_id=name, workers=1, created_at=created)
+    record.write(folder)
+    ledger = Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in record.planned])
+    for plan, end in zip(record.planned, ends, strict=False):
+        ledger.started(plan.trial_id, 1, "worker-1", "/jobs")
+        ledger.ended(plan.trial_id, end, None, 1)
+    return folder
+
+
+def test_the_newest_is_first_with_its_state_and_what_its_report_says(results, capsys):
+    planned(results, "first", End.SUCCEEDED, End.FAILED)
+    second = planned(results, "second", End.SUCCEEDED, created="2026-03-02T10:15:00+00:00")
+    (second / "report").mkdir()
+    (second / "report" / "summary.json").write_text('{"recommendation": "Train with [red]x[/red]."}')
+    (results / "latest").symlink_to("second")
+    runs(Context())
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["second", "quick", "1", "1", "of", "2", "succeeded", "unfinished"]
+    assert lines[2] == ["Train", "with", "[red]x[/red]."]
+    assert lines[3] == ["first", "quick", "1", "1", "of", "2", "succeeded", "(1", "FAILED)", "complete"]
+    assert len(lines) == 4
+
+
+def test_programs_get_one_object(results, capsys):
+    planned(results, "one", End.SUCCEEDED, End.SUCCEEDED)
+    runs(Context(), json=True)
+    document = json.loads(capsys.readouterr().out)
+    (one,) = document["runs"]
+    assert (one["run_id"], one["state"], one["ends"], one["headline"]) == ("one", "complete", {"SUCCEEDED": 2}, None)
+
+
+def test_what_cannot_be_read_is_said_and_hangs_nothing(results):
+    broken = planned(results, "broken")
+    (broken / "run.json").write_text("{")
+    piped = planned(results, "piped")
+    (piped / LEDGER_FILE).unlink()
+    os.mkfifo(piped / LEDGER_FILE)
+    found = {one.run_id: one.state for one in listing.runs(results)}
+    assert found["broken"] == "damaged: run.json: not complete JSON; the file is truncated or damaged"
+    assert found["piped"] == "damaged: ledger.jsonl: it is a pipe, not a file"
+
+
+@pytest.mark.usefixtures("results")
+def test_without_a_run_it_says_what_to_type(capsys):
+    runs(Context())
+    assert "there is no run yet; type `inv bench --quick` to make one" in capsys.readouterr().out
