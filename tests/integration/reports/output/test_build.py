@@ -107,7 +107,7 @@ def test_run_date_code_suite_and_spread_are_shown(exact):
 
 def test_figures_stand_beside_the_page_and_in_it(exact):
     names = {path.name for path in exact.files if path.parent.name == "figures"}
-    drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves")
+    drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves", "14_worker_map")
     assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in exact.files if path.suffix == ".png")
     assert read(exact, "index.html").count('role="img" aria-label="') == 6  # each wide and narrow
