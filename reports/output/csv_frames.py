@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import Trial
+from bench.records.trial import Trial
 from reports import text
 from reports.read.load import load
 from reports.read.run import ReportError, Run
