@@ -22,8 +22,8 @@ from tests.support import tiny_training
 from tests.support.hosts.rankpids import alive, end
 
 WAIT_SEC = 240.0
-STEPS = 12
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight attempts, each of which imports torch twice
+STEPS = 20
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # each attempt imports torch twice
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ class Attempts:
 
     def start(self, *, ranks: int = 2, **changes: object) -> subprocess.Popen:
         self.number += 1
-        training = {"max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0}
+        training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0}
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training, **changes)
         (self.place / "trial.json").write_text(trial.to_text())
         argv = (
