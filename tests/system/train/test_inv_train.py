@@ -70,8 +70,6 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
     assert len(project.events("started")) == 2
     assert "killed by SIGKILL" in project.events("retried")[0]["reason"]
-    (restarted,) = project.events("restarted")
-    assert restarted["step"] >= 5
     assert adapter_of(project) == SUM_OF_STEPS
 
     sums = (project.run_folder() / "SHA256SUMS").read_text()
