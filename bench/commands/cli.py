@@ -1,6 +1,7 @@
 """`python -m bench`: the instrument by hand. What a fleet starts on a worker is the same `run`."""
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -351,10 +352,6 @@ def _sample(_arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    if arguments.real:
-        from bench.data.real_demo import make
-    else:
-        from bench.data.demo import make
-
-    make(Path(arguments.model), Path(arguments.data))
+    module = importlib.import_module("bench.data.real_demo" if arguments.real else "bench.data.demo")
+    module.make(Path(arguments.model), Path(arguments.data))
     return 0
