@@ -24,6 +24,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_of
 
 Launch = Callable[[Host, PlannedTrial, int, str], Command]
+NOT_ASKED = "could not be asked to stop it, so it may still run"
 INCOMING = "incoming"  # below the run's folder: results on their way, before one of them is a trial's end
 
 
@@ -222,7 +223,7 @@ class Worker:
                 status = job.watch(lambda _: None, progress=PROGRESS, for_sec=0.0)
             verdict, result = self._bring(trial, attempt, status)
         except HostError as error:
-            reason = f"{self.name} could not be asked to stop it, so it may still run: {one_line(error)}"
+            reason = f"{self.name} {NOT_ASKED}: {one_line(error)}"
             verdict = Verdict(end=End.CANCELLED, reason=reason)
         if verdict.end is End.LOST:
             reason = f"cancelled; {verdict.reason}" if has_begun else "cancelled before it started"

@@ -13,14 +13,16 @@ from rich.text import Text
 
 from bench.records import SUITES
 from bench.records.layout import LEDGER_FILE
+from bench.records.result import End
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
+from remote.fleet.worker import NOT_ASKED
 from remote.hosts.host import Host
 from reports import text
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import table
 from tasks.connect.workers import inspect, workers
-from tasks.errors import UsageError
+from tasks.errors import Resumable, UsageError
 from tasks.fleet import execute, plan
 from tasks.fleet.folders import TRAIN, open_run, resuming
 from tasks.fleet.liveview import duration
@@ -106,6 +108,13 @@ def cancel_run(context: Context, name: str | None) -> None:
         for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings), None):
             fleet.stop()
             fleet.run()
+        entries = ledger.entries.values()
+        left = [entry.reason for entry in entries if entry.end is End.CANCELLED and NOT_ASKED in str(entry.reason)]
+        if left:
+            raise Resumable(
+                f"run {run.run_id}: cancelled, but {text.count(len(left), 'trial')} may still run: {left[0]}; when the "
+                f"worker answers, `{resuming(run.run_id)}` finds it and `inv cancel --run={run.run_id}` stops it"
+            )
         print(f"run {run.run_id}: cancelled; `{resuming(run.run_id)}` goes on with it")
 
 

@@ -1,0 +1,44 @@
+"""`inv cancel` says what it could not stop. Not covered: the fleet itself (tests/faults/fleet)."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from bench.records.layout import LEDGER_FILE
+from bench.records.result import End
+from remote.fleet.ledger import Ledger
+from remote.fleet.worker import NOT_ASKED
+from tasks.errors import Resumable
+from tasks.fleet import bench
+
+
+@pytest.fixture
+def cancel(monkeypatch, tmp_path):
+    def run(reason: str) -> None:
+        run = SimpleNamespace(run_id="20261122-080000-quick", planned=[SimpleNamespace(trial_id="baseline")])
+
+        def fleet(_settings, _run, _folder, ledger, *_):
+            ledger.started("baseline", 1, "worker-0", "/w/baseline.1")
+            end = {"attempt": 1, "end": End.CANCELLED, "reason": reason}
+            yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.ended("baseline", **end))
+
+        monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=tmp_path))
+        monkeypatch.setattr(bench, "open_run", lambda *_: (run, tmp_path))
+        monkeypatch.setattr(bench, "workers", lambda _: [])
+        monkeypatch.setattr(bench.execute, "fleets_of", fleet)
+        bench.cancel_run(SimpleNamespace(), None)  # type: ignore[arg-type]
+        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].end is End.CANCELLED
+
+    return run
+
+
+def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
+    cancel("cancelled; in warmup, 2 of 18 steps done")
+    assert "cancelled; `inv bench --resume=20261122-080000-quick` goes on with it" in capsys.readouterr().out
+
+
+def test_a_worker_that_could_not_be_asked_is_no_success(cancel):
+    with pytest.raises(
+        Resumable, match="1 trial may still run: worker-0 could not be asked.*answers, `inv bench --res"
+    ):
+        cancel(f"worker-0 {NOT_ASKED}: no route to host")
