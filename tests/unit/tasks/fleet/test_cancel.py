@@ -39,6 +39,6 @@ def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
 
 def test_a_worker_that_could_not_be_asked_is_no_success(cancel):
     with pytest.raises(
-        Resumable, match="1 trial may still run: worker-0 could not be asked.*answers, `inv bench --res"
+        Resumable, match=r"1 trial may still run: worker-0 could not be asked.*answers, `inv bench --res"
     ):
         cancel(f"worker-0 {NOT_ASKED}: no route to host")
