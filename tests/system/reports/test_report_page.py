@@ -257,7 +257,9 @@ def test_each_figure_is_shown_once_in_the_shape_that_fits(
         "[...document.querySelectorAll('figure svg')].filter(e => e.getBoundingClientRect().height > 0)"
         ".map(e => e.classList[0])"
     )
-    assert shown == [seen] * 3
+    figures = browser.evaluate("document.querySelectorAll('figure').length")
+    assert figures > 2
+    assert shown == [seen] * figures
 
 
 @pytest.mark.parametrize("width", [390, 1440])
