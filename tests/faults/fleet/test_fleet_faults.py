@@ -94,7 +94,7 @@ def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_w
         ("exit-2", "FAILED", 1, "exit 2: no/model: no such folder"),
         ("oom-result", "OUT_OF_MEMORY", 1, "CUDA out of memory in phase measure"),
         ("wrong-result", "FAILED", 1, "its result is of another trial ('somebody-else')"),
-        ("killed", "LOST", 2, "killed by SIGKILL; the kernel does that when the worker's memory is used up"),
+        ("killed", "LOST", 2, "the kernel does that when the worker's memory is used up"),
         ("killed-once", "SUCCEEDED", 2, None),
         ("preempted-once", "SUCCEEDED", 2, None),
         ("torn-result", "LOST", 2, "result.json: not complete JSON; the file is truncated or damaged"),

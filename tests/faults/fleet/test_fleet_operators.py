@@ -72,7 +72,7 @@ def test_a_worker_that_cannot_be_told_to_stop_is_found_again_on_resume(local: Lo
         wire.plugged = False
         fleet.stop()
     assert local.ends() == {"slow": "CANCELLED"}
-    assert "did not answer" in (local.reasons()["slow"] or "")
+    assert "could not be asked to stop it" in (local.reasons()["slow"] or "")
 
     wire.plugged = True
     with local.running(local.fleet([wire])):
