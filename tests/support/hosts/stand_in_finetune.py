@@ -18,11 +18,13 @@ from pathlib import Path
 from bench.data.inputs import InputError, Inputs
 from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Record
+from bench.kinds.finetune.material import check_inputs
 from bench.records.durable import write_atomic
 from bench.records.result import End
 from bench.records.run import Progress
 from bench.records.training import LIMIT_REACHED, Evaluation, Restart, TrainedSteps, TrainingRecord
 
+__all__ = ["check_inputs", "follow", "measure", "put_into"]
 STEP_SEC, CHECKPOINT_EVERY, TOKENS = 0.05, 5, 64
 HOLD = Path(__file__).with_name("hold")
 ADAPTER = "adapter_model.safetensors"
