@@ -83,6 +83,7 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
 
 
 def test_what_a_restart_cost_is_in_the_ledger(project, hold: Path) -> None:
+    project.environment["INVOKE_TRAIN_MAX_STEPS"] = "300"  # long enough after the restart to be heard of twice
     operator = project.start("train")
     under_way(project)
     hold.touch()
