@@ -110,7 +110,7 @@ def test_figures_stand_beside_the_page_and_in_it(exact):
     drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves", "14_worker_map")
     assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in exact.files if path.suffix == ".png")
-    assert read(exact, "index.html").count('role="img" aria-label="') == 6  # each wide and narrow
+    assert read(exact, "index.html").count('role="img" aria-label="') == 2 * len(drawn)  # each wide and narrow
 
 
 def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(exact):

@@ -19,7 +19,7 @@ Inv = Callable[..., "subprocess.CompletedProcess[str]"]
         (("--qick",), "--qick: no such flag; `inv --help` shows all"),
         (("bench", "--quik"), "bench: --quik: no such flag; did you mean --quick?"),
         (("bench", "-q"), "bench: -q: no such flag; did you mean --quick?"),
-        (("model.demo", "extra"), "extra: no such task; `inv --list` shows all"),
+        (("model.demo", "xyzzy"), "xyzzy: no such task; `inv --list` shows all"),
         (("compare", "A"), "compare: expected SECOND; `inv --help compare` explains"),
         (("bench", "--suite"), "bench: --suite: expected a value after it"),
         (("bench", "--resume=collect"), "--resume=collect: collect is a task; type `--resume collect` "),

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -174,9 +175,16 @@ def test_the_summary_is_one_line_that_names_end_trial_profile_and_units(make_tri
     )
 
 
-def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch):
-    pairs = [(f"question {number}", f"answer {number}") for number in range(demo.LEAST_PAIRS)]
-    monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: pairs)
+@pytest.fixture
+def pairs_are(monkeypatch) -> Iterator[Callable[[list[tuple[str, str]]], None]]:
+    """Gives this Python's documentation strings, of which the process reads the true ones once."""
+    demo._pairs.cache_clear()
+    yield lambda pairs: monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: pairs)
+    demo._pairs.cache_clear()
+
+
+def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch, pairs_are):
+    pairs_are([(f"question {number}", f"answer {number}") for number in range(demo.LEAST_PAIRS)])
     monkeypatch.setattr("bench.data.demo._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
     model, data, said = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl", []
     demo.make(model, data, said.append)
@@ -192,8 +200,8 @@ def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, 
         demo.make(model, data, said.append)
 
 
-def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, monkeypatch):
-    monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: [("q", "a")] * demo.LEAST_PAIRS)
+def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, pairs_are):
+    pairs_are([("q", "a")] * demo.LEAST_PAIRS)
     with pytest.raises(InputError, match="it was not made by demo; name another --model"):
         demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
     demo.write_sums(model_folder)
@@ -203,8 +211,8 @@ def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folde
         demo.make(model_folder, tmp_path / "d.jsonl", lambda _: None)
 
 
-def test_demo_needs_a_python_with_its_sources(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("bench.data.corpus.documentation_pairs", lambda: [("q", "a")])
+def test_demo_needs_a_python_with_its_sources(tmp_path: Path, pairs_are):
+    pairs_are([("q", "a")])
     with pytest.raises(InputError, match="holds 1 documentation strings, 1000 are needed"):
         demo.make(tmp_path / "m", tmp_path / "d.jsonl", lambda _: None)
     assert list(tmp_path.iterdir()) == []
