@@ -5,6 +5,7 @@ statistics: steps to intervals, over one process, several processes, two configu
 summary: what the report says, as values and sentences
 comparison: two or more runs, may they be compared and what differs
 figures: the figures, and what draws them
+training: the report of a training
 output: page, Markdown, CSV, JSON; `build` is the way in
 text: numbers and names as text, escaped for Markdown and spreadsheets
 """

@@ -79,8 +79,8 @@ class Keeper:
         step = progress.checkpoint_step
         if step is not None and step != self._heard.checkpoint_step:
             self._heard.checkpoint_step, self._heard.checkpoint_at = step, self.clock()
-        if attempt > 1 and progress.step > self._heard.first_step:
-            self._pay(planned, self._heard)
+        if attempt > 1 and progress.step > self._goes_on_from():
+            self._pay(planned, attempt)
         if step is not None and self.home is not None and step not in self._brought and not self._is_bringing():
             self._bringing = threading.Thread(target=self._bring, args=(agent, step), name="checkpoints", daemon=True)
             self._bringing.start()
@@ -90,16 +90,23 @@ class Keeper:
         if self._bringing is not None:
             self._bringing.join()
 
-    def _pay(self, planned: PlannedTrial, now: _Run) -> None:
+    def _goes_on_from(self) -> int:
+        """The step of the checkpoint from which the present attempt goes on, as far as it was heard of."""
+        now, before = self._heard, self._before
+        if before is not None and before.checkpoint_step is not None:
+            return before.checkpoint_step
+        return 0 if now is None else now.first_step
+
+    def _pay(self, planned: PlannedTrial, attempt: int) -> None:
         """Write what a restart cost, once: the time since the checkpoint from which it goes on."""
-        if self.ledger.has_restarted(planned.trial_id, now.attempt):
+        if self.ledger.has_restarted(planned.trial_id, attempt):
             return
         before, lost_sec = self._before, None
         if before is not None and before.checkpoint_at is not None:
             lost_sec = round(self.clock() - before.checkpoint_at, 1)
         usd = None if lost_sec is None or self.usd_per_sec is None else round(lost_sec * self.usd_per_sec, 4)
-        cost = {"step": now.first_step, "lost_sec": lost_sec, "workers": planned.trial.world_size, "usd": usd}
-        self.ledger.restarted(planned.trial_id, now.attempt, **cost)
+        workers, step = planned.trial.world_size, self._goes_on_from()
+        self.ledger.restarted(planned.trial_id, attempt, step=step, lost_sec=lost_sec, workers=workers, usd=usd)
 
     def _is_bringing(self) -> bool:
         return self._bringing is not None and self._bringing.is_alive()
@@ -131,7 +138,9 @@ def is_whole(folder: Path) -> bool:
     """Whether a checkpoint has every file of its manifest, each with its sha256."""
     try:
         listed = json.loads((folder / MANIFEST_FILE).read_bytes())["files"]
-        return bool(listed) and all(sha256_of(folder / name) == facts["sha256"] for name, facts in listed.items())
+        names_stay_inside = all(Path(name).name == name for name in listed)
+        hashes = all(sha256_of(folder / name) == facts["sha256"] for name, facts in listed.items() if names_stay_inside)
+        return bool(listed) and names_stay_inside and hashes
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from docker.models.images import Image
 
 CALL_SEC = 120.0
+ANSWER_BYTES = 64 << 20
+_PIECE = 1 << 16
 _NOWHERE = "tcp://engine:1"  # never connected to: the adapter below has the connections
 
 
@@ -60,6 +62,7 @@ def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker
     else:
         address = client.address or "unix:///var/run/docker.sock"
         sdk = docker.DockerClient(base_url=address, version=facts.api_version, timeout=int(CALL_SEC))
+    sdk.api.send = _bounded(host.name, sdk.api.send)  # type: ignore[method-assign]
     try:
         yield sdk
     except docker.errors.ImageNotFound as error:
@@ -70,6 +73,24 @@ def connected(host: Host, client: Client, facts: EngineFacts) -> Iterator[docker
         raise HostUnreachable(f"{host.name}: the engine's answer was lost: {error}") from None
     finally:
         sdk.close()
+
+
+def _bounded(name: str, send: Callable[..., requests.Response]) -> Callable[..., requests.Response]:
+    """The session's `send`, whose answers have a longest size."""
+
+    def bounded(request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        is_stream = options.pop("stream", False)
+        response, content = send(request, stream=True, **options), bytearray()
+        for piece in () if is_stream else response.iter_content(_PIECE):
+            content += piece
+            if len(content) > ANSWER_BYTES:
+                response.close()
+                raise EngineError(f"{name}: the engine's answer is longer than {ANSWER_BYTES >> 20} MiB; given up")
+        if not is_stream:
+            response._content = bytes(content)  # what `content` and `json()` read
+        return response
+
+    return bounded
 
 
 def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Ended:

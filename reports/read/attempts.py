@@ -28,7 +28,6 @@ class Held:
     lost_sec: float | None = None
     usd: float | None = None
     workers: int = 1
-    is_restart: bool = False
 
 
 def read(run_folder: Path, trial_id: str) -> list[Held]:
@@ -74,4 +73,4 @@ def _take(found: dict[int, Held], event: dict[str, object], at: float) -> None:
         found[number] = replace(found[number], ended=at, reason=None if reason is None else str(reason))
     elif event["event"] == "restarted" and number in found:
         cost = {name: event.get(name) for name in ("step", "lost_sec", "usd")}
-        found[number] = replace(found[number], is_restart=True, **cost)  # type: ignore[arg-type] # JSON's values
+        found[number] = replace(found[number], **cost)  # type: ignore[arg-type] # JSON's values

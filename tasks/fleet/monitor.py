@@ -25,6 +25,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from tasks.connect.workers import sample, workers
 from tasks.errors import Resumable, one_line
+from tasks.fleet.trainview import Trainings
 from tasks.settings.load import load
 
 EVERY_SEC = 2.0
@@ -36,22 +37,26 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none."""
+    """One worker's answer. `gpus` are as `python -m bench sample` prints them; `trouble`: why there is none.
+
+    `training` is the line of the training that it leads.
+    """
 
     worker: str
     gpus: Sequence[Mapping[str, Any]] = ()
     load_average_1min: float | None = None
     trial: str | None = None
     phase: str | None = None
+    training: str | None = None
     trouble: str | None = None
 
 
 def show_workers(context: Context, *, once: bool, plain: bool) -> None:
     settings = load(context)
-    agents = {host.name: Agent(host) for host in workers(settings)}
+    agents, trainings = {host.name: Agent(host) for host in workers(settings)}, Trainings(settings)
 
     def ask(worker: str) -> Look:
-        return look(agents[worker], lambda host: sample(settings, host))
+        return look(agents[worker], lambda host: sample(settings, host), trainings.line)
 
     watch = Watch(list(agents), ask)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -70,7 +75,11 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
         watch.close()
 
 
-def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
+def look(
+    agent: Agent,
+    sample: Callable[[Host], Mapping[str, Any]],
+    training: Callable[[str, Mapping[str, Any] | None], str | None] = lambda _job, _progress: None,
+) -> Look:
     """Ask one worker; one that does not answer gives a Look with `trouble`."""
     worker = agent.host.name
     try:
@@ -90,6 +99,7 @@ def look(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> Look:
         load_average_1min=measured["load_average_1min"],
         trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
         phase=phase,
+        training=None if holder is None else training(holder, progress),
     )
 
 
@@ -144,12 +154,14 @@ def rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
 
 
 def shown(looks: Sequence[Look], width: int) -> Group:
-    """The table; below it a line for each worker that cannot be reached: its reason is longer than any cell."""
+    """The table; below it a line for each worker that cannot be reached (its reason is longer than any cell), and
+    for each training."""
     lost = [f"{one_line(one.worker)}: unreachable: {one_line(one.trouble)}" for one in looks if one.trouble is not None]
     reached = [one for one in looks if one.trouble is None]
     return Group(
         *([table(reached, width)] if reached else []),
         *(Text(line, style="red") for line in lost),
+        *(Text(one.training) for one in looks if one.training is not None),
     )
 
 
@@ -201,6 +213,9 @@ def _print_lines(console: Console, watch: Watch) -> None:
         for row in rows(looks):
             known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
             console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
+        for one in looks:
+            if one.training is not None:
+                console.print(one.training, markup=False, soft_wrap=True)
 
 
 def _show_live(console: Console, watch: Watch) -> None:

@@ -7,19 +7,29 @@ On a terminal the line is renewed four times a second; elsewhere one is printed 
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bench.records.run import Progress
+from bench.records.layout import RUN_FILE
+from bench.records.run import Progress, RunRecord
+from bench.records.schema import SchemaError, from_json
+from bench.records.sealed import ResultError
 from remote.fleet.events import FleetEvent, Happening
 from reports import text
+from reports.read import attempts
+from reports.summary.cost import Price
 from tasks.errors import one_line
+from tasks.fleet.folders import TRAIN
 from tasks.fleet.liveview import FRAMES_PER_SEC, PLAIN_SIGN_OF_LIFE_SEC, dollars, duration, number
+from tasks.fleet.pricing import price_of
+from tasks.settings.load import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +39,13 @@ class Spent:
     seconds: float
     usd: float | None
     restarts: int
+
+
+def spent(folder: Path, trial_id: str, price: Price | None) -> Spent:
+    """What the training in this run's folder has taken so far, by its ledger."""
+    held, now = attempts.read(folder, trial_id), time.time()
+    usd = None if price is None else attempts.worker_sec(held, now) / 3600.0 * price.usd_per_gpu_hour
+    return Spent(seconds=attempts.took_sec(held, now), usd=usd, restarts=max(0, len(held) - 1))
 
 
 def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None) -> list[str]:
@@ -48,6 +65,52 @@ def parts(progress: Progress | None, spent: Spent, left_sec: float | None = None
         found.append(f"{dollars(spent.usd)} so far")
     found.append(text.count(spent.restarts, "restart"))
     return found
+
+
+class Pace:
+    """How long a training still takes, from the steps that were seen in its present attempt."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._attempt: int | None = None
+        self._first, self._last, self._steps, self._at = 0, 0, 0, 0.0
+
+    def take(self, attempt: int, progress: Progress) -> None:
+        if attempt != self._attempt or progress.step < self._first:
+            self._attempt, self._first, self._at = attempt, progress.step, self._clock()
+        self._last, self._steps = progress.step, progress.steps
+
+    @property
+    def left_sec(self) -> float | None:
+        """None before two steps were seen, and after the last."""
+        done = self._last - self._first
+        if done < 2 or self._steps <= self._last:
+            return None
+        return (self._clock() - self._at) / done * (self._steps - self._last)
+
+
+class Trainings:
+    """The lines of trainings that are followed by their workers' progress alone; each has its folder here."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._paces = settings, dict[str, Pace]()
+
+    def line(self, job: str, document: Mapping[str, Any] | None) -> str | None:
+        """Of the job at this folder on its worker; None where it is no training, or another operator's."""
+        run_id = PurePosixPath(job).parent.name
+        folder = self._settings.results_folder / run_id
+        try:
+            run, progress = RunRecord.read(folder / RUN_FILE), from_json(Progress, document)
+        except (ResultError, SchemaError):
+            return None
+        if run.suite != TRAIN:
+            return None
+        pace = self._paces.setdefault(job, Pace())
+        pace.take(1, progress)
+        device = run.provenance.get("inputs", {}).get("device")
+        price = price_of(self._settings, [device] if device else [])
+        words = parts(progress, spent(folder, run.planned[0].trial_id, price), pace.left_sec)
+        return one_line(f"{run_id}: {', '.join(words)}")
 
 
 class TrainingView:
@@ -70,8 +133,7 @@ class TrainingView:
         self._run_id, self._spent, self._clock = run_id, spent, clock
         self._started = clock()
         self._progress: Progress | None = None
-        self._attempt = 0
-        self._began: tuple[int, float] | None = None  # of this attempt: its first step, and when that was seen
+        self._pace = Pace(clock)
         self._spoke_at = -math.inf
         self._note = "starting"
         self._lock = threading.Lock()
@@ -110,7 +172,9 @@ class TrainingView:
 
     def line(self) -> str:
         """The training as it is now."""
-        words = parts(self._progress, self._spent(), self._left_sec()) if self._progress is not None else [self._note]
+        words = (
+            parts(self._progress, self._spent(), self._pace.left_sec) if self._progress is not None else [self._note]
+        )
         return f"{self._run_id}: {', '.join(words)}"
 
     def _take(self, event: FleetEvent) -> bool:
@@ -119,7 +183,7 @@ class TrainingView:
             case Happening.PROGRESS:
                 return self._advance(event)
             case Happening.STARTED | Happening.ATTACHED:
-                self._progress = self._began = None
+                self._progress = None
                 again = f" again (attempt {event.attempt})" if event.attempt > 1 else ""
                 words = "still there, followed again" if event.happening is Happening.ATTACHED else f"started{again}"
                 self._note = f"{event.worker}: {words}"
@@ -131,28 +195,20 @@ class TrainingView:
             case _:
                 reason = "" if event.reason is None else f": {event.reason}"
                 self._note = f"{event.worker}: {event.happening.value}{reason}"
-                self._progress = self._began = None
+                self._progress = None
                 return True
 
     def _advance(self, event: FleetEvent) -> bool:
         now, before = event.progress, self._progress
         if now is None:
             return False
-        if self._began is None or event.attempt != self._attempt:
-            self._began, self._attempt = (now.step, self._clock()), event.attempt
+        self._pace.take(event.attempt, now)
         self._progress = now
         is_due = self._clock() - self._spoke_at >= PLAIN_SIGN_OF_LIFE_SEC
         is_due = self._is_plain and (is_due or before is None or before.phase != now.phase)
         if is_due:
             self._spoke_at = self._clock()
         return is_due
-
-    def _left_sec(self) -> float | None:
-        """From the steps seen in this attempt; None before there are two."""
-        now, began = self._progress, self._began
-        if now is None or began is None or now.step - began[0] < 2 or now.steps <= now.step:
-            return None
-        return (self._clock() - began[1]) / (now.step - began[0]) * (now.steps - now.step)
 
     def _text(self, words: str) -> Text:
         encoding = self._console.encoding

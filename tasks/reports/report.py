@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.layout import REPORT_FOLDER
+from bench.records.layout import REPORT_FOLDER, RUN_FILE
 from bench.records.result import End
+from bench.records.run import RunRecord
+from bench.records.sealed import ResultError
 from reports import text
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
@@ -20,9 +22,10 @@ from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError
 from reports.statistics.values import Ratio
 from reports.summary.cautions import MOST_SHOWN
+from reports.training import page as training
 from tasks.cli.interrupt import interrupted_by
-from tasks.errors import Resumable, SomeTrialsFailed, UsageError
-from tasks.fleet.folders import find_run
+from tasks.errors import Resumable, SomeTrialsFailed, UsageError, one_line
+from tasks.fleet.folders import TRAIN, find_run
 from tasks.fleet.pricing import pricing
 from tasks.settings.layers import shown
 from tasks.settings.load import load
@@ -31,6 +34,9 @@ from tasks.settings.load import load
 def write_report(context: Context, run: str | None, *, watch: bool, against: str | None) -> None:
     settings = load(context)
     folder = find_run(settings.results_folder, run)
+    if _is_training(folder):
+        _report_training(folder)
+        return
     other = None if against is None else find_run(settings.results_folder, against)
     make = partial(build, folder, pricing=pricing(settings), against=other)
     try:
@@ -40,6 +46,38 @@ def write_report(context: Context, run: str | None, *, watch: bool, against: str
     show(made)
     if made.exit_code != 0:
         raise SomeTrialsFailed(_shortfall(made))
+
+
+def _is_training(folder: Path) -> bool:
+    try:
+        return RunRecord.read(folder / RUN_FILE).suite == TRAIN
+    except ResultError:
+        return False  # the report says what is wrong with it
+
+
+def _report_training(folder: Path) -> None:
+    """The report of a training. --watch and --against are about trials, and are left aside."""
+    try:
+        made = training.build(folder)
+    except ReportError as error:
+        raise UsageError(str(error)) from None
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(made.headline, style="bold"))
+    rows = Table(box=None, pad_edge=False, show_header=False)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    for name, value in made.lines:
+        rows.add_row(name, Text(one_line(value)))
+    console.print(rows)
+    both = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("", "predicted", "actual"):
+        both.add_column(head)
+    for cells in made.compared:
+        both.add_row(*cells)
+    console.print(both)
+    print(shown(made.index))
+    if not made.has_succeeded:
+        raise SomeTrialsFailed(one_line(f"run {folder.name}: {made.headline}"))
 
 
 def _watch(folder: Path, make: Callable[..., ReportSummary]) -> ReportSummary:

@@ -7,7 +7,6 @@ train.wait, an elastic training goes on with those that answer.
 
 import dataclasses
 import signal
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +21,11 @@ from remote.fleet.verdict import is_at_its_limit
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
-from reports.read import attempts as attempts_of
 from reports.summary.cost import Price
 from tasks.cli.interrupt import interrupted_by
 from tasks.connect.workers import checkpoints_at
 from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, UsageError
-from tasks.fleet import execute
+from tasks.fleet import execute, trainview
 from tasks.fleet.folders import resuming
 from tasks.fleet.trainview import Spent, TrainingView
 from tasks.settings.load import Settings
@@ -53,11 +51,7 @@ class Going:
         return self.run.planned[0].trial
 
     def spent(self) -> Spent:
-        """What the training has taken so far, by the ledger."""
-        held = attempts_of.read(self.folder, TRIAL_ID)
-        now, at = time.time(), self.price
-        usd = None if at is None else attempts_of.worker_sec(held, now) / 3600.0 * at.usd_per_gpu_hour
-        return Spent(seconds=attempts_of.took_sec(held, now), usd=usd, restarts=sum(one.is_restart for one in held))
+        return trainview.spent(self.folder, TRIAL_ID, self.price)
 
     def follow(self, *, plain: bool) -> None:
         """Until its end, which is printed or raised."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ SETTLED = {
     "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",  # the token is the operator's, never one that this machine has
     "HF_HUB_OFFLINE": "0",
 }
+LIST_MEMORY_BYTES = 768 << 20
 # Classes of the client's errors, and of those below it, after which another try may succeed.
 TRANSIENT = frozenset(
     (
@@ -31,6 +33,8 @@ def listed(asked: dict[str, Any]) -> dict[str, Any]:
     """The commit that `revision` is now, and its files with size and the hub's digest."""
     from huggingface_hub import HfApi
 
+    # The client reads an answer whole, however long it is.
+    resource.setrlimit(resource.RLIMIT_DATA, (LIST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     api = HfApi(endpoint=asked["endpoint"], token=asked["token"] or False)
     info = api.model_info(asked["model"], revision=asked["revision"], files_metadata=True)
     files = [
@@ -80,6 +84,12 @@ def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
     if "RepositoryNotFoundError" in names or status in (401, 403):
         hint = "check its name and the token's rights" if asked["token"] else "a private one needs hub.token_file"
         return {"kind": "usage", "message": f"{model}: the hub at {endpoint} shows no such model; {hint}"}
+    if isinstance(error, MemoryError):
+        mib = LIST_MEMORY_BYTES >> 20
+        return {
+            "kind": "refused",
+            "message": f"{model}: the hub at {endpoint} answers with more than {mib} MiB can hold",
+        }
     message = " ".join(str(error).split())[:300] or type(error).__name__
     if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in message:
         return {"kind": "transient", "message": f"{model}: the hub at {endpoint}: {message}"}

@@ -16,15 +16,15 @@ import time
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
+from bench.data.trial_inputs import check_trial
 from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Record
-from bench.kinds.finetune.material import check_inputs
+from bench.records import Trial
 from bench.records.durable import write_atomic
 from bench.records.result import End
 from bench.records.run import Progress
 from bench.records.training import LIMIT_REACHED, Evaluation, Restart, TrainedSteps, TrainingRecord
 
-__all__ = ["check_inputs", "follow", "measure", "put_into"]
 STEP_SEC, CHECKPOINT_EVERY, TOKENS = 0.05, 5, 64
 HOLD = Path(__file__).with_name("hold")
 ADAPTER = "adapter_model.safetensors"
@@ -36,7 +36,11 @@ def put_into(project: Path) -> Path:
     return project / "bench" / "kinds" / "finetune" / HOLD.name
 
 
-def follow(_trial: object, _machines: object, stops: Stops) -> int:
+def check_inputs(trial: Trial) -> Inputs:
+    return check_trial(trial)
+
+
+def follow(_request: object, _trial: object, _machines: object, stops: Stops) -> int:
     """Another machine's share: nothing to do until it is ended."""
     while True:
         time.sleep(STEP_SEC)

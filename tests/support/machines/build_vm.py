@@ -32,11 +32,14 @@ from typing import Any
 from tests.support.forked import INV, ForkServer
 from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
-from tests.support.machines.network import USER, VM, Network, running_network
+from tests.support.machines.network import FAR_VM, USER, VM, Network, running_network
+from tests.support.machines.registry_proxy import RegistryProxy
 from tests.support.paths import ROOT
 
 DOCKER = "/usr/bin/docker"  # Debian's, which has BuildKit inside; another client may stand before it on PATH
 REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
+PROXY = "iad.ocir.io"  # the same registry, through a proxy that may do anything to its answers
+OTHER_USER, OTHER_UID = "mallory", 4713  # of the VM, who may write into every shared folder
 REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
 MARK = secrets.token_hex(4)  # no other process of this machine, of another run of these tests or of a person, says it
 PASSWORD = f"""it's a "pass" $word {MARK}\nwith a second line {MARK}"""  # 72 bytes are all that bcrypt takes
@@ -175,6 +178,29 @@ class BuildVm:
         config.write_text(json.dumps(document))
         self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
         self.wait_for(lambda: self._answers(), "the registry")
+
+    @contextlib.contextmanager
+    def proxy(self) -> Iterator[RegistryProxy]:
+        """The registry behind a proxy with switches; its name is PROXY."""
+        network, place = self.vm.network_of_this_thread, (FAR_VM, 443)
+        key, certificate = self.folder / "registry.key", self.folder / "registry.crt"
+        with RegistryProxy(
+            upstream=f"https://{VM}", listen=place, certificate=certificate, key=key, network=network
+        ) as running:
+            yield running
+
+    def shared_folder(self, name: str) -> Path:
+        """A folder on the VM where everybody may make files, as on a share with mode 1777."""
+        made = self.folder / name
+        made.mkdir()
+        made.chmod(0o1777)
+        return made
+
+    def as_other_user(self, script: str) -> None:
+        """Shell text, typed on the VM by another user than the one who builds there."""
+        if OTHER_USER not in (self.vm.folder / "etc" / "passwd").read_text():
+            self.vm.add_user(OTHER_USER, uid=OTHER_UID)
+        self.vm.run("sh", "-euc", script, user=OTHER_USER)
 
     def kill(self, name: str, number: str = "KILL") -> int:
         """Signal every process of the VM with that name; how many there were."""
@@ -327,7 +353,7 @@ def running_build_vm() -> Iterator[BuildVm]:
         (build_vm.folder / "laptop-home").mkdir()
         _make_project(build_vm)
         _make_certificate(build_vm)
-        build_vm.vm.knows(fra_ocir_io=VM)
+        build_vm.vm.knows(fra_ocir_io=VM, iad_ocir_io=FAR_VM)
         build_vm.begin_anew()
         base_image.make(build_vm.folder / "base.tar")
         build_vm.import_base()
@@ -379,9 +405,10 @@ def _make_certificate(build_vm: BuildVm) -> None:
     words = (
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
         *("-keyout", str(build_vm.folder / "registry.key"), "-out", str(build_vm.folder / "registry.crt")),
-        *("-subj", f"/CN={REGISTRY}", "-addext", f"subjectAltName=DNS:{REGISTRY}"),
+        *("-subj", f"/CN={REGISTRY}", "-addext", f"subjectAltName=DNS:{REGISTRY},DNS:{PROXY}"),
     )
     subprocess.run(words, check=True, capture_output=True, timeout=60)
-    trusted = build_vm.vm.folder / "etc" / "docker" / "certs.d" / REGISTRY
-    trusted.mkdir(parents=True, exist_ok=True)
-    shutil.copy(build_vm.folder / "registry.crt", trusted / "ca.crt")
+    for name in (REGISTRY, PROXY):
+        trusted = build_vm.vm.folder / "etc" / "docker" / "certs.d" / name
+        trusted.mkdir(parents=True, exist_ok=True)
+        shutil.copy(build_vm.folder / "registry.crt", trusted / "ca.crt")

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines.build_vm import DOCKER, MARK, NAMESPACE, PASSWORD, REGISTRY, REGISTRY_USER, BuildVm
+from tests.support.machines.build_vm import DOCKER, MARK, NAMESPACE, PASSWORD, PROXY, REGISTRY, REGISTRY_USER, BuildVm
+from tests.support.machines.network import USER
+from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, Switch
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
@@ -227,6 +229,88 @@ def test_a_push_goes_on_without_link_and_laptop(build_vm: BuildVm, how: str) -> 
     assert process.returncode == 0, (out, err)
     assert len(build_vm.jobs()) == jobs + 1
     assert record(build_vm)["digest"][7:] in build_vm.blobs()
+
+
+HOSTILE: dict[str, tuple[Switch, dict[str, str], int, str]] = {
+    "a redirect to plain HTTP": (
+        Redirect(to="http://10.79.0.1:8099"), {"path": "/manifests/"}, 4,
+        f"{PROXY} redirects to http://10.79.0.1:8099/v2/{NAMESPACE}/qlora-fleet/manifests/hostile, which is not https",
+    ),
+    "an answer without end": (Endless(), {"path": "/manifests/"}, 4, "with more than 4 MiB; given up"),
+    "a web page": (Answer(status=200, body=b"<html>"), {"path": "/manifests/"}, 2, f"{PROXY} answers with a web page"),
+    "no right to push": (
+        Answer(status=403), {"method": "POST"}, 2,
+        f"{PROXY}: user {REGISTRY_USER} may not push to {NAMESPACE}/qlora-fleet: 403 Forbidden; give that user the ",
+    ),
+    "a login that is never right": (
+        Answer(status=401), {"path": "/manifests/"}, 2, f"{PROXY} refuses user {REGISTRY_USER} for",
+    ),
+}  # fmt: skip
+
+
+def test_a_hostile_registry_is_named_with_the_remedy_and_an_honest_one_gets_the_image(build_vm: BuildVm) -> None:
+    change(build_vm, "through a proxy")
+    settings = {"REGISTRY_IMAGE": f"{PROXY}/{NAMESPACE}/qlora-fleet:hostile"}
+    (build_vm.project / "results" / "image.json").unlink(missing_ok=True)
+    with build_vm.proxy() as proxy:
+        for what, (switch, which, exit_code, line) in HOSTILE.items():
+            proxy.arm(switch, **which)  # type: ignore[arg-type]
+            done = build_vm.inv("push", **settings)
+            proxy.disarm()
+            assert (done.returncode, line in done.stderr) == (exit_code, True), (what, done.stderr)
+            assert "Traceback" not in done.stderr
+        assert not (build_vm.project / "results" / "image.json").exists()
+        # What may pass is waited for.
+        proxy.arm(Cut(after=5), method="GET", path="/manifests/", times=1)
+        proxy.arm(Answer(status=503), method="PATCH", times=1)
+        done = build_vm.inv("push", check=True, **settings)
+        assert f"{PROXY}/{NAMESPACE}/qlora-fleet@{record(build_vm)['digest']} pushed in" in done.stdout
+        proxy.arm(Change(at=40), method="GET", path="/manifests/sha256:")
+        done = build_vm.inv("push", **settings)
+        assert done.returncode == 4
+        assert "answers with other bytes than sha256:" in done.stderr
+    assert logins_left(build_vm) == []
+
+
+def test_a_push_is_followed_by_the_same_alone_and_stopped_by_its_own_command(build_vm: BuildVm) -> None:
+    change(build_vm, "a push that is stopped")
+    client = build_vm.gate("push")
+    process = build_vm.start("push", IMAGE_CLIENT=client)
+    build_vm.at_gate()
+    for other in ("tes", "test1"):
+        done = build_vm.inv("push", IMAGE_CLIENT=client, REGISTRY_IMAGE=f"{REPOSITORY}:{other}")
+        assert done.returncode == 3
+        assert "which is other work; when that has ended, `inv push`, or stop it: `inv push --cancel`" in done.stderr
+    done = build_vm.inv("build", "--cancel")
+    assert (done.returncode, "no build runs there" in done.stderr) == (2, True)
+    assert ": stopped" in build_vm.inv("push", "--cancel", check=True).stdout
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert "`inv push` starts it anew" in err
+    assert f"; log: {build_vm.project}/results/jobs/push-" in err
+    assert logins_left(build_vm) == []
+
+
+def test_who_may_not_use_the_engine_or_finds_it_down_is_told_so_and_not_that_the_registry_refuses(
+    build_vm: BuildVm,
+) -> None:
+    build_vm.set_docker_group()
+    done = build_vm.inv("push")
+    build_vm.set_docker_group(USER)
+    assert (done.returncode, "sudo usermod -aG docker $USER" in done.stderr) == (2, True)
+    done = build_vm.inv("push", IMAGE_ENGINE="unix:///nowhere.sock")
+    assert (done.returncode, "sudo systemctl start docker" in done.stderr) == (2, True)
+    assert "refuses" not in done.stderr
+
+
+def test_an_image_that_is_older_than_the_files_here_is_pushed_only_when_asked_for(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("newer than the image")
+    done = build_vm.inv("push")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "its code, or a setting of it changed since it was built; `inv build` makes it anew" in done.stderr
+    assert "`inv push --stale` pushes it as it is" in done.stderr
+    assert "pushing it as it is" in build_vm.inv("push", "--stale", check=True).stdout
+    build_vm.inv("build", check=True)
 
 
 def test_the_password_is_found_nowhere(build_vm: BuildVm) -> None:

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+MOST_BYTES = 16 << 20
+
 
 def mounts() -> list[tuple[str, str]]:
     """Mount points and their kinds of file system: proc(5), mountinfo."""
@@ -41,10 +43,19 @@ def place(path: str, mounted: list[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
+def content_of(path: Path) -> bytes:
+    """A small file. Raises ValueError for one that is longer than any of its kind."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{path}: longer than {MOST_BYTES} bytes")
+    return content
+
+
 def model(name: str, folder: str) -> dict[str, Any]:
     """The model's files as (path, size here or null, size and sha256 in the manifest)."""
     try:
-        manifest = Path(folder, "manifest.json").read_bytes()
+        manifest = content_of(Path(folder, "manifest.json"))
         listed = [(entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(manifest)["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         return {"name": name, "folder": folder, "found": Path(folder).is_dir(), "sha256": None, "files": []}
@@ -55,7 +66,7 @@ def model(name: str, folder: str) -> dict[str, Any]:
         files.append((path, file.stat().st_size if file.is_file() else None, size, sha256))
     sums = Path(folder, "SHA256SUMS")  # the bench reads it instead of 14 GB
     if sums.is_file():
-        content = sums.read_bytes()
+        content = content_of(sums)
         files.append((sums.name, len(content), len(content), hashlib.sha256(content).hexdigest()))
     return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
 

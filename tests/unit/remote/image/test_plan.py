@@ -10,7 +10,7 @@ import pytest
 
 from remote.image.context import CodeFile
 from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
-from remote.image.plan import CannotFit, Profile, Wanted, is_built, plan
+from remote.image.plan import CannotFit, Profile, Wanted, is_built, outdated, plan
 
 FACTS = EngineFacts(
     api_version="1.41",
@@ -164,3 +164,23 @@ def test_a_model_that_is_not_whole_is_named(what: str) -> None:
     changes, line = MODELS[what]
     with pytest.raises(EngineError, match=re.escape(line)):
         plan(WANTED, FACTS, look(models=(model(**changes),)), {})
+
+
+def test_an_image_is_outdated_where_its_files_differ_and_not_where_its_commit_does() -> None:
+    labels = dict(
+        word.split("=", 1) for word in plan(WANTED, FACTS, look(), {}).argv if word.startswith("qlora-fleet.")
+    )
+    labels |= {
+        "org.opencontainers.image.revision": WANTED.git_sha,
+        "org.opencontainers.image.base.name": PROFILE.base,
+    }
+    assert outdated(WANTED, labels) == ()
+    assert outdated(dataclasses.replace(WANTED, git_sha="c0ffee-dirty", tmpdir="/elsewhere"), labels) == ()
+    assert outdated(dataclasses.replace(WANTED, code=code("b" * 64)), labels) == ("its packages",)
+    first, lock = code()
+    edited = (dataclasses.replace(first, sha256="b" * 64), lock)
+    assert outdated(dataclasses.replace(WANTED, code=edited), labels) == ("its code, or a setting of it",)
+    assert outdated(dataclasses.replace(WANTED, models=()), labels) == ("its models",)
+    assert outdated(dataclasses.replace(WANTED, extra_packages=("x",)), labels) == ("its code, or a setting of it",)
+    assert "its profile" in outdated(WANTED, {})
+    assert outdated(WANTED, {**labels, "qlora-fleet.models": "[1]"}) == ("its models",)

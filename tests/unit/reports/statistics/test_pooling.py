@@ -75,6 +75,6 @@ def test_the_tail_of_f_is_that_of_t_squared():
 
 
 def test_a_slow_worker_is_told_from_a_slow_configuration():
-    found = slower_workers(cells([[0.0, 0.0, 0.17], [1.0, 1.0, 1.17], [2.0, 2.5, 2.17]]))
+    found = slower_workers(cells([[n, n, n + 0.17] for n in (0.0, 1.0, 2.0, 3.0)] + [[2.0, 2.5, 2.17]]))
     assert found == {"w0": 0.0, "w1": 0.0, "w2": pytest.approx(0.17)}
     assert slower_workers(cells([[0.0, 0.17]])) == {}

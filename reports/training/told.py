@@ -1,0 +1,178 @@
+"""What a report says of a training, as titled lines: losses, time, dollars, restarts, predicted against actual."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from bench.records.layout import LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
+from bench.records.result import End
+from bench.records.run import RunRecord
+from bench.records.sealed import ResultError
+from bench.records.training import Evaluation, TrainingRecord
+from reports import text
+from reports.read import attempts
+from reports.read.attempts import Held
+from reports.read.run import ReportError
+
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A training as read: its plan, its record, its attempts. `price` is US dollars for one worker's hour."""
+
+    run: RunRecord
+    record: TrainingRecord
+    held: Sequence[Held]
+    foreseen: dict[str, Any]
+    price: float | None
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.record.status == End.SUCCEEDED.value
+
+    @property
+    def device(self) -> str:
+        return str(self.run.provenance.get("inputs", {}).get("device") or "a device that is not known")
+
+    @property
+    def worker_hours(self) -> float:
+        """Hours for which workers were held, by the ledger."""
+        return attempts.worker_sec(self.held, time.time()) / 3600.0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Useful tokens trained on after each step."""
+        return list(accumulate(self.record.steps.tokens))
+
+    @property
+    def hours(self) -> list[float]:
+        """Hours of steps after each step, pauses left out."""
+        return [seconds / 3600.0 for seconds in accumulate(self.record.steps.step_time_sec)]
+
+
+def read(run_folder: Path) -> Told:
+    """Raises ReportError: nothing was collected, or it cannot be trusted."""
+    try:
+        run = RunRecord.read(run_folder / RUN_FILE)
+        (planned,) = run.planned
+        record = TrainingRecord.read(run_folder / TRIALS_FOLDER / planned.trial_id / TRAINING_FILE)
+        held = attempts.read(run_folder, planned.trial_id)
+    except (ResultError, ValueError) as error:
+        raise ReportError(f"{error}; `inv collect --run={run_folder.name}` brings what the training left") from None
+    except OSError as error:
+        raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
+    foreseen = run.provenance.get("inputs", {}).get("foreseen", {})
+    return Told(run=run, record=record, held=held, foreseen=foreseen, price=foreseen.get("usd_per_gpu_hour"))
+
+
+def headline(told: Told) -> str:
+    """How the training ended, in one sentence."""
+    record = told.record
+    done = f"{record.steps_done:,} of {record.steps_planned:,} steps"
+    if not told.has_succeeded:
+        return f"The training did not end well: {record.status} after {done}: {record.reason or 'no reason given'}"
+    last = _last(record)
+    if last is None or last.change is None or last.change_low is None or last.change_high is None:
+        return f"Trained: {done}; no data was held out, so nothing is known of what it learned"
+    low, high = sorted((abs(last.change_low), abs(last.change_high)))
+    change = f"{abs(last.change):.4f} nats a token ({low:.4f} to {high:.4f})"
+    if last.change_high < 0:
+        return f"Trained: the held-out loss fell by {change}"
+    if last.change_low > 0:
+        return f"Trained, and it got worse: the held-out loss rose by {change}"
+    change = f"{last.change:+.4f} nats a token ({last.change_low:+.4f} to {last.change_high:+.4f})"
+    return f"Trained, and no change of the held-out loss is shown: {change}"
+
+
+def lines(told: Told) -> list[Line]:
+    record, held = told.record, told.held
+    restarts = held[1:]
+    return [
+        ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.stop or record.reason or 'stopped'})"),
+        ("workers", f"{record.world_size}, on {told.device}"),
+        *((f"held-out loss, step {one.step:,}", _loss(one)) for one in _shown(record.evaluations)),
+        ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),
+        ("time of the steps", _hours(sum(record.steps.step_time_sec))),
+        ("workers were held for", f"{told.worker_hours:.3g} hours, all workers and attempts together"),
+        ("cost", _dollars(told)),
+        ("restarts", _restarts(restarts)),
+        ("adapter", _adapter(record)),
+    ]
+
+
+def compared(told: Told) -> list[tuple[str, str, str]]:
+    """Predicted beside actual: name, predicted, actual."""
+    record, plan = told.record, told.foreseen
+    taken = sum(record.steps.step_time_sec)
+    seconds, usd, peak = plan.get("seconds"), plan.get("usd"), plan.get("peak_bytes")
+    communication = plan.get("communication_percent") or record.communication_predicted_percent
+    steps_usd = None if told.price is None else taken / 3600.0 * record.world_size * told.price
+    return [
+        ("steps", text.number(plan.get("steps"), 0), f"{record.steps_done:,}"),
+        ("time of the steps", "unknown" if seconds is None else _hours(seconds), _hours(taken)),
+        ("dollars for the steps", _usd(usd), _usd(steps_usd)),
+        ("peak GPU memory", _gib(peak), _gib(record.peak_vram_bytes)),
+        ("communication", _percent(communication), _percent(record.communication_measured_percent)),
+    ]
+
+
+def _shown(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """The first, the best and the last."""
+    ends = [*evaluations[:1], *(one for one in evaluations if one.is_best), *evaluations[-1:]]
+    return list({one.step: one for one in ends}.values())
+
+
+def _last(record: TrainingRecord) -> Evaluation | None:
+    """The one of the adapter that came home; else the last."""
+    at = [one for one in record.evaluations if one.step == record.adapter_step]
+    return next(iter(at or record.evaluations[-1:]), None)
+
+
+def _loss(one: Evaluation) -> str:
+    best = ", the lowest" if one.is_best else ""
+    between = "" if one.low is None or one.high is None else f" ({one.low:.4f} to {one.high:.4f})"
+    return f"{one.loss:.4f}{between} over {text.count(one.rows, 'example')}{best}"
+
+
+def _dollars(told: Told) -> str:
+    if told.price is None:
+        return "unknown: no price was known for these workers"
+    return f"{_usd(told.worker_hours * told.price)} at {told.foreseen.get('price') or _usd(told.price)}"
+
+
+def _restarts(restarts: Sequence[Held]) -> str:
+    if not restarts:
+        return "none"
+    known = [one.lost_sec for one in restarts if one.lost_sec is not None]
+    dollars = [one.usd for one in restarts if one.usd is not None]
+    cost = f", {text.number(sum(known))} s since their checkpoints" if known else ""
+    paid = f", {_usd(sum(dollars))}" if dollars else ""
+    unseen = len(restarts) - len(known)
+    return f"{len(restarts)}{cost}{paid}{f'; of {unseen} nobody saw the cost' if unseen else ''}"
+
+
+def _adapter(record: TrainingRecord) -> str:
+    if record.adapter_sha256 is None:
+        return "none"
+    size = sum(record.adapter_files.values()) / 1e6
+    return f"of step {record.adapter_step:,}, {size:.1f} MB, sha256 {record.adapter_sha256}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.3g} hours" if seconds >= 360 else f"{seconds:.3g} s"
+
+
+def _usd(amount: float | None) -> str:
+    return "unknown" if amount is None else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
+
+
+def _gib(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**30:.2f} GiB"
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1f} %"
