@@ -136,7 +136,7 @@ def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[S
             raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
         below = section(info)
         if below is not None and not isinstance(value, Mapping):
-            names = layers.clip(", ".join(below.model_fields))
+            names = layers.clip(", ".join(below.model_fields), 200)
             raise UsageError(
                 f"{layer.where(keys)}: {'.'.join(keys)}: expected a section with {names}, found {found_text(value)}"
             )
