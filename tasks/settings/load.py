@@ -131,7 +131,7 @@ def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[S
             nearest = _nearest(keys, model)
             if not above and layer.shared and nearest is None:
                 continue  # another project's section in a file that is shared
-            names = f"{'.'.join(above) or 'the project'} has {', '.join(model.model_fields)}"
+            names = f"{'.'.join(above) or 'the project'} has {layers.clip(', '.join(model.model_fields), 200)}"
             advice = f"did you mean {nearest}?" if nearest else names
             raise UsageError(f"{layer.where(keys)}: {layers.clip('.'.join(keys))}: unknown setting; {advice}")
         below = section(info)
