@@ -6,6 +6,8 @@ equal keys, and ends in a traceback where a file cannot be parsed. Here each of 
 Not covered: which keys exist and what they may hold; see `tasks.settings.load`.
 """
 
+import copy
+import functools
 import json
 import math
 import os
@@ -166,8 +168,7 @@ def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
     except OSError as error:
         raise UsageError(f"{shown(path)}: cannot be read: {error.strerror}") from None
     data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
-    if data is None:
-        data = {}
+    data = {} if data is None else copy.deepcopy(data)
     if not isinstance(data, dict):
         raise UsageError(f"{shown(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
     return data, node
@@ -182,6 +183,7 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
         raise UsageError(f"{shown(path)}: not usable JSON: {error}") from None
 
 
+@functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 25 ms
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
     try:
         loader = yaml.SafeLoader(text)

