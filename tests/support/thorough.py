@@ -1,5 +1,5 @@
 """How many examples a test draws: all with CI=true in the environment, a quarter of them elsewhere; EXAMPLES=10000 says
-it for those that take the number from here. CHAOS_SEEDS=100-139 adds these seeds to those of tests with random faults."""
+it for those that take the number from here. CHAOS_SEEDS=100-139 adds seeds to the tests that throw faults at random."""
 
 import os
 
