@@ -1,8 +1,14 @@
 """How many examples a test draws: all with CI=true in the environment, a quarter of them elsewhere; EXAMPLES=10000 says
-it for those that take the number from here. CHAOS_SEEDS=100-139 adds seeds to the tests that throw faults at random."""
+it for those that take the number from here. CHAOS_SEEDS=100-139 adds seeds to the tests that throw faults at random;
+THOROUGH=1 runs the tests marked `only_thorough` too."""
 
 import os
 
+import pytest
+
+only_thorough = pytest.mark.skipif(
+    os.environ.get("THOROUGH") != "1", reason="minutes of CPU, and its parts are tested apart: THOROUGH=1 runs it"
+)
 THOROUGH = os.environ.get("CI") == "true"
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     model.symlink_to(tiny_model)
     data.symlink_to(tiny_data)
     out = tmp_path / "out with 'quotes' and spaces"
-    (trial,) = (trial for trial in suite("quick", "tiny", str(model), str(data)) if trial.trial_id == name)
+    (whole,) = (trial for trial in suite("quick", "tiny", str(model), str(data)) if trial.trial_id == name)
+    trial = replace(whole, warmup_steps=1, measured_steps=8)
     code, said, err = finish(start(trial, out, from_nothing=name == "optimized"))
     assert (code, err) == (0, "")
     result = TrialResult.read(out / "result.json")
@@ -96,7 +98,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     assert set(result.phases) == {"import", "data", "load", "warmup", "measure", "ceilings"}
     losses = [loss for loss in result.steps.loss if loss is not None]
     assert len(losses) == trial.measured_steps
-    assert statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) - 0.3
+    assert statistics.mean(losses[-3:]) < statistics.mean(losses[:3]) - 0.2
     assert result.steps.tokens == [trial.tokens_per_step] * trial.measured_steps
     assert result.metrics is not None
     assert 0 < result.metrics.useful_tokens_per_sec < result.metrics.tokens_per_sec

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.result import TrialResult
+from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -148,8 +149,11 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     assert "deadline" in page
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_every_trial_of_the_full_suite_is_measured_and_reported(project) -> None:
+@pytest.mark.parametrize("trials", ["hold", pytest.param("forked_trials", marks=only_thorough)])
+def test_every_trial_of_the_full_suite_is_measured_and_reported(
+    project, trials: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(trials)
     steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}  # of the base in bf16 one takes a CPU as long as ten of the others
     chain = project.inv("bench", "--full", "--spread=shard", "collect", "report", **steps)
     assert chain.returncode == 0, chain.stderr
