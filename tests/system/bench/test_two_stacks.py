@@ -56,7 +56,9 @@ def run(tiny_model: Path, tiny_data: Path, tmp_path: Path, bench_environment: di
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_reference_recipe_learns_the_same_on_both_stacks(stack: str, run: Callable[..., Any]) -> None:
-    code, said, result = run(stack, "optimized", **ON_ANY_CPU, micro_batch_size="4", warmup_steps="1", measured_steps="5")
+    code, said, result = run(
+        stack, "optimized", **ON_ANY_CPU, micro_batch_size="4", warmup_steps="1", measured_steps="5"
+    )
     assert code == 0, said
     # The two differ in the adapters' random start and in nothing that moves a loss by more than this.
     assert result["steps"]["loss"][0] == pytest.approx(8.59, abs=0.05)

@@ -1,10 +1,12 @@
-"""`inv bench` over pods: real kubectl, the tests' own cluster, real trials of the tiny profile in the pods.
+"""`inv bench` over pods: real kubectl, the tests' own cluster; in the pods the trials of several ranks are real, the
+others compute nothing.
 
 Not covered: GPUs, an image, a network between the pods other than this machine's own.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -14,40 +16,50 @@ from pathlib import Path
 import pytest
 
 from bench.records.result import TrialResult
+from tests.support.hosts.stand_in_training import put_into
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.paths import ROOT
 from tests.support.pods import SELECTOR, SHARED, job, volume
+from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS = 4
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_model: Path, tiny_data: Path) -> Iterator[Cluster]:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pods run: bench/, whose trainings on one device compute nothing."""
+    folder = tmp_path_factory.mktemp("workspace")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    put_into(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
     if why := unavailable():
         pytest.skip(why)
-    seen = [tiny_model, tiny_data.parent]
+    seen = [tiny_model, tiny_data.parent, workspace]
     with Cluster(nodes=PODS, image_paths=seen, image_environment={"GLOO_SOCKET_IFNAME": "lo"}) as cluster:
         cluster.apply(*volume(), job(PODS))
         yield cluster
 
 
 @pytest.fixture
-def pods(project, cluster: Cluster, request: pytest.FixtureRequest):
+def pods(project, cluster: Cluster, workspace: Path, request: pytest.FixtureRequest):
     """A project whose fleet is the cluster's pods."""
     ready = "--for=condition=Ready", "--selector", SELECTOR
     cluster.wait_until(lambda: len(live(cluster)) == PODS, "a pod for every index")
     assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
-    here = {"folder": f"{SHARED}/{abs(hash(request.node.name))}", "workspace": str(ROOT)}
     settings = {
         "fleet": {
             "kind": "pods",
-            "workspace": here["workspace"],
+            "workspace": str(workspace),
             "pods": {
                 "selector": SELECTOR,
                 "python": sys.executable,
                 "scratch": "/scratch/fleet",
-                "shared": here["folder"],
+                "shared": f"{SHARED}/{abs(hash(request.node.name))}",
                 "threads": 1,
             },
         },
@@ -82,8 +94,13 @@ def result_of(project, trial_id: str) -> TrialResult:
     return TrialResult.read(project.run_folder() / "trials" / trial_id / "result.json")
 
 
+def assert_each_rank_measured(project, ranks: int) -> None:
+    found = {(m.name, m.context.get("rank")) for m in result_of(project, f"ddp-{ranks}").measurements}
+    assert {("step_time_sec", rank) for rank in range(ranks)} <= found
+
+
 def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster) -> None:
-    first = pods.start("bench", "--quick", INVOKE_BENCH_MEASURED_STEPS="8")
+    first = pods.start("bench", "--quick", INVOKE_BENCH_MEASURED_STEPS="500")  # 10 s
     started = pods.wait_until(lambda: len(pods.events("started")) == 2 and pods.events("started"), "two trials")
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate(timeout=10)
@@ -110,15 +127,15 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
     assert "was started with cluster.namespace: default, found other" in refused.stderr
 
 
-def test_a_distributed_suite_runs_on_one_and_on_four_pods(pods) -> None:
-    """On two as well: see the next test."""
-    done = pods.inv("bench", "--suite=distributed", "--only=ddp-1,ddp-4", INVOKE_FLEET_SIZE="4")
+@only_thorough
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_distributed_trial_has_a_rank_in_each_pod(pods, ranks: int) -> None:
+    """In two pods it has one in every run of the suite: see the next test."""
+    done = pods.inv("bench", "--suite=distributed", f"--only=ddp-{ranks}", INVOKE_FLEET_SIZE="4")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert ends(pods) == {"ddp-1": "SUCCEEDED", "ddp-4": "SUCCEEDED"}
+    assert ends(pods) == {f"ddp-{ranks}": "SUCCEEDED"}
     assert {event["worker"] for event in pods.events("started")} == {"worker-0"}
-    for ranks in (1, 4):
-        found = {(m.name, m.context.get("rank")) for m in result_of(pods, f"ddp-{ranks}").measurements}
-        assert {("step_time_sec", rank) for rank in range(ranks)} <= found
+    assert_each_rank_measured(pods, ranks)
 
 
 def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, cluster: Cluster) -> None:
@@ -145,6 +162,7 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
     (retried,) = pods.events("retried")
     assert "rank 1" in retried["reason"]
     assert [event["attempt"] for event in pods.events("started")] == [1, 2]
+    assert_each_rank_measured(pods, 2)
 
 
 def test_credentials_that_expired_are_refused_before_anything_starts(pods, cluster: Cluster) -> None:
