@@ -43,16 +43,25 @@ def write_safetensors() -> Callable[[Path, Mapping[str, Sequence[int]]], None]:
     return write_weights
 
 
-@pytest.fixture
-def model_folder(tmp_path: Path) -> Path:
+def write_model(folder: Path) -> Path:
     """A folder that passes every check: 2 layers of width 8."""
-    folder = tmp_path / "models" / 'it\'s a "model"'
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     write_weights(folder / "model.safetensors", shapes(CONFIG))
     return folder
+
+
+def write_data(path: Path) -> Path:
+    """Twenty good lines."""
+    path.write_text("".join(json.dumps(CHAT) + "\n" for _ in range(20)))
+    return path
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "models" / 'it\'s a "model"')
 
 
 @pytest.fixture
@@ -83,7 +92,4 @@ def sharded_folder(model_folder: Path) -> Path:
 
 @pytest.fixture
 def data_file(tmp_path: Path) -> Path:
-    """Twenty good lines."""
-    path = tmp_path / "chats.jsonl"
-    path.write_text("".join(json.dumps(CHAT) + "\n" for _ in range(20)))
-    return path
+    return write_data(tmp_path / "chats.jsonl")

@@ -27,9 +27,9 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tests.support.forked import INV, ForkServer
+from tests.support.forked import AS_INV, INV, ForkServer
 from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
 from tests.support.machines.network import FAR_VM, USER, VM, Network, running_network
@@ -95,6 +95,18 @@ class BuildVm:
         if check:
             assert done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    def typed(self, *words: str, out: IO[str], err: IO[str], **settings: str) -> subprocess.Popen[str]:
+        """Type `inv ...` on the laptop and do not wait; both streams go into files."""
+        return self._server.start(
+            *("-c", AS_INV, *words),
+            cwd=self.project,
+            env=self._environment(settings),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
 
     def inv_as_root_of_the_vm(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Type `inv ...` on the VM itself, as root."""
@@ -208,6 +220,18 @@ class BuildVm:
         if pids:
             self.vm.run("kill", f"-{number}", *pids, check=False)
         return len(pids)
+
+    def kill_engine(self) -> None:
+        """dockerd dies, with what it has started: its containerd would keep its files from the next one."""
+        assert self._engine is not None
+        for name in ("dockerd", "containerd"):
+            self.kill(name)
+        self._engine.wait(WAIT_SEC)
+
+    def kill_registry(self) -> None:
+        assert self._registry is not None
+        self.kill("docker-registry")
+        self._registry.wait(WAIT_SEC)
 
     def blobs(self) -> dict[str, int]:
         """Digest to size in bytes of all the registry stores."""

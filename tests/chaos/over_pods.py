@@ -1,0 +1,222 @@
+"""`inv deploy`, `bench` and `collect` over the tests' own cluster: real kubectl, the project's own manifests, trials
+that compute nothing.
+
+Not covered: a real container runtime, a real network between nodes, trials with torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bench.records.layout import LEDGER_FILE, RESULT_FILE
+from bench.records.result import End, TrialResult
+from remote.fleet.ledger import Ledger
+from remote.pods.listing import Pods
+from tasks.settings.sections import PodsSection
+from tests.chaos.dice import TRIALS, Dice
+from tests.chaos.walk import Done, type_it
+from tests.support.forked import AS_INV, INV, ForkServer
+from tests.support.hosts.local_fleet import mounted, wait_for
+from tests.support.hosts.stand_in_training import put_into
+from tests.support.kubernetes import Cluster
+from tests.support.paths import ROOT
+from tests.support.pods import EVICTION, PodFleet
+from tests.support.small_inputs import write_data, write_model
+
+PODS = 2
+MAY_BE_LOST = (End.SUCCEEDED, End.LOST, End.PREEMPTED, End.CANCELLED)  # no fault here is a trial's own
+IMAGE = f"fra.ocir.io/ns/fleet@sha256:{'ab' * 32}"
+
+
+class OverPods:
+    """A project, and a cluster to deploy it to. Use `running`."""
+
+    def __init__(self, folder: Path, pods: PodFleet, server: ForkServer) -> None:
+        self.folder, self.project, self.pods, self._server = folder, folder / "project", pods, server
+        self._kept: dict[Path, str] = {}  # results that came home with a success, by their digest
+        self._ledgers: dict[Path, bytes] = {}
+
+    def draw(self, chooser: random.Random) -> tuple[str, ...]:
+        runs = list(self._runs())
+        if chooser.random() < 0.2:
+            self._set(memory=f"{chooser.randrange(64, 80)}Mi")
+            return ("deploy",)
+        if runs and chooser.random() < 0.3:
+            return ("collect", "--all") if chooser.random() < 0.5 else ("collect",)
+        if runs and chooser.random() < 0.5:
+            return ("bench", "--resume")
+        return ("bench", "--quick", f"--repeats={chooser.randrange(1, 4)}")
+
+    def start(self, words: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
+        environment = {**clean, "HOME": str(self.folder), "TMPDIR": str(self.folder / "tmp")}
+        with out.open("w") as to, err.open("w") as complaints:
+            return self._server.start(
+                *("-c", AS_INV, "-f", "walk.json", *words),
+                cwd=self.project,
+                env=environment,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=to,
+                stderr=complaints,
+            )
+
+    @contextlib.contextmanager
+    def disturbed(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
+        with Dice(self.pods, chooser.randrange(10**9), count=chooser.randrange(4)) as dice:
+            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.thrown.elements()))
+
+    def check(self, done: Done) -> None:
+        self._nothing_is_lost()
+        if done.code == 0 and done.words[0] == "bench":
+            self._all_succeeded(self._newest())
+        elif done.code == 1 and done.words[0] == "bench":
+            ends = [entry.end for entry in Ledger(self._newest() / LEDGER_FILE).entries.values()]
+            assert None not in ends, "exit 1, and a trial has no end"
+            assert set(ends) != {End.SUCCEEDED}, "exit 1, and every trial succeeded"
+        elif done.code == 0 and done.words[0] == "collect":
+            for run in self._runs() if "--all" in done.words else [self._newest()]:
+                self._collected(run)
+
+    def settle(self, at_last: Callable[..., Done]) -> None:
+        if len([pod for pod in self.pods.live() if pod["ready"]]) < PODS:
+            at_last("deploy")  # a deployment that was disturbed may have left no Job
+        self.pods.wait_ready()
+        for run in self._runs():
+            ledger = Ledger(run / LEDGER_FILE)
+            if any(map(ledger.needs_work, ledger.entries)):
+                at_last("bench", f"--resume={run.name}")
+            self._all_succeeded(run)
+        if self._kept:
+            at_last("collect", "--all")
+        at_last("deploy")
+        self.pods.wait_ready()
+        wait_for(lambda: not self._at_work(), "no trial is left running in a pod")
+        ours = f"kubectl.*{self.pods.cluster.kubeconfig}"
+        left = subprocess.run(["pgrep", "-f", "-a", ours], capture_output=True, text=True, check=False).stdout
+        assert not left, f"kubectl is left running: {left}"
+
+    def _set(self, **cluster: str) -> None:
+        path = self.project / "walk.json"
+        settings = json.loads(path.read_text())
+        settings["cluster"] |= cluster
+        path.write_text(json.dumps(settings))
+
+    def _runs(self) -> Iterator[Path]:
+        found = self.project.glob(f"results/*/{LEDGER_FILE}")
+        return iter(sorted({path.parent for path in found if not path.parent.is_symlink()}))
+
+    def _newest(self) -> Path:
+        return (self.project / "results" / "latest").resolve()
+
+    def _nothing_is_lost(self) -> None:
+        """Ledgers only grow and fit together, no trial of them has an end that no fault explains, and what has come
+        home stays as it was."""
+        for run in self._runs():
+            content = (run / LEDGER_FILE).read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            assert whole.startswith(self._ledgers.get(run, b"")), f"{run}: lines of the ledger are gone"
+            self._ledgers[run] = whole
+            for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items():
+                assert entry.end in (None, *MAY_BE_LOST), f"{trial_id}: {entry.end}: {entry.reason}"
+                if entry.end is End.SUCCEEDED:
+                    path = run / "trials" / trial_id / RESULT_FILE
+                    assert entry.winner is not None
+                    result = TrialResult.read(path)
+                    assert (result.status, result.attempt) == (End.SUCCEEDED, entry.winner.number)
+                    assert (result.trial_id, result.run_id) == (trial_id, run.name)
+                    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                    assert self._kept.setdefault(path, digest) == digest, f"{path} was changed"
+
+    def _all_succeeded(self, run: Path) -> None:
+        ends = {trial_id: entry.end for trial_id, entry in Ledger(run / LEDGER_FILE).entries.items()}
+        assert set(ends.values()) == {End.SUCCEEDED}, ends
+
+    def _collected(self, run: Path) -> None:
+        done = subprocess.run(
+            ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=run, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _at_work(self) -> list[str]:
+        """Command lines in the pods that belong to a trial or to the program that supervises it."""
+        found = []
+        for pod in self.pods.live():
+            with contextlib.suppress(RuntimeError):  # it went away in between
+                lines = map(str, self.pods.cluster.processes(str(pod["name"])).values())
+                found += [line for line in lines if any(word in line for word in TRIALS)]
+        return found
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[OverPods]:
+    """Everything up and deployed once, for as long as the block lasts."""
+    folder.chmod(0o755)
+    project = folder / "project"
+    project.mkdir()
+    (folder / "tmp").mkdir()
+    for name in ("invoke.yaml", "tasks.py"):
+        shutil.copy(ROOT / name, project)
+    for name in ("tasks", "remote", "reports", "manifests"):
+        (project / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "bench", project / "bench")
+    put_into(project)
+    model = write_model(folder / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    data = write_data(folder / "chats.jsonl")
+    image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    with (
+        Cluster(nodes=PODS, image_paths=[folder], image_environment=image, toleration_scale=EVICTION) as cluster,
+        ForkServer(folder, INV) as server,
+        contextlib.ExitStack() as own,
+    ):
+        volume = cluster.claim_folder("shared")
+        volume.parent.mkdir(parents=True)
+        own.enter_context(mounted(volume, "64m")).chmod(0o777)
+        settings = {
+            "fleet": {
+                "kind": "pods",
+                "size": PODS,
+                "workspace": str(project),
+                "max_attempts": 10,
+                "lost_after_sec": 21,
+                "give_up_after_sec": 180,
+                "log_in_within_sec": 60,
+                "pods": {"python": sys.executable, "threads": 1},
+            },
+            "bench": {"warmup_steps": 1, "measured_steps": 3, "spread": "shard"},
+            "model": {"path": str(model)},
+            "data": {"path": str(data)},
+            "cluster": {
+                "kubeconfig": str(cluster.kubeconfig),
+                "namespace": "default",
+                "image": IMAGE,
+                "pull_secret": None,
+                "cpu": "100m",
+                "memory": "64Mi",
+                "shm": "16Mi",
+                "scratch": "64Mi",
+                "ready_within_sec": 90,
+                "fss": {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"},
+            },
+        }
+        (project / "walk.json").write_text(json.dumps(settings))
+        pods = PodFleet(folder, cluster, PODS)
+        pods.outputs.mkdir()
+        own_pods = PodsSection()
+        pods.label = Path(own_pods.scratch).name  # another operator's trials take the same slots
+        pods.pods = Pods(pods.pods.kubectl, own_pods.selector)
+        world = OverPods(folder, pods, server)
+        done = type_it(world, ["deploy"])
+        assert done.code == 0, f"{done}\n{done.err}"
+        yield world

@@ -1,0 +1,27 @@
+"""Five short random walks over deploy, bench and collect (tests/chaos), one after the other over the same project.
+
+Left out: build and push, more than two steps a seed, trials with torch, GPUs. Longer ones by hand:
+python -m tests.chaos --seed 1 --minutes 30, and --over vm for build and push.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import over_pods
+from tests.chaos.walk import settle, walk
+from tests.support.kubernetes import unavailable
+
+SEEDS, STEPS = (1, 2, 3, 4, 5), 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_whatever_befalls_the_commands_nothing_is_lost_and_no_success_is_false(tmp_path: Path) -> None:
+    if why := unavailable():
+        pytest.skip(why)
+    with over_pods.running(tmp_path) as world:
+        for seed in SEEDS:
+            walk(world, random.Random(seed), go_on=iter(range(STEPS)), say=print)
+        settle(world, say=print)
