@@ -9,6 +9,7 @@ from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
 from tasks.reports.verbs import compare, report, runs
+from tasks.tenancy import verbs as tenancy
 from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
 
@@ -19,6 +20,7 @@ ns = Collection(
     Collection("data", train.check),
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
+    Collection("tenancy", tenancy.kubeconfig, tenancy.repository, tenancy.show),
     Collection("vm", image.check, image.engine),
 )
 for collection in (ns, *ns.collections.values()):

@@ -4,11 +4,13 @@ Invoke alone ends in a traceback over a settings file that it cannot parse, exit
 and knows nothing of a terminal that is gone. `python -m invoke` still works, without these.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from invoke._version import __version__
+from invoke.collection import Collection
 from invoke.context import Context
 from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
@@ -63,6 +65,11 @@ class _Inv(Program):
             self._explain()
             raise
         self.execute()
+
+    def _make_pairs(self, coll: Collection, ancestors: list[str] | None = None) -> list[tuple[str, str | None]]:
+        # `tenancy.show (tenancy)` is typed as `inv tenancy`.
+        pairs = super()._make_pairs(coll, ancestors)
+        return [(re.sub(r"^(\S+)\.\S+ \(\1\)$", r"\1", name), text) for name, text in pairs]
 
     def parse_tasks(self) -> None:
         super().parse_tasks()

@@ -9,7 +9,7 @@ _DISCARD = "go on though results in the pods were not collected; they are lost"
 
 @task
 def nodes(context: Context) -> None:
-    """Check the GPU nodes: which qualify, and why not the others."""
+    """Check the GPU nodes: which qualify, why not the others."""
     from tasks.cluster.nodes import check_nodes
 
     check_nodes(context)
@@ -81,7 +81,7 @@ def status(context: Context) -> None:
 
 @task(help={"pod": "a pod's name, or its index (default: the first that is Ready)"})
 def shell(context: Context, pod: str | None = None) -> None:
-    """Open a shell in a pod, or run there what standard input says."""
+    """Open a shell in a pod, or run what standard input says."""
     from tasks.cluster.status import open_shell
 
     open_shell(context, pod)

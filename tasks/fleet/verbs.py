@@ -57,7 +57,7 @@ def bench(
 
 @task(help={"run": "the run's id (default: the newest run)"})
 def cancel(context: Context, run: str | None = None) -> None:
-    """Stop what an abandoned run still has running on the workers."""
+    """Stop what an abandoned run still runs on the workers."""
     from tasks.fleet.bench import cancel_run
 
     cancel_run(context, run)

@@ -18,7 +18,7 @@ _DRY_RUN = "print the plan that would run, and touch nothing"
 def build(
     context: Context, tmpdir: str | None = None, dry_run: bool = False, cancel: bool = False, anew: bool = False
 ) -> None:
-    """Build the offline image on the build VM, or follow its build."""
+    """Build the offline image on the VM, or follow its build."""
     from tasks.image.build import build_image
 
     build_image(context, tmpdir, dry_run=dry_run, cancel=cancel, anew=anew)
@@ -42,7 +42,7 @@ def push(context: Context, dry_run: bool = False, stale: bool = False, cancel: b
     help={"profile": "remake this profile's lock alone", "upgrade": "take the newest versions that the .in file allows"}
 )
 def lock(context: Context, profile: str | None = None, upgrade: bool = False) -> None:
-    """Remake image/locks from their .in files, hashes included."""
+    """Remake image/locks from their .in files, with hashes."""
     from tasks.image.profiles import make_locks
 
     make_locks(context, profile, upgrade=upgrade)
@@ -50,7 +50,7 @@ def lock(context: Context, profile: str | None = None, upgrade: bool = False) ->
 
 @task
 def verify(context: Context) -> None:
-    """Prove that the image is whole and that a trial runs in it."""
+    """Prove that the image is whole and a trial runs in it."""
     from tasks.image.verify import verify_image
 
     verify_image(context)
@@ -63,7 +63,7 @@ def verify(context: Context) -> None:
     }
 )
 def size(context: Context, mbps: str = "1000", allocatable_gb: str = "37") -> None:
-    """Show the image's size: layers, push, pull, room on a node."""
+    """Show the image's size: layers, push, pull, node's room."""
     from tasks.image.size import show_size
 
     show_size(context, mbps, allocatable_gb)
@@ -134,7 +134,7 @@ def check(context: Context, tmpdir: str | None = None) -> None:
     }
 )
 def engine(context: Context, tmpdir: str | None = None, size_gb: str = "150") -> None:
-    """Start an engine on the VM that keeps its data on the share."""
+    """Start an engine on the VM with its data on the share."""
     from tasks.image.vm import start_engine
 
     start_engine(context, tmpdir, size_gb)

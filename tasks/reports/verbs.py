@@ -14,7 +14,7 @@ from invoke.tasks import task
     }
 )
 def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
-    """Write a run's report: page, Markdown, CSV, JSON and figures."""
+    """Write a run's report: page, Markdown, data and figures."""
     from tasks.reports.report import write_report
 
     write_report(context, run, watch=watch, against=against)
@@ -22,7 +22,7 @@ def report(context: Context, run: str | None = None, watch: bool = False, agains
 
 @task(help={"json": "print one JSON object for programs"})
 def runs(context: Context, json: bool = False) -> None:
-    """List the runs: how far each came, and what its report says."""
+    """List the runs: how far each came, what its report says."""
     from tasks.reports.runs import list_runs
 
     list_runs(context, as_json=json)

@@ -293,6 +293,14 @@ class ClusterSection(Section):
         return self
 
 
+class TenancySection(Section):
+    auth: Literal["config", "instance_principal"] = "config"
+    config_file: Text = Field(default="~/.oci/config", description="a file's path")
+    profile: Text = Field(default="DEFAULT", description="the name of a profile in that file")
+    region: Text | None = Field(default=None, description="a region like eu-frankfurt-1")
+    compartment: Text | None = Field(default=None, description="a compartment's name or OCID")
+
+
 class Sections(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -307,6 +315,7 @@ class Sections(Section):
     hub: HubSection = HubSection()
     cost: CostSection = CostSection()
     cluster: ClusterSection = ClusterSection()
+    tenancy: TenancySection = TenancySection()
 
 
 def _leaves(model: type[Section], above: Keys = ()) -> Iterator[Keys]:

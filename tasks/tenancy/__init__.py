@@ -1,0 +1,13 @@
+"""Your Oracle Cloud tenancy: what is there, a repository, a kubeconfig.
+
+access: credentials, the SDK's clients, and what their errors mean
+verbs: `inv tenancy` and its verbs: signatures and help
+show: `inv tenancy`: asks for everything side by side, and prints it
+survey: what a tenancy has, read from the API's answers, and the settings that follow from it
+repository: `inv tenancy.repository`
+kubeconfig: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
+userfile: settings into ~/.invoke.yaml, everything else in it as it was
+privately: files that nobody else may read
+
+`python -m tasks.tenancy token` is what kubectl runs for a token.
+"""

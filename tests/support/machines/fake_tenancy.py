@@ -1,0 +1,359 @@
+"""A small Oracle Cloud for tests: the HTTP that the SDK speaks, in a thread, with faults as switches.
+
+    with FakeTenancy() as tenancy:
+        tenancy.config_into(home)            # ~/.oci/config with a key of this run alone
+        clients.ENDPOINT = tenancy.url       # for every service
+
+Every request's signature is verified with the public key, over the very headers that the real service wants signed, its
+date against this server's clock, and a body against its digest; a wrong one is a 401, as there. Lists come in pages of
+`page_size`. What changes has an etag, and If-Match is held to it. `fail` arms answers. Not covered: TLS, the services'
+own checks of what is asked, eventual consistency, and rights: who may what is a switch here too.
+"""
+
+import base64
+import datetime
+import email.utils
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+Json = dict[str, Any]
+TENANCY = "ocid1.tenancy.oc1..aaaatenancy"
+USER = "ocid1.user.oc1..aaaauser"
+DOMAIN = "Uocm:EU-FRANKFURT-1-AD-1"
+SKEW_SEC = 300.0
+SIGNED = ["date", "(request-target)", "host"]
+SIGNED_BODY = ["content-length", "content-type", "x-content-sha256"]
+
+
+def ocid(kind: str, name: str) -> str:
+    return f"ocid1.{kind}.oc1.eu-frankfurt-1.{name}"
+
+
+class Keys:
+    """An API key: 2048 bits take a while, so that one serves a whole session."""
+
+    def __init__(self) -> None:
+        self.private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self.public = self.private.public_key()
+        der = self.public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        self.fingerprint = ":".join(f"{byte:02x}" for byte in hashlib.md5(der, usedforsecurity=False).digest())
+
+    @property
+    def key_id(self) -> str:
+        return f"{TENANCY}/{USER}/{self.fingerprint}"
+
+    @property
+    def public_pem(self) -> str:
+        pem = serialization.Encoding.PEM
+        return self.public.public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+
+    def pem(self, phrase: str | None = None) -> bytes:
+        hidden = serialization.BestAvailableEncryption(phrase.encode()) if phrase else serialization.NoEncryption()
+        kind = serialization.PrivateFormat.TraditionalOpenSSL
+        return self.private.private_bytes(serialization.Encoding.PEM, kind, hidden)
+
+    def config_into(self, home: Path, *, profile: str = "DEFAULT", phrase: str | None = None, **other: str) -> Path:
+        """A configuration as `oci setup config` writes it."""
+        folder = home / ".oci"
+        folder.mkdir(exist_ok=True)
+        (folder / "key.pem").write_bytes(self.pem(phrase))
+        values = {
+            "user": USER,
+            "fingerprint": self.fingerprint,
+            "tenancy": TENANCY,
+            "region": "eu-frankfurt-1",
+            "key_file": str(folder / "key.pem"),
+            **({"pass_phrase": phrase} if phrase else {}),
+            **other,
+        }
+        config = folder / "config"
+        config.write_text(f"[{profile}]\n" + "".join(f"{key}={value}\n" for key, value in values.items()))
+        for path in (folder / "key.pem", config):
+            path.chmod(0o600)
+        return config
+
+
+def verified(public: rsa.RSAPublicKey, key_id: str, authorization: str, lines: Callable[[str], str]) -> str | None:
+    """Why a signature is not one of this key; None where it is. `lines` gives the text of a signed header."""
+    found = dict(re.findall(r'(\w+)="([^"]*)"', authorization.removeprefix("Signature ")))
+    if found.get("keyId") != key_id or found.get("algorithm") != "rsa-sha256" or found.get("version") != "1":
+        return "the key is not known"
+    text = "\n".join(f"{name}: {lines(name)}" for name in found.get("headers", "").split())
+    try:
+        public.verify(base64.b64decode(found["signature"]), text.encode(), padding.PKCS1v15(), hashes.SHA256())
+    except (InvalidSignature, KeyError, ValueError):
+        return "the signature does not verify"
+    return None
+
+
+def token_refused(public_pem: str, key_id: str, token: str) -> str | None:
+    """Why OKE would not take a token: what it does with the URL in it. None where it would."""
+    public = serialization.load_pem_public_key(public_pem.encode())
+    assert isinstance(public, rsa.RSAPublicKey)
+    try:
+        url = urlsplit(base64.urlsafe_b64decode(token).decode())
+    except ValueError:
+        return "no URL in base64"
+    given = {name: values[0] for name, values in parse_qs(url.query).items()}
+    if url.scheme != "https" or not re.fullmatch(r"containerengine\.[a-z0-9-]+\.oraclecloud\.com", url.netloc):
+        return "not a URL of the service"
+    if not url.path.startswith("/cluster_request/ocid1.cluster.") or set(given) != {"authorization", "date"}:
+        return "not a request for a cluster"
+    age = datetime.datetime.now(datetime.UTC) - email.utils.parsedate_to_datetime(given["date"])
+    if abs(age.total_seconds()) > SKEW_SEC:
+        return "expired"
+    signed = {"date": given["date"], "(request-target)": f"get {url.path}", "host": url.netloc}
+    return verified(public, key_id, given["authorization"], signed.__getitem__)
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """The next `times` requests whose `METHOD path` the pattern matches get this answer."""
+
+    pattern: str
+    status: int
+    code: str
+    message: str
+    times: int
+    cut: bool = False
+    html: bool = False
+
+
+@dataclass(kw_only=True)
+class World:
+    """What the tenancy has, as the API's JSON. Tests change it."""
+
+    lists: dict[str, list[Json]] = field(default_factory=dict)
+    objects: dict[str, Json] = field(default_factory=dict)  # by path below the version
+    work: list[Json] = field(default_factory=list)  # the next answers of a work request, the last one again and again
+    kubeconfig: str = ""
+
+
+class FakeTenancy:
+    """The server in a thread; its state is public."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys, self.key_id, self.world = keys, keys.key_id, World()
+        self.requests: list[str] = []
+        self.bodies: list[Json] = []
+        self.faults: list[Fault] = []
+        self.page_size = 2
+        self.skew_sec = 0.0
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(_Handler):
+            tenancy = outer
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def reset(self) -> None:
+        """As new, with one cluster, one GPU pool, one repository and one export."""
+        self.key_id, self.requests, self.bodies, self.faults = self.keys.key_id, [], [], []
+        self.page_size, self.skew_sec = 2, 0.0
+        self.world = usual_world()
+
+    def fail(
+        self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **how: bool
+    ) -> None:
+        self.faults.append(Fault(pattern=pattern, status=status, code=code, message=message, times=times, **how))
+
+    def asked(self, pattern: str) -> int:
+        return sum(re.search(pattern, one) is not None for one in self.requests)
+
+
+def usual_world() -> World:
+    pool = {
+        "id": ocid("nodepool", "pool"),
+        "name": "gpus",
+        "clusterId": ocid("cluster", "one"),
+        "compartmentId": TENANCY,
+        "lifecycleState": "ACTIVE",
+        "nodeShape": "VM.GPU.A10.1",
+        "nodeConfigDetails": {"size": 2},
+        "nodes": [{"id": ocid("instance", f"n{n}"), "lifecycleState": "ACTIVE", "name": f"n{n}"} for n in (1, 2)],
+    }
+    target = {
+        "id": ocid("mounttarget", "mt"),
+        "displayName": "shared",
+        "lifecycleState": "ACTIVE",
+        "exportSetId": ocid("exportset", "es"),
+        "privateIpIds": [ocid("privateip", "ip")],
+    }
+    ends = {"publicEndpoint": "130.61.0.1:6443", "privateEndpoint": "10.0.0.7:6443"}
+    cluster = {"name": "training", "lifecycleState": "ACTIVE", "kubernetesVersion": "v1.34.1", "endpoints": ends}
+    names = [f"team-{n}" for n in range(5)]
+    statements = [
+        "Allow group builders to manage repos in tenancy where target.repo.name = /qlora*/",
+        "Allow group readers to read repos in tenancy",
+        "allow dynamic-group vms to manage  all-resources in compartment ml",
+    ]
+    return World(
+        lists={
+            "/compartments": [{"id": ocid("compartment", name), "name": name} for name in names],
+            "/availabilityDomains": [{"name": DOMAIN}],
+            "/20190729/services/compute/limits": [],
+            "/services/compute/limits": [],
+            "/20181025/limitValues": [{"name": "gpu-a10-count", "availabilityDomain": DOMAIN, "value": 4}],
+            "/clusters": [{**cluster, "id": ocid("cluster", "one")}],
+            "/nodePools": [pool],
+            "/container/repositories": [{"id": ocid("containerrepo", "r"), "displayName": "qlora-fleet"}],
+            "/mountTargets": [target],
+            "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
+            "/policies": [{"name": "p", "statements": statements}],
+        },
+        objects={
+            f"/tenancies/{TENANCY}": {"id": TENANCY, "name": "acme"},
+            f"/users/{USER}": {"id": USER, "name": "oracleidentitycloudservice/me@example.com"},
+            f"/nodePools/{pool['id']}": pool,
+            f"/privateIps/{target['privateIpIds'][0]}": {"ipAddress": "10.0.20.5"},
+            "/resourceAvailability": {"used": 1, "available": 3},
+        },
+    )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    tenancy: FakeTenancy
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - of the base class
+        return email.utils.format_datetime(self._now(), usegmt=True)
+
+    def _now(self) -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.tenancy.skew_sec)
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        path, _, query = self.path.partition("?")
+        line = f"{self.command} {unquote(self.path)}"
+        with self.tenancy.lock:
+            self.tenancy.requests.append(line)
+            fault = next((one for one in self.tenancy.faults if one.times and re.search(one.pattern, line)), None)
+            if fault is not None:
+                fault.times -= 1
+        why = self._refused(body)
+        if why is not None:
+            return self._error(401, "NotAuthenticated", why)
+        if fault is not None and fault.html:
+            return self._send(200, b"<html><body>Please log in</body></html>", kind="text/html")
+        if fault is not None and fault.cut:
+            return self._send(200, b'[{"id": "ocid1', cut=True)
+        if fault is not None:
+            return self._error(fault.status, fault.code, fault.message)
+        with self.tenancy.lock:
+            return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
+
+    def _refused(self, body: bytes) -> str | None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        headers["(request-target)"] = f"{self.command.lower()} {self.path}"
+        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") else [])
+        signed = re.search(r'headers="([^"]*)"', headers.get("authorization", ""))
+        if signed is None or not set(needed) <= set(signed[1].split()) <= set(headers):
+            return f"expected a signature over {' '.join(needed)}"
+        off = (self._now() - email.utils.parsedate_to_datetime(headers["date"])).total_seconds()
+        if abs(off) > SKEW_SEC:
+            return "the request's date is not a present one"
+        if "x-content-sha256" in needed:
+            digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+            if digest != headers["x-content-sha256"]:
+                return "the body is not the one that was signed"
+        return verified(self.tenancy.keys.public, self.tenancy.key_id, headers["authorization"], headers.__getitem__)
+
+    def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
+        world = self.tenancy.world
+        if self.command == "GET" and path in ("/n", "/n/"):
+            return self._send(200, b'"axns"')
+        if path.endswith("/kubeconfig/content"):
+            self.tenancy.bodies.append(json.loads(body or b"{}"))
+            return self._send(200, world.kubeconfig.encode(), kind="application/x-yaml")
+        if path.startswith("/workRequests/"):
+            if path.endswith("/errors"):
+                return self._send(200, json.dumps(world.lists.get("/errors", [])).encode())
+            one = world.work.pop(0) if len(world.work) > 1 else world.work[0]
+            return self._send(200, json.dumps(one).encode())
+        if "/resourceAvailability" in path:
+            return self._send(200, json.dumps(world.objects["/resourceAvailability"]).encode())
+        if "/limitValues" in path or path.endswith("/limits"):
+            return self._page("/20181025/limitValues", query)
+        if self.command == "POST" and path == "/container/repositories":
+            made = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
+            self.tenancy.bodies.append(made)
+            world.lists[path].append(made)
+            return self._send(200, json.dumps(made).encode())
+        if self.command == "GET" and path in world.lists:
+            return self._page(path, query)
+        return self._object(path, body)
+
+    def _object(self, path: str, body: bytes) -> None:
+        one = self.tenancy.world.objects.get(path)
+        if one is None:
+            return self._error(404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found.")
+        etag = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
+        if self.command == "PUT":
+            if self.headers.get("if-match") not in (None, etag):
+                return self._error(412, "NoEtagMatch", "The etag does not match.")
+            self.tenancy.bodies.append(json.loads(body or b"{}"))
+            return self._send(202, b"", extra={"opc-work-request-id": ocid("clustersworkrequest", "w")})
+        return self._send(200, json.dumps(one).encode(), extra={"etag": etag})
+
+    def _page(self, path: str, query: dict[str, list[str]]) -> None:
+        items = self.tenancy.world.lists[path]
+        start, size = int(query.get("page", ["0"])[0]), self.tenancy.page_size
+        name = query.get("displayName", [None])[0]
+        items = [one for one in items if name is None or one.get("displayName") == name]
+        more = {"opc-next-page": str(start + size)} if start + size < len(items) else {}
+        page: Any = items[start : start + size]
+        if path == "/container/repositories":
+            page = {"items": page, "repositoryCount": len(items)}
+        self._send(200, json.dumps(page).encode(), extra=more)
+
+    def _error(self, status: int, code: str, message: str) -> None:
+        self._send(status, json.dumps({"code": code, "message": message}).encode())
+
+    def _send(
+        self, status: int, body: bytes, *, kind: str = "application/json", extra: Json | None = None, cut: bool = False
+    ) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body) + (100 if cut else 0)))
+        self.send_header("opc-request-id", "REQUEST/7")
+        for name, value in (extra or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        if cut:
+            self.close_connection = True

@@ -1,0 +1,185 @@
+"""The real SDK against a stand-in that verifies each signature: what it sends, and what its errors become."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from oci.container_engine import ContainerEngineClient
+from oci.identity import IdentityClient
+
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.settings.load import Settings
+from tasks.tenancy.access import clients
+from tasks.tenancy.access.check import check_login
+from tasks.tenancy.access.clients import access, compartment_of
+from tasks.tenancy.access.failures import Asked
+from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, Keys, ocid
+
+pytestmark = pytest.mark.usefixtures("tenancy")
+Make = Callable[..., Settings]
+ASKED = Asked(doing="listing clusters", right="read clusters")
+
+
+def listed(settings: Settings) -> list[dict[str, object]]:
+    entry = access(settings)
+    return entry.all(ASKED, entry.client(ContainerEngineClient).list_clusters, TENANCY)
+
+
+def test_credentials_that_are_accepted_say_where(tenancy: FakeTenancy, settings: Make) -> None:
+    login = check_login(settings())
+    assert (login.region, login.namespace) == ("eu-frankfurt-1", "axns")
+    assert login.credentials == "profile DEFAULT of ~/.oci/config"
+    assert tenancy.asked("GET /n") == 1
+
+
+def test_a_list_is_read_to_its_last_page(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.world.lists["/clusters"] = [{"id": ocid("cluster", str(n))} for n in range(7)]
+    assert len(listed(settings())) == 7
+    assert tenancy.asked("GET .*/clusters") == 4
+
+
+def test_a_list_without_an_end_is_given_up(
+    tenancy: FakeTenancy, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "MOST_PAGES", 2)
+    tenancy.world.lists["/clusters"] = [{"id": ocid("cluster", str(n))} for n in range(9)]
+    with pytest.raises(Resumable, match="has no end"):
+        listed(settings())
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_may_pass_is_asked_again(tenancy: FakeTenancy, settings: Make, status: int) -> None:
+    tenancy.fail("/clusters", status, "Busy", times=2)
+    assert len(listed(settings())) == 1
+    assert tenancy.asked("/clusters") == 3
+
+
+def test_an_answer_that_is_cut_is_asked_for_again(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.fail("/clusters", 200, cut=True, times=1)
+    assert len(listed(settings())) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ((429, "TooManyRequests"), Resumable, "asked several times; the same again later (request REQUEST/7)"),
+        ((500, "InternalServerError"), Resumable, "listing clusters: 500 InternalServerError"),
+        ((403, "NotAuthorized"), UsageError, "Allow group GROUP to read clusters in tenancy"),
+        ((404, "NotAuthorizedOrNotFound"), UsageError, "not there, or this user may not see it: the policy"),
+        ((409, "IncorrectState"), Refused, "somebody changes it too"),
+        ((400, "LimitExceeded"), UsageError, "use less, or ask for more"),
+        ((400, "QuotaExceeded"), UsageError, "use less, or ask for more"),
+        ((400, "InvalidParameter"), UsageError, "400 InvalidParameter: refused (request REQUEST/7)"),
+    ],
+)
+def test_an_error_of_the_api_is_one_line_with_what_to_do(
+    tenancy: FakeTenancy, settings: Make, fault: tuple[int, str], kind: type[TaskFailed], words: str
+) -> None:
+    tenancy.fail("/clusters", *fault)
+    with pytest.raises(kind) as raised:
+        listed(settings())
+    assert words in str(raised.value)
+    assert "REQUEST/7" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_page_of_some_proxy_is_not_taken_for_an_answer(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.fail("/clusters", 200, html=True)
+    with pytest.raises(Resumable, match="not the API's answer: '<html>"):
+        listed(settings())
+
+
+def test_nobody_who_answers_is_something_that_may_pass(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(Resumable, match="listing clusters: no whole answer from eu-frankfurt-1"):
+        listed(settings())
+
+
+def test_a_key_that_is_not_uploaded_any_more_is_named(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.key_id = "another"
+    with pytest.raises(UsageError, match=r"profile DEFAULT of ~/.oci/config is not accepted .* still uploaded"):
+        check_login(settings())
+    assert tenancy.asked("GET /n") == 1  # a wrong key is not asked with again
+
+
+@pytest.mark.parametrize(("skew_sec", "words"), [(1020.0, "17 min behind"), (-600.0, "10 min ahead")])
+def test_a_clock_that_is_wrong_is_named(tenancy: FakeTenancy, settings: Make, skew_sec: float, words: str) -> None:
+    tenancy.skew_sec = skew_sec
+    with pytest.raises(UsageError, match=f"this machine's clock is {words}"):
+        check_login(settings())
+
+
+@pytest.mark.parametrize("phrase", ["plain", "p äss'\"$(rm)\\n;=%s 🔑", "#hash"])
+def test_a_key_with_a_pass_phrase_of_any_letters_signs(settings: Make, project: Path, keys: Keys, phrase: str) -> None:
+    keys.config_into(project.parent / "home", phrase=phrase)
+    assert check_login(settings()).namespace == "axns"
+
+
+def test_a_session_signs_with_its_token(tenancy: FakeTenancy, settings: Make, project: Path, keys: Keys) -> None:
+    token = project.parent / "home" / ".oci" / "token"
+    token.write_text("e30.eyJleHAiOiA0MTAyNDQ0ODAwfQ.x")  # {"exp": 4102444800}
+    token.chmod(0o600)
+    keys.config_into(project.parent / "home", security_token_file=str(token))
+    tenancy.key_id = f"ST${token.read_text()}"
+    assert check_login(settings()).namespace == "axns"
+
+
+def test_what_is_made_is_signed_with_its_body(settings: Make) -> None:
+    entry = access(settings())
+    answer = entry.client(ContainerEngineClient).create_kubeconfig(ocid("cluster", "one"))
+    assert answer.status == 200
+
+
+def test_a_compartment_is_found_by_its_name(settings: Make) -> None:
+    chosen = settings("tenancy: {compartment: team-4}")
+    assert compartment_of(chosen, access(chosen)) == (ocid("compartment", "team-4"), "team-4")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("compartment: nobody", "no compartment nobody; there are team-0, team-1"),
+        (f"compartment: {ocid('cluster', 'x')}", "expected an OCID like ocid1.compartment.oc1..., found"),
+        (f"compartment: {ocid('compartment', 'x')}", "no such compartment, or not for this user"),
+        ("region: eu-frankfurt-7", "no such region; did you mean eu-frankfurt-2"),
+        ("region: Frankfurt", "expected a region like eu-frankfurt-1"),
+        ("profile: WORK", "no profile WORK; there are DEFAULT"),
+        ("config_file: nowhere", "not there; `oci setup config`"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(settings: Make, text: str, words: str) -> None:
+    chosen = settings(f"tenancy: {{{text}}}")
+    with pytest.raises(UsageError) as raised:
+        compartment_of(chosen, access(chosen))
+    assert words in str(raised.value)
+
+
+def test_two_compartments_of_one_name_are_both_named(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.world.lists["/compartments"] += [{"id": ocid("compartment", "other"), "name": "team-1"}]
+    chosen = settings("tenancy: {compartment: team-1}")
+    with pytest.raises(UsageError, match=r"2 compartments are called team-1: ocid1.*team-1, ocid1.*other"):
+        compartment_of(chosen, access(chosen))
+
+
+def test_a_machine_that_is_no_instance_says_so(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ConnectionError("no route to 169.254.169.254")
+
+    monkeypatch.setattr(clients, "InstancePrincipalsSecurityTokenSigner", refuse)
+    with pytest.raises(UsageError, match=r"no instance's credentials here \(no route"):
+        access(settings("tenancy: {auth: instance_principal}"))
+
+
+def test_no_secret_is_in_an_error_or_a_repr(
+    tenancy: FakeTenancy, settings: Make, project: Path, keys: Keys, capfd: pytest.CaptureFixture[str]
+) -> None:
+    phrase = "hush-ä-$HOME"
+    keys.config_into(project.parent / "home", phrase=phrase, log_requests="true")
+    entry = access(settings())
+    tenancy.fail("/tenancies", 403, "NotAuthorized")
+    with pytest.raises(UsageError) as raised:
+        entry.one(ASKED, entry.client(IdentityClient).get_tenancy, TENANCY)
+    shown = capfd.readouterr()
+    texts = [str(raised.value), repr(raised.value), repr(entry), repr(clients.profile_of(settings())), *shown]
+    for secret in (phrase, "PRIVATE KEY", keys.pem().decode().splitlines()[3], "signature="):
+        assert not [text for text in texts if secret in text]
