@@ -5,6 +5,7 @@ Nothing heavy may be imported here or at the top of a verbs module: `inv --list`
 
 from invoke.collection import Collection
 
+from tasks.adapter import verbs as adapter
 from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
@@ -17,6 +18,7 @@ ns = Collection(
     *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, runs, teardown),
     *(train.train, tune),
     *(status, shell, logs),
+    Collection("adapter", adapter.check, adapter.merge, adapter.push),
     Collection("data", train.check),
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", image.demo, image.fetch),

@@ -134,6 +134,17 @@ def _parser() -> argparse.ArgumentParser:
     survey.add_argument("--trials", type=Path, metavar="FILE", help="a JSON list of trials; - reads standard input")
     survey.set_defaults(act=_survey)
 
+    adapter = commands.add_parser(
+        "adapter",
+        help="check or merge the adapter of a fine-tuning; the request is JSON on standard input",
+        description="check: the held-out loss of an adapter in each form that it can be served in. merge: base and "
+        "adapter to one model folder. Exit codes: 2 bad input; 4 another base or template than at training; 74 the "
+        "folder could not be written, and the same request goes on.",
+    )
+    adapter.add_argument("what", choices=("check", "merge"))
+    adapter.add_argument("--cache", type=Path, metavar="DIR", help="where the training has kept its examples")
+    adapter.set_defaults(act=_adapter)
+
     selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
     selfcheck.set_defaults(act=_selfcheck)
 
@@ -336,6 +347,11 @@ def _data(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(schema.to_json(found), ensure_ascii=False))
     return 0
+
+
+def _adapter(arguments: argparse.Namespace) -> int:
+    code: int = importlib.import_module("bench.commands.adapter").work(arguments.what, arguments.cache)
+    return code
 
 
 def _selfcheck(_arguments: argparse.Namespace) -> int:

@@ -202,3 +202,64 @@ class TrainingRecord:
     def read(cls, path: Path) -> TrainingRecord:
         """Read and verify training.json at `path`. Raises ResultError."""
         return read_sealed(cls, path, "training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedForm:
+    """An adapter in one form that it can be served in: its held-out loss per target token with its 95 % interval.
+
+    `change` is against the first form of the check, over the same examples, pair by pair; None for that form itself.
+    `unended`: how many of the answers did not end.
+    """
+
+    name: str
+    loss: float
+    low: float | None
+    high: float | None
+    change: float | None
+    change_low: float | None
+    change_high: float | None
+    answers: list[str]
+    unended: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterCheck:
+    """What `bench.adapter.check` found, adapter-check.json. `losses` (summed over an example's `targets`) are those of
+    the first form, by the digests `examples`; `places` and `prompts` are of the questions that were answered."""
+
+    adapter_sha256: str
+    model_sha256: str
+    data_sha256: str
+    merged: str | None
+    end_ids: list[int]
+    places: list[str]
+    prompts: list[str]
+    forms: list[ServedForm]
+    examples: list[str]
+    losses: list[float]
+    targets: list[int]
+    device: str
+    arithmetic: str
+
+    def write(self, path: Path) -> Path:
+        """Write it, sealed. Raises OSError."""
+        return write_sealed(path, "adapter check", self)
+
+    @classmethod
+    def read(cls, path: Path) -> AdapterCheck:
+        """Read and verify it. Raises ResultError."""
+        return read_sealed(cls, path, "adapter check")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeFacts:
+    """What a merged folder was made from, merge.json in it. `base`: bf16, or nf4 for the base as it was trained on."""
+
+    base: str
+    model_sha256: str
+    adapter_sha256: str
+    end_ids: list[int]
+    shards: int
+    bytes: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import NODE_COUNT, Trial
-from bench.records.layout import CHECKPOINTS_FOLDER, RESULT_FILE
+from bench.records.layout import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import RANKED
 from remote.cluster.kubeconfig import Target
@@ -16,17 +16,18 @@ from remote.fleet.gang import GangAgent
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Host, HostUnreachable, check
+from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
 from remote.pods.listing import Pods
 from tasks.connect.asking import answers
 from tasks.connect.cluster import announced, target_of
-from tasks.errors import Refused, UsageError
+from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings.load import Settings
 
 _SAMPLE_SEC = 15.0
+_ADAPTER_SEC = 14_400.0
 _INSPECT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
@@ -194,6 +195,39 @@ def forecasts(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[M
     return answers(settings, hosts, ask)
 
 
+def adapter_work(
+    settings: Settings, host: Host, what: str, wish: Mapping[str, Any], hear: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """What `python -m bench adapter WHAT` found; `hear` gets its words as they come.
+
+    Raises UsageError and Refused with its one line of complaint, Resumable where the same request goes on, HostError.
+    """
+    command = _bench(settings, host, "adapter", what, "--cache", f"{host.workdir}/examples")
+    found: list[Mapping[str, Any]] = []
+    rest = bytearray()
+
+    def take(piece: bytes) -> None:
+        rest.extend(piece)
+        *lines, last = bytes(rest).split(b"\n")
+        rest[:] = last
+        for line in lines:
+            document = json.loads(line) if line.startswith(b"{") else {}
+            if "say" in document:
+                hear(str(document["say"]))
+            if "found" in document:
+                found.append(document["found"])
+
+    stdin = json.dumps(wish).encode()
+    completed = host.run(command, stdin=stdin, on_stdout=take, timeout_sec=_ADAPTER_SEC)
+    if completed.exit_code == EXIT_NOT_WRITTEN:
+        raise Resumable(f"{host.name}: {_last_line(completed)}; make room, then type the same again: it goes on")
+    if completed.exit_code != 0:
+        raise _complaint(host, command, completed)
+    if not found:  # a transport that loses a stream may still report success
+        raise HostUnreachable(f"{host.name}: the answer to {command.render()} was cut short")
+    return found[-1]
+
+
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
     """What the host's GPUs are doing now, as `python -m bench sample` reports it. Raises HostError."""
     command = _bench(settings, host, "sample")
@@ -235,7 +269,17 @@ def _answer(host: Host, command: Command, stdin: bytes | None = None) -> Mapping
     if completed.exit_code == 0:
         document: Mapping[str, Any] = json.loads(completed.stdout)
         return document
+    raise _complaint(host, command, completed)
+
+
+def _complaint(host: Host, command: Command, completed: Completed) -> Exception:
+    """A command of the bench that did not succeed, as the error that fits its exit code."""
     if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer); no setting is wrong
-        raise CommandFailed(host.name, command, completed)
+        return CommandFailed(host.name, command, completed)
+    kind = Refused if completed.exit_code == 4 else UsageError
+    return kind(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
+
+
+def _last_line(completed: Completed) -> str:
     lines = completed.stderr.decode(errors="replace").strip().splitlines()
-    raise UsageError(f"{host.name}: {lines[-1] if lines else f'exit {completed.exit_code}: {command.render()}'}")
+    return lines[-1] if lines else ""

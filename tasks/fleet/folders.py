@@ -41,6 +41,17 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     return run, folder
 
 
+def newest_training(results_folder: Path) -> str | None:
+    """The newest training's id; None where there is none, and then the newest run is spoken of."""
+    for path in sorted(results_folder.glob(f"*-{TRAIN}*/{RUN_FILE}"), reverse=True):
+        try:
+            if RunRecord.read(path).suite == TRAIN:
+                return path.parent.name
+        except ResultError:
+            continue
+    return None
+
+
 def resuming(run_id: str) -> str:
     """The command that goes on with a run; its id names its suite."""
     return f"inv {TRAIN if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"

@@ -11,9 +11,8 @@ from pathlib import Path
 from invoke.context import Context
 
 from bench.records import Trial
-from bench.records.layout import LEDGER_FILE, RUN_FILE
+from bench.records.layout import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.sealed import ResultError
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import Host
 from tasks.cli.lock import only_one
@@ -21,7 +20,7 @@ from tasks.cli.terminal import console
 from tasks.connect.workers import workers
 from tasks.errors import Refused, UsageError
 from tasks.fleet import execute
-from tasks.fleet.folders import TRAIN, open_run
+from tasks.fleet.folders import TRAIN, newest_training, open_run
 from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings, load
 from tasks.train import foreseen, planned, printed
@@ -98,7 +97,7 @@ def _going(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hos
 
 
 def _resume(settings: Settings, name: str | None, given: Choices) -> None:
-    run, folder = open_run(settings, name or _newest(settings.results_folder))
+    run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(f"run {run.run_id} is no training; `inv bench --resume={run.run_id}` goes on with it")
     with execute.ledger_errors(run.run_id):
@@ -162,14 +161,3 @@ def _say_what_does_not_count(settings: Settings, run: RunRecord) -> None:
     for name, was in before.items():
         if name not in free and name in now and now[name] != was:
             print(f"train.{name}: {was} as planned, not {now[name]}; a new training takes the new value")
-
-
-def _newest(results_folder: Path) -> str | None:
-    """The newest training's id; None where there is none, and then the newest run is spoken of."""
-    for path in sorted(results_folder.glob(f"*-{TRAIN}*/{RUN_FILE}"), reverse=True):
-        try:
-            if RunRecord.read(path).suite == TRAIN:
-                return path.parent.name
-        except ResultError:
-            continue
-    return None

@@ -101,6 +101,42 @@ class Registry:
             if failed.kind in ("unauthorized", "forbidden"):
                 raise
 
+    def has_blob(self, digest: str) -> bool:
+        url = f"{self.base}/{self.path}/blobs/{digest}"
+        return self._authorized(lambda more: self._open(url, more, method="HEAD")) is not None
+
+    def send_blob(self, path: Path, digest: str) -> None:
+        """Upload a file whole. The registry compares its digest before it keeps it."""
+        places: list[str] = []
+        begin = f"{self.base}/{self.path}/blobs/uploads/"
+        self._authorized(
+            lambda more: self._open(begin, more, method="POST", then=lambda place, _: places.append(place))
+        )
+        if not places:
+            raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
+        url = urllib.parse.urljoin(f"{self.base}/", places[-1])
+        if not (url.startswith("https://") or (self.base.startswith("http://") and _is_loopback(url))):
+            raise Failed("refused", f"{self.host} asks for the upload at {url}, which is not https; refused")
+        url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
+        ours = _origin(url) == _origin(self.base)  # the login goes nowhere else
+
+        def put(more: dict[str, str]) -> bytes:
+            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
+            with path.open("rb") as file:
+                return self._open(url, headers | (more if ours else {}), method="PUT", data=file)
+
+        if self._authorized(put) is None:
+            raise Failed("transient", f"{self.host} no longer knows an upload to {self.path}")
+
+    def send_manifest(self, name: str, content: bytes, kind: str) -> None:
+        """Put a manifest under a tag or its digest."""
+        url = f"{self.base}/{self.path}/manifests/{name}"
+        if (
+            self._authorized(lambda more: self._open(url, {"Content-Type": kind, **more}, method="PUT", data=content))
+            is None
+        ):
+            raise Failed("failed", f"{self.host} has no repository {self.path}; make it there first")
+
     def _drop(self, location: str, headers: dict[str, str]) -> None:
         url = urllib.parse.urljoin(f"{self.base}/", location)
         if _origin(url) == _origin(self.base):
@@ -130,15 +166,18 @@ class Registry:
         headers: dict[str, str],
         *,
         method: str = "GET",
+        data: Any = None,
         most: int = MANIFEST_BYTES,
         then: Callable[[str, dict[str, str]], None] | None = None,
     ) -> bytes:
-        """The body. `then` gets the answer's Location and the headers that were sent."""
-        until, content = time.monotonic() + ASK_SEC, bytearray()
-        data = b"" if method == "POST" else None
+        """The body of the answer. `data` is sent: bytes, or a file. `then` gets the answer's Location and the headers
+        that were sent."""
+        content = bytearray()
+        data = b"" if method == "POST" else data
         request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - https, or this machine
         try:
             with self.opener.open(request, timeout=ASK_SEC) as answer:
+                until = time.monotonic() + ASK_SEC
                 while piece := answer.read1(_PIECE):
                     content += piece
                     if len(content) > most:

@@ -1,0 +1,73 @@
+"""Greedy answers to held-out prompts, and which of them never end.
+
+A prompt is the beginning of a held-out example, token by token as in training; what the model is to write there is
+known, and so is the token that ends it. An answer that is longer than `limit` of the known one did not end.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.train.examples import Example
+
+TIMES, LEAST_TOKENS = 4, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A prompt's tokens, the known answer's, with the token that ends it, and where both come from."""
+
+    place: str
+    prompt: list[int]
+    known: list[int]
+
+    @property
+    def limit(self) -> int:
+        """Tokens of an answer after which it counts as one that does not end."""
+        return max(LEAST_TOKENS, TIMES * len(self.known))
+
+    @property
+    def end(self) -> int:
+        return self.known[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """An answer's text, and whether the model ended it."""
+
+    text: str
+    has_ended: bool
+
+
+def questions(examples: Sequence[Example], count: int) -> list[Question]:
+    """The last answer of each of the first `count` examples and what stands before it."""
+    found = []
+    for example in examples[:count]:
+        last = example.targets.rindex(1)
+        first = example.targets.rfind(0, 0, last) + 1
+        ids = example.ids.tolist()
+        place = f"{example.file}: line {example.line}"
+        found.append(Question(place=place, prompt=ids[:first], known=ids[first : last + 1]))
+    return found
+
+
+def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[Question], ends: Collection[int]) -> list[Given]:
+    """The model's answers, each ended by one of `ends` or by its limit. Raises InputError without any end."""
+    if not ends:
+        raise InputError("no token ends an answer: eos_token_id is missing in the model's files")
+    torch = modules.torch
+    device = next(model.parameters()).device
+    found = []
+    for one in asked:
+        settings = modules.transformers.GenerationConfig(
+            max_new_tokens=one.limit, do_sample=False, use_cache=True, eos_token_id=sorted(ends),
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        )  # fmt: skip
+        ids = torch.tensor([one.prompt], device=device)
+        with torch.no_grad():
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        made = out[0, len(one.prompt) :].tolist()
+        text = tokenizer.decode(made, skip_special_tokens=True).strip()
+        found.append(Given(text=text, has_ended=bool(made) and made[-1] in ends))
+    return found

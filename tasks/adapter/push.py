@@ -1,0 +1,118 @@
+"""`inv adapter.push`: an adapter, or its merged model, into a folder or a registry, from this machine, verified."""
+
+import base64
+import datetime
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from invoke.context import Context
+
+from bench.records.durable import sha256_of, write_atomic
+from remote.image import artifact
+from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from remote.image.onvm.job import Failed
+from remote.image.onvm.registry import Registry
+from remote.image.registry import outcome_json
+from tasks.adapter import card
+from tasks.adapter.trained import Trained, open_training, said
+from tasks.connect.secrets import check_registry_user, registry_password
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError, cannot_write
+from tasks.settings.load import Settings, load
+
+KIND = "application/vnd.qlora-fleet.{}.v1"
+CARD_FILE, PUSH_FILE = "README.md", "adapter-push.json"
+KINDS = {
+    "transient": Resumable,
+    "refused": Refused,
+    **dict.fromkeys(("unauthorized", "forbidden", "usage"), UsageError),
+}
+
+
+def push_adapter(context: Context, run: str | None, *, merged: bool, folder: str | None, oci: str | None) -> None:
+    settings = load(context)
+    if (folder is None) == (oci is None):
+        raise UsageError("adapter.push: where to? name one of --folder=DIR and --oci=HOST/REPOSITORY:TAG")
+    trained = open_training(settings, run)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = files_of(trained, Path(scratch), merged=merged)
+        if folder is not None:
+            into_folder(files, Path(folder))
+        elif oci is not None:
+            _into_registry(settings, trained, files, oci, "model" if merged else "adapter")
+
+
+def files_of(trained: Trained, scratch: Path, *, merged: bool) -> dict[str, Path]:
+    """The files by the names that they get. Raises UsageError."""
+    source = trained.adapter
+    if merged:
+        there = trained.merged()
+        if there is None or not Path(there["path"]).is_dir():
+            at = "" if there is None else f" (it is at {there['path']} on a worker)"
+            raise UsageError(f"run {trained.run.run_id}: no merged model here{at}; `inv adapter.merge` makes it")
+        source = Path(there["path"])
+    files = {path.name: path for path in sorted(source.iterdir()) if path.is_file() and not path.is_symlink()}
+    if CARD_FILE not in files:
+        (scratch / CARD_FILE).write_text(card.written(trained, trained.check()), encoding="utf-8")
+        files[CARD_FILE] = scratch / CARD_FILE
+    return files
+
+
+def into_folder(files: Mapping[str, Path], place: Path) -> None:
+    """Copy the files, whole or not at all; a folder that is there must be empty. Raises a task's errors."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"adapter.push: --folder: {place}: is there and not empty; name another one")
+    part = place.absolute().with_name(f".{place.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name, path in files.items():
+            shutil.copyfile(path, part / name)
+            if sha256_of(part / name) != sha256_of(path):
+                raise Refused(f"{part / name}: read back other bytes than were written; the disk cannot be trusted")
+        part.replace(place)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UsageError(f"adapter.push: --folder: {place}: {error.strerror}; make room, or name another one") from None
+    print(f"{place}: {len(files)} files, read back and verified")
+
+
+def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Path], oci: str, what: str) -> None:
+    where, user = _where(settings, trained, oci)
+    again = f"inv adapter.push --oci={oci}"
+    secret = registry_password(settings, user, where.host, again)
+    login = base64.b64encode(f"{user}:{secret.reveal()}".encode()).decode()
+    registry = Registry(where.host, where.path, login, settings.registry.token_hosts)
+    notes = {
+        "org.opencontainers.image.title": f"{what} of run {trained.run.run_id}",
+        "qlora-fleet.adapter-sha256": str(trained.record.adapter_sha256),
+        "qlora-fleet.base-sha256": str(trained.model_sha256),
+    }
+    try:
+        facts = artifact.push(registry, where, files, KIND.format(what), notes, said)
+    except Failed as failed:
+        kind = KINDS.get(failed.kind, TaskFailed)
+        more = f"; `{again}` goes on" if kind is Resumable else ""
+        raise kind(f"{failed}{more}") from None
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+    moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    path = trained.folder / PUSH_FILE
+    try:
+        write_atomic(path, outcome_json(where, facts, moment).encode())
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    print(f"{where.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
+
+
+def _where(settings: Settings, trained: Trained, oci: str) -> tuple[Reference, str]:
+    user = settings.registry.user
+    if user is None:
+        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+    try:
+        where = reference(oci, trained.run.run_id)
+    except NameWrong as error:
+        raise UsageError(f"adapter.push: --oci: {error}") from None
+    check_registry_user(user, where.repository)
+    return where, user

@@ -1,0 +1,54 @@
+"""The verbs of an adapter: signatures and help. `inv --list` reads this file, so the work is imported when one runs."""
+
+from invoke.context import Context
+from invoke.tasks import task
+
+RUN = "the training's run id (default: the newest training)"
+
+
+@task(
+    help={
+        "run": RUN,
+        "answers": "held-out prompts that every form answers, 0 to 1000",
+        "json": "print what was found as JSON instead",
+    }
+)
+def check(context: Context, run: str | None = None, answers: str = "8", json: bool = False) -> None:
+    """Measure an adapter in each form that can be served."""
+    from tasks.adapter.check import check_adapter
+
+    check_adapter(context, run, answers=answers, as_json=json)
+
+
+@task(
+    help={
+        "run": RUN,
+        "base": "bf16: into the model as it is; nf4: into the model as NF4 held it during the training",
+        "out": "the folder to make, as the worker sees it (default: RUN/merged in results.folder)",
+        "anyway": "merge although the check was not made, or has found another loss than the training's",
+    }
+)
+def merge(
+    context: Context, run: str | None = None, base: str = "bf16", out: str | None = None, anyway: bool = False
+) -> None:
+    """Merge an adapter into a folder for plain transformers."""
+    from tasks.adapter.merge import merge_adapter
+
+    merge_adapter(context, run, base=base, out=out, anyway=anyway)
+
+
+@task(
+    help={
+        "run": RUN,
+        "merged": "the merged model instead of the adapter",
+        "folder": "into this folder, in the layout of Hugging Face",
+        "oci": "into a registry as an OCI artifact, HOST/REPOSITORY:TAG",
+    }
+)
+def push(
+    context: Context, run: str | None = None, merged: bool = False, folder: str | None = None, oci: str | None = None
+) -> None:
+    """Bring an adapter into a folder or a registry, verified."""
+    from tasks.adapter.push import push_adapter
+
+    push_adapter(context, run, merged=merged, folder=folder, oci=oci)

@@ -1,0 +1,58 @@
+"""A training's run folder as `inv collect` leaves it: two steps of two workers, a restart, held-out losses."""
+
+import json
+from pathlib import Path
+
+from bench.records import Trial
+from bench.records.run import PlannedTrial, RunRecord
+from bench.records.training import Evaluation, TrainedSteps, Training, TrainingRecord
+from bench.records.training_data import TrainingData
+
+DATA = TrainingData(files=["d.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
+TRIAL = Trial(
+    name="train", reason="the training", suite="train", profile="tiny", model="m", data="d.jsonl", kind="finetune",
+    world_size=2, training=Training(data=DATA, rows_per_step=4),
+)  # fmt: skip
+RECORD = TrainingRecord(
+    run_id="r", trial_id="train", attempt=2, world_size=2, status="SUCCEEDED", reason=None, stop="finished",
+    steps_planned=2, steps_done=2,
+    steps=TrainedSteps(
+        step=[1, 2], loss=[2.0, 1.0], learning_rate=[0.1, 0.1], gradient_norm=[1.0, 1.0], targets=[5, 6],
+        tokens=[10, 12], samples=[1, 1], step_time_sec=[1800.0, 1800.0],
+    ),
+    evaluations=[
+        Evaluation(step=0, loss=2.0, low=1.9, high=2.1, rows=9, targets=50, is_best=False),
+        Evaluation(
+            step=2, loss=1.5, low=1.4, high=1.6, rows=9, targets=50, is_best=True,
+            change=-0.5, change_low=-0.6, change_high=-0.4,
+        ),
+    ],
+    checkpoints=[], restarts=[], answers=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
+    adapter_files={"adapter_model.safetensors": 2_000_000}, communication_predicted_percent=None,
+    communication_measured_percent=7.0, peak_vram_bytes=3 << 30, peak_rss_bytes=None, seconds=3600.0,
+)  # fmt: skip
+FORESEEN = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
+
+
+def a_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    RunRecord(
+        run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny", spread="replicate",
+        fleet_kind="local", workers=["worker-0", "worker-1"],
+        planned=[PlannedTrial(trial_id="train", trial=TRIAL, worker="worker-0")], settings={},
+        provenance={"inputs": {"device": "NVIDIA A10", "foreseen": FORESEEN}},
+    ).write(folder)  # fmt: skip
+    trial = folder / "trials" / "train"
+    trial.mkdir(parents=True)
+    record.write(trial)
+    events = [
+        {"time": "2026-11-22T01:00:00+00:00", "event": "started", "attempt": 1, "worker": "worker-0", "workers": 2},
+        {"time": "2026-11-22T01:30:00+00:00", "event": "retried", "attempt": 1, "reason": "killed by SIGKILL"},
+        {"time": "2026-11-22T01:30:00+00:00", "event": "started", "attempt": 2, "worker": "worker-0", "workers": 2},
+        {"time": "2026-11-22T01:31:00+00:00", "event": "restarted", "attempt": 2, "step": 1, "lost_sec": 90.0,
+         "usd": 0.1, "workers": 2},
+        {"time": "2026-11-22T02:00:00+00:00", "event": "ended", "attempt": 2, "end": "SUCCEEDED", "reason": None},
+    ]  # fmt: skip
+    lines = [json.dumps({"trial_id": "train", **event}) for event in events]
+    (folder / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    return folder

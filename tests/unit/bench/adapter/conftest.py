@@ -1,0 +1,72 @@
+"""A model of two layers in two shards, and an adapter of it whose matrices are not zero."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from bench import stack
+from tests.support import tiny_training
+from tests.support.tiny_training import Lab
+
+HIDDEN, KEYS = 64, 32
+
+
+@pytest.fixture(scope="session")
+def modules() -> stack.Stack:
+    return stack.load()
+
+
+@pytest.fixture(scope="session")
+def inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
+    """(model folder, data file)."""
+    place = tmp_path_factory.mktemp("adapter")
+    folder = tiny_training.make_folder(modules, place / "models" / "tiny--tiny")
+    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder, tiny_training.make_data(place / "chats.jsonl")
+
+
+@pytest.fixture(scope="session")
+def adapter(modules, inputs, tmp_path_factory) -> Path:
+    """As the training writes it, without training: random A and B."""
+    torch, folder = modules.torch, tmp_path_factory.mktemp("trained") / "adapter"
+    folder.mkdir()
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    random = torch.Generator().manual_seed(5)
+    tensors = {}
+    for layer in range(2):
+        for name, out in (("q", HIDDEN), ("k", KEYS), ("v", KEYS), ("o", HIDDEN)):
+            start = f"base_model.model.model.layers.{layer}.self_attn.{name}_proj.lora_"
+            tensors[f"{start}A.weight"] = torch.randn(4, HIDDEN, generator=random) * 0.1
+            tensors[f"{start}B.weight"] = torch.randn(out, 4, generator=random) * 0.1
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((inputs[0] / name).read_bytes())
+    return folder
+
+
+@pytest.fixture
+def lab(modules, inputs) -> Callable[..., Lab]:
+    return lambda **changes: Lab.of(modules, tiny_training.plan(*inputs, **changes))
+
+
+@pytest.fixture
+def wish(inputs, adapter, tmp_path) -> Callable[..., dict[str, Any]]:
+    """What a merge is asked for."""
+    plain = {"model": str(inputs[0]), "adapter": str(adapter), "out": str(tmp_path / "merged"), "card": "# A card\n"}
+    return lambda **changes: plain | changes

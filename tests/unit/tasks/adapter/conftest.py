@@ -1,0 +1,51 @@
+"""A training that came home with an adapter of three bytes."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from bench.records.run import RunRecord
+from bench.records.training import AdapterCheck, ServedForm
+from tasks.adapter.trained import CHECK_FILE, Trained
+from tests.support.reports.training_run import RECORD, a_run
+
+WEIGHTS = b"abc"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    folder = a_run(tmp_path / "r")
+    record = dataclasses.replace(RECORD, adapter_sha256=SHA256)
+    record.write(folder)
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    run = RunRecord.read(folder / "run.json")
+    inputs = {"model": {"sha256": "m" * 64}, "files": {"d.jsonl": "f" * 64}}
+    return Trained(run=dataclasses.replace(run, provenance={"inputs": inputs}), folder=folder, record=record)
+
+
+def form(name: str, change: float | None = None, half: float = 0.001, **changes: object) -> ServedForm:
+    ends = (None, None) if change is None else (change - half, change + half)
+    found = ServedForm(
+        name=name, loss=1.5 + (change or 0.0), low=1.4, high=1.6, change=change, change_low=ends[0],
+        change_high=ends[1], answers=["yes", "no"], unended=0, seconds=1.0,
+    )  # fmt: skip
+    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+
+
+def checked(*forms: ServedForm, **changes: object) -> AdapterCheck:
+    found = AdapterCheck(
+        adapter_sha256=SHA256, model_sha256="m" * 64, data_sha256="d" * 64, merged=None, end_ids=[2],
+        places=["d: line 1"], prompts=["?"],
+        forms=[form("trained"), *forms], examples=["e"], losses=[3.0], targets=[2], device="CPU",
+        arithmetic="float32",
+    )  # fmt: skip
+    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+
+
+def keep(trained: Trained, found: AdapterCheck) -> None:
+    found.write(trained.folder / CHECK_FILE)
