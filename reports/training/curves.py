@@ -13,31 +13,35 @@ from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE
 from reports.training.told import Told
 
 MOST_POINTS = 1000
-WIDTH_IN, HEIGHT_IN, PANEL_IN = 0.8, 3.4, 3.4
+WIDE_IN, NARROW_IN, HEIGHT_IN = 11.0, 3.8, 3.4
 Axis = tuple[str, Sequence[float]]
 
 
 def axes_of(told: Told) -> list[Axis]:
     """What the loss is drawn against, each with its value after every step; dollars only where a price is known."""
-    hours = told.hours
-    found: list[Axis] = [("useful tokens", told.tokens), ("hours of steps", hours)]
+    hours, tokens = told.hours, told.tokens
+    unit, words = (1e6, "million useful tokens") if tokens and tokens[-1] >= 1e6 else (1e3, "thousand useful tokens")
+    found: list[Axis] = [(words, [count / unit for count in tokens]), ("hours of steps", hours)]
     if told.price is not None:
         per_hour = told.price * told.record.world_size
         found.append(("US dollars for the steps", [hour * per_hour for hour in hours]))
     return found
 
 
-def draw(told: Told) -> tuple[bytes, bytes] | None:
-    """The drawing as PNG and SVG; None where no step was done."""
+def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
+    """The drawing as PNG and SVG, panels below each other where it is narrow; None where no step was done."""
     if not told.record.steps.step:
         return None
     axes = axes_of(told)
     with style.drawing():
-        figure = Figure(figsize=(WIDTH_IN + PANEL_IN * len(axes), HEIGHT_IN), layout="constrained")
-        panels: Any = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
+        size = (NARROW_IN, HEIGHT_IN * len(axes)) if narrow else (WIDE_IN, HEIGHT_IN)
+        figure = Figure(figsize=size, layout="constrained")
+        shape = (len(axes), 1) if narrow else (1, len(axes))
+        panels: Any = figure.subplots(*shape, sharey=True, squeeze=False).ravel()
         for panel, (title, values) in zip(panels, axes, strict=True):
             _panel(panel, told, title, values)
-        panels[0].set_ylabel("loss, nats per target token")
+        for panel in panels if narrow else panels[:1]:
+            panel.set_ylabel("loss, nats per target token")
         panels[0].legend(loc="upper right")
         return style.png(figure), style.svg(figure)
 

@@ -1,4 +1,4 @@
-"""The files of a training's report: index.html, report.md, steps.csv, evaluations.csv and the drawing of its losses.
+"""The files of a training's report: index.html, report.md, settings.json, steps.csv, evaluations.csv and two drawings.
 
 The page is one file without scripts. All text from a run is escaped: prompts, answers and reasons are somebody's words.
 """
@@ -6,7 +6,7 @@ The page is one file without scripts. All text from a run is escaped: prompts, a
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,35 +18,15 @@ from bench.records.layout import REPORT_FOLDER
 from reports import text
 from reports.figures.drawing.inline_svg import inline_svg
 from reports.read.run import ReportError
-from reports.training import curves, told
+from reports.training import again, course, curves, told
 from reports.training.told import Told
 
-INDEX_FILE, FIGURE = "index.html", "figures/loss"
+INDEX_FILE, LOSS, COURSE = "index.html", "figures/loss", "figures/course"
 HEADS = ("attempt", "leader", "workers", "goes on from step", "seconds lost", "dollars", "ended because")
-CSS = Path(__file__).parents[1] / "output" / "templates" / "page.css"
-_PAGE = jinja2.Environment(autoescape=True).from_string("""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>Training {{ run_id }}</title><style>{{ css }}
-pre { white-space: pre-wrap; }</style></head><body><main>
-<h1>{{ headline }}</h1>
-<p>Run {{ run_id }}, profile {{ profile }}.{% if profile == "tiny" %} A small profile: these numbers say nothing about
-a GPU.{% endif %}</p>
-{% if drawing %}<figure>{{ drawing }}<figcaption>Each step's loss, and the loss of held-out examples with its 95 %
-interval over examples.</figcaption></figure>{% endif %}
-<table>{% for name, value in lines %}<tr><th scope="row">{{ name }}</th><td>{{ value }}</td></tr>{% endfor %}</table>
-<h2>Predicted and actual</h2>
-<table><tr><th></th><th>predicted</th><th>actual</th></tr>
-{% for row in compared %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
-<p>{{ basis }}</p>
-{% if held %}<h2>Attempts</h2>
-<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in held %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>{% endif %}
-{% if answers %}<h2>Answers before and after</h2>
-{% for one in answers %}<h3>{{ one.prompt }}</h3><p>before</p><pre>{{ one.before or "not asked" }}</pre>
-<p>after</p><pre>{{ one.after or "not asked" }}</pre>{% endfor %}{% endif %}
-</main></body></html>
-""")
+TEMPLATES = Path(__file__).parents[1] / "output" / "templates"
+_JINJA = jinja2.Environment(
+    autoescape=True, loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +43,17 @@ class Report:
 def build(run_folder: Path) -> Report:
     """Write the report of a training. Raises ReportError."""
     found = told.read(run_folder)
-    drawn = curves.draw(found)
+    drawn = {name: each.draw(found) for name, each in ((LOSS, curves), (COURSE, course))}
     contents = {
-        **({} if drawn is None else {f"{FIGURE}.png": drawn[0], f"{FIGURE}.svg": drawn[1]}),
         "steps.csv": _csv(_steps(found)),
         "evaluations.csv": _csv([dataclasses.asdict(one) for one in found.record.evaluations]),
         "report.md": _markdown(found).encode(),
-        INDEX_FILE: _html(found, None if drawn is None else drawn[1]).encode(),
+        again.SETTINGS_FILE: again.settings(found),
+        INDEX_FILE: _html(found, {name: both[1] for name, both in drawn.items() if both is not None}).encode(),
     }
+    for name, both in drawn.items():
+        if both is not None:
+            contents |= {f"{name}.png": both[0], f"{name}.svg": both[1]}
     folder = run_folder / REPORT_FOLDER
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -87,20 +70,35 @@ def build(run_folder: Path) -> Report:
     )
 
 
-def _html(found: Told, svg: bytes | None) -> str:
-    return _PAGE.render(
-        css=Markup(CSS.read_text(encoding="utf-8")),  # noqa: S704 - our own file
+def _html(found: Told, wide: Mapping[str, bytes]) -> str:
+    narrow = {LOSS: curves.draw(found, narrow=True), COURSE: course.draw(found, narrow=True)}
+    drawings = {
+        Path(name).name: [_inline(svg, name, "wide"), _inline(narrow[name][1], name, "narrow")]  # type: ignore[index]
+        for name, svg in wide.items()
+    }
+    return _JINJA.get_template("training.html.j2").render(
+        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         run_id=found.run.run_id,
         profile=found.run.profile,
         headline=told.headline(found),
-        drawing=None if svg is None else Markup(inline_svg(svg, "loss")),  # noqa: S704 - matplotlib escaped its texts
+        outcome=told.outcome(found),
+        tiles=told.tiles(found),
+        drawings=drawings,
         lines=told.lines(found),
         compared=told.compared(found),
         basis=_basis(found),
+        commands=again.commands(found),
+        data=found.record.data,
+        findings=told.findings(found),
         heads=HEADS,
         held=_attempts(found),
         answers=found.record.answers,
     )
+
+
+def _inline(svg: bytes, name: str, width: str) -> Markup:
+    body = inline_svg(svg, f"{Path(name).name}-{width}").replace("<svg", f'<svg class="{width}"', 1)
+    return Markup(body)  # noqa: S704 - matplotlib escaped its texts
 
 
 def _markdown(found: Told) -> str:
@@ -108,10 +106,11 @@ def _markdown(found: Told) -> str:
     both = [f"| {name} | {before} | {after} |" for name, before, after in told.compared(found)]
     parts = [
         f"# {text.markdown(told.headline(found))}",
-        f"Run {found.run.run_id}, profile {found.run.profile}.",
+        f"Run {found.run.run_id}, profile {found.run.profile}. {text.markdown(told.outcome(found))}.",
         "\n".join(["| | |", "|---|---|", *rows]),
         "\n".join(["| | predicted | actual |", "|---|---|---|", *both]),
         text.markdown(_basis(found)),
+        "\n".join(f"- {what}: `{command}`" for what, command in again.commands(found)),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -22,8 +22,9 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """A training as read: its plan, its record, its attempts. `price` is US dollars for one worker's hour."""
+    """A training as read: its folder, plan, record, attempts. `price` is US dollars for one worker's hour."""
 
+    folder: Path
     run: RunRecord
     record: TrainingRecord
     held: Sequence[Held]
@@ -66,11 +67,37 @@ def read(run_folder: Path) -> Told:
     except OSError as error:
         raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from None
     foreseen = run.provenance.get("inputs", {}).get("foreseen", {})
-    return Told(run=run, record=record, held=held, foreseen=foreseen, price=foreseen.get("usd_per_gpu_hour"))
+    return Told(
+        folder=run_folder, run=run, record=record, held=held, foreseen=foreseen, price=foreseen.get("usd_per_gpu_hour")
+    )
 
 
 def headline(told: Told) -> str:
-    """How the training ended, in one sentence."""
+    """The training in one sentence: how far the held-out loss came, for what, and what was predicted."""
+    record, last = told.record, _last(told.record)
+    first = record.evaluations[0] if record.evaluations else None
+    if not told.has_succeeded or first is None or last is None or first.step == last.step:
+        return outcome(told)
+    between = "" if last.low is None or last.high is None else f" ({last.low:.2f} to {last.high:.2f})"
+    money = None if told.price is None else _usd(told.worker_hours * told.price)
+    taken = _time(sum(record.steps.step_time_sec) if not told.held else attempts.took_sec(told.held, time.time()))
+    paid = f"for {money} in {taken}" if money else f"in {taken}"
+    return (
+        f"Held-out loss {first.loss:.2f} \N{RIGHTWARDS ARROW} {last.loss:.2f}{between} {paid} on "
+        f"{record.world_size} {told.device}; predicted {_predicted(told)}"
+    )
+
+
+def _predicted(told: Told) -> str:
+    """What the steps were predicted to cost, or else to take."""
+    usd, seconds = told.foreseen.get("usd"), told.foreseen.get("seconds")
+    if usd is not None:
+        return _usd(usd)
+    return "unknown" if seconds is None else _time(seconds)
+
+
+def outcome(told: Told) -> str:
+    """How the training ended, and whether a change of the held-out loss is shown."""
     record = told.record
     done = f"{record.steps_done:,} of {record.steps_planned:,} steps"
     if not told.has_succeeded:
@@ -86,6 +113,30 @@ def headline(told: Told) -> str:
         return f"Trained, and it got worse: the held-out loss rose by {change}"
     change = f"{last.change:+.4f} nats a token ({last.change_low:+.4f} to {last.change_high:+.4f})"
     return f"Trained, and no change of the held-out loss is shown: {change}"
+
+
+def tiles(told: Told) -> list[tuple[str, str, str]]:
+    """The largest numbers: name, value, what to read with it."""
+    record, last = told.record, _last(told.record)
+    found = []
+    if last is not None:
+        between = "" if last.low is None or last.high is None else f"{last.low:.4f} to {last.high:.4f}"
+        found.append(("held-out loss", f"{last.loss:.4f}", between))
+    if told.price is not None:
+        found.append(("cost", _usd(told.worker_hours * told.price), f"predicted {_usd(told.foreseen.get('usd'))}"))
+    seconds = sum(record.steps.step_time_sec)
+    planned = told.foreseen.get("seconds")
+    found.append(("time of the steps", _time(seconds), f"predicted {'unknown' if planned is None else _time(planned)}"))
+    if seconds > 0:
+        rate = sum(record.steps.tokens) / seconds
+        found.append(("useful tokens a second", text.number(rate), f"of {text.count(record.world_size, 'worker')}"))
+    return found
+
+
+def findings(told: Told) -> list[tuple[str, str, str]]:
+    """What was dropped, cut or unusual in the data: what, how often, where first."""
+    data = told.record.data
+    return [] if data is None else [(one.what, f"{one.count:,}", text.some(one.places, 3)) for one in data.findings]
 
 
 def lines(told: Told) -> list[Line]:
@@ -121,8 +172,9 @@ def compared(told: Told) -> list[tuple[str, str, str]]:
 
 
 def _shown(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """The first, the best and the last."""
-    ends = [*evaluations[:1], *(one for one in evaluations if one.is_best), *evaluations[-1:]]
+    """The first, the lowest and the last."""
+    lowest = [one for one in evaluations if one.is_best][-1:]
+    ends = [*evaluations[:1], *lowest, *evaluations[-1:]]
     return list({one.step: one for one in ends}.values())
 
 
@@ -164,6 +216,13 @@ def _adapter(record: TrainingRecord) -> str:
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.3g} hours" if seconds >= 360 else f"{seconds:.3g} s"
+
+
+def _time(seconds: float) -> str:
+    """`26 min`, `3.2 hours`, `48 s`."""
+    if seconds < 100.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 6000.0 else f"{seconds / 3600.0:.1f} hours"
 
 
 def _usd(amount: float | None) -> str:

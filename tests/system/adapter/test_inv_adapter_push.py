@@ -69,7 +69,7 @@ def pushing(project) -> Path:
     adapter = run / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")
-    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text('{"r": 4}')
     digest = hashlib.sha256(b"weights").hexdigest()
     type(RECORD)(**{**vars(RECORD), "adapter_sha256": digest}).write(run)
     secret = project.folder / "token"

@@ -5,14 +5,17 @@ from pathlib import Path
 
 from bench.records.training import Answer
 from reports.training import page
-from tests.unit.reports.training.test_told import RECORD, a_run
+from tests.support.reports.training_run import RECORD, a_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
     answer = Answer(prompt="<script>alert(1)</script>", before="no", after="yes & more")
     made = page.build(a_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
     names = sorted(str(path.relative_to(made.index.parent)) for path in made.index.parent.rglob("*") if path.is_file())
-    assert names == ["evaluations.csv", "figures/loss.png", "figures/loss.svg", "index.html", "report.md", "steps.csv"]
+    assert names == [
+        *("evaluations.csv", "figures/course.png", "figures/course.svg", "figures/loss.png", "figures/loss.svg"),
+        *("index.html", "report.md", "settings.json", "steps.csv"),
+    ]
     html = made.index.read_text()
     assert "<script" not in html
     assert "&lt;script&gt;alert(1)" in html

@@ -1,18 +1,24 @@
 """What a report says of a training: honest words for each end, and predicted beside actual."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from bench.records.training import CheckpointFacts, Restart
 from reports.read.run import ReportError
-from reports.training import told
+from reports.training import again, course, told
 from tests.support.reports.training_run import RECORD, a_run
 
 
 def test_the_figures_of_a_training_with_a_restart(tmp_path: Path) -> None:
     found = told.read(a_run(tmp_path))
-    assert told.headline(found) == "Trained: the held-out loss fell by 0.5000 nats a token (0.4000 to 0.6000)"
+    assert told.headline(found) == (
+        "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
+        "predicted $3.90"
+    )
+    assert told.outcome(found) == "Trained: the held-out loss fell by 0.5000 nats a token (0.4000 to 0.6000)"
     lines = dict(told.lines(found))
     assert lines["workers"] == "2, on NVIDIA A10"
     assert lines["workers were held for"] == "2 hours, all workers and attempts together"
@@ -39,13 +45,45 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
 ) -> None:
     last = dataclasses.replace(RECORD.evaluations[1], **changes)
     record = dataclasses.replace(RECORD, evaluations=[RECORD.evaluations[0], last])
-    assert words in told.headline(told.read(a_run(tmp_path, record)))
+    assert words in told.outcome(told.read(a_run(tmp_path, record)))
 
 
 def test_a_training_that_ended_otherwise_says_so_first(tmp_path: Path) -> None:
     record = dataclasses.replace(RECORD, status="FAILED", reason="the loss is not finite", steps_done=1)
     found = told.read(a_run(tmp_path, record))
     assert told.headline(found) == ("The training did not end well: FAILED after 1 of 2 steps: the loss is not finite")
+
+
+def test_without_a_price_the_sentence_speaks_of_time_alone(tmp_path: Path) -> None:
+    found = dataclasses.replace(told.read(a_run(tmp_path)), price=None, foreseen={"seconds": 3500.0})
+    assert told.headline(found).endswith("(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min")
+    assert told.headline(dataclasses.replace(found, foreseen={})).endswith("; predicted unknown")
+
+
+def test_the_course_marks_checkpoints_and_restarts_at_the_hours_of_their_steps(tmp_path: Path) -> None:
+    record = dataclasses.replace(
+        RECORD,
+        checkpoints=[CheckpointFacts(step=1, seconds=1.0, stall_sec=0.1, bytes=9)],
+        restarts=[Restart(attempt=2, from_step=0, reason="killed", lost_steps=1, lost_sec=9.0)],
+    )
+    found = told.read(a_run(tmp_path, record))
+    assert course.marked(found) == {"checkpoint": [0.5], "restart": [0.0]}
+    assert course.speed(found) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
+    assert course.power(found) is None
+    telemetry = "elapsed_sec,phase,gpu,gpu_power_watts\n0,train,0,100\n0,train,1,50\n3600,train,0,120\n"
+    (tmp_path / "trials" / "train" / "telemetry.csv").write_text(telemetry)
+    assert course.power(found) == ([0.0, 1.0], [150.0, 120.0])
+
+
+def test_what_to_type_next_and_the_settings_that_repeat_it(tmp_path: Path) -> None:
+    found = told.read(a_run(tmp_path / "run"))
+    typed = dict(again.commands(found))
+    assert typed["merge it into one model folder"] == "inv adapter.merge --run=run"
+    stopped = dataclasses.replace(found, record=dataclasses.replace(RECORD, status="PREEMPTED", reason="max_hours"))
+    assert again.commands(stopped)[0][1] == "inv train --resume=run"
+    run = dataclasses.replace(found.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})
+    kept = json.loads(again.settings(dataclasses.replace(found, run=run)))
+    assert kept == {"train": {"seed": 1}, "bench": {"profile": "tiny"}}
 
 
 def test_a_training_that_was_not_collected_says_what_to_type(tmp_path: Path) -> None:
