@@ -121,7 +121,10 @@ SOURCE_OF_PRICE = {
 
 
 class TuneSection(Section):
-    recipes: Texts = Field(default=("reference", "stock", "fast"), description="a list of reference, stock, fast")
+    recipes: Texts = Field(
+        default=("reference", "stock", "fast"),
+        description="a list of reference, stock, fast, fast-eight-backward, fast-eight",
+    )
     keep_percent: int = Field(default=99, ge=90, le=100)
     memory_gib: float | None = Field(default=None, gt=0, le=1024)
     trials: int = Field(default=16, ge=1, le=1000)

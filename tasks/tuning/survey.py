@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, RECIPES
+from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.host import Host
 from tasks.cli.flags import number
 from tasks.connect.workers import inspect, survey
@@ -23,10 +23,10 @@ SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to
 def check_recipes(settings: Settings) -> None:
     """Raises UsageError for an unknown or missing recipe."""
     for name in settings.tune.recipes:
-        if name not in RECIPES:
-            raise UsageError(f"tune.recipes: expected names of {', '.join(RECIPES)}, found {name!r}")
+        if name not in space.WAYS:
+            raise UsageError(f"tune.recipes: expected names of {', '.join(space.WAYS)}, found {name!r}")
     if not settings.tune.recipes:
-        raise UsageError(f"tune.recipes: expected at least one of {', '.join(RECIPES)}")
+        raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.WAYS)}")
 
 
 def limit_gib(settings: Settings, asked: str | None) -> float | None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_every_candidate_has_a_name_of_its_own():
 
 def test_only_the_fast_recipe_is_asked_for_what_it_alone_can_do():
     assert {one.choice["recompute"] for one in made(recipes=("stock",))} == {"none", "all"}
+
+
+def test_products_in_8_bits_are_searched_where_a_setting_names_them():
+    found = made(recipes=("fast", "fast-eight-backward", "fast-eight"))
+    assert Counter(one.trial.products for one in found) == {"bf16": 105, "eight_backward": 105, "eight": 105}
+    assert {one.trial.recipe for one in found} == {"fast"}
+    assert len({one.key for one in found}) == len(found)
+    assert {one.trial.products for one in made()} == {"bf16"}, "and nowhere else"
 
 
 def test_no_batch_is_larger_than_the_data():
