@@ -14,15 +14,20 @@ from tasks.tenancy import verbs as tenancy
 from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
 
+serve = Collection("serve")
+serve.add_task(adapter.served, name="check")
+
 ns = Collection(
     *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, runs, teardown),
     *(train.train, tune),
     *(status, shell, logs),
+    adapter.chat,
     Collection("adapter", adapter.check, adapter.merge, adapter.push),
     Collection("data", train.check),
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
     Collection("tenancy", tenancy.kubeconfig, tenancy.repository, tenancy.show),
+    serve,
     Collection("vm", image.check, image.engine),
 )
 for collection in (ns, *ns.collections.values()):

@@ -6,4 +6,5 @@ check    inv adapter.check: its held-out loss in each form that it can be served
 merge    inv adapter.merge: one model folder, after the check
 push     inv adapter.push: into a folder or a registry
 card     the model card
+served   inv serve.check and inv chat: a server, asked
 """

@@ -52,3 +52,28 @@ def push(
     from tasks.adapter.push import push_adapter
 
     push_adapter(context, run, merged=merged, folder=folder, oci=oci)
+
+
+SERVER = {
+    "url": "where the server is, e.g. http://127.0.0.1:8000",
+    "model": "which of its models (default: its only one)",
+    "key-file": "file here, mode 0600, with the server's API key alone",
+}
+
+
+@task(positional=["url"], help={**SERVER, "run": RUN})
+def served(
+    context: Context, url: str, run: str | None = None, model: str | None = None, key_file: str | None = None
+) -> None:
+    """Ask a server what the training has answered."""
+    from tasks.adapter.served import check_served
+
+    check_served(context, url, run, model=model, key_file=key_file)
+
+
+@task(positional=["url"], help=SERVER)
+def chat(context: Context, url: str, model: str | None = None, key_file: str | None = None) -> None:
+    """Ask a served model, line by line."""
+    from tasks.adapter.served import chat as ask
+
+    ask(context, url, model=model, key_file=key_file)

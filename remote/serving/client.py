@@ -1,0 +1,115 @@
+"""A server that speaks OpenAI's protocol, as vLLM does: which models it has, chats and completions, greedily.
+
+The key goes to the server's own address and, but for this machine, over TLS alone; no redirect is followed. Every
+answer has a longest size and a longest time.
+"""
+
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remote.hosts.command import Secret
+
+MOST_BYTES = 8 << 20
+ASK_SEC = 300.0
+_LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
+
+
+class ServerWrong(Exception):
+    """The server's address, key, or its answer cannot be used; another try will not help."""
+
+
+class ServerAway(Exception):
+    """The server does not answer, or not now; it is worth another try."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """An answer: its text, and whether the model ended it."""
+
+    text: str
+    has_ended: bool
+
+
+class Server:
+    """The server at `url`, e.g. http://127.0.0.1:8000. All methods raise ServerWrong and ServerAway."""
+
+    def __init__(self, url: str, key: Secret | None) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+            raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
+        if key is not None and parts.scheme == "http" and not _LOOPBACK.match(parts.hostname):
+            raise ServerWrong(
+                f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
+            )
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key.reveal()}"
+        self._opener = urllib.request.build_opener(_NoRedirects())
+
+    def models(self) -> list[str]:
+        """The names of the models that it serves."""
+        found = self._ask("models")
+        names = [one.get("id") for one in found.get("data") or [] if isinstance(one, dict)]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ServerWrong(f"{self.url}/v1/models: names no model; is it a server of OpenAI's protocol?")
+        return [str(name) for name in names]
+
+    def chat(self, model: str, messages: Sequence[Mapping[str, str]], most_tokens: int) -> Said:
+        """Its greedy answer to a conversation, in the server's own chat template."""
+        asked = {"model": model, "messages": list(messages), "max_tokens": most_tokens, "temperature": 0.0}
+        return self._said("chat/completions", asked, lambda one: one["message"]["content"])
+
+    def complete(self, model: str, prompt: str, most_tokens: int) -> Said:
+        """What it writes after a text that holds its special tokens already."""
+        asked = {"model": model, "prompt": prompt, "max_tokens": most_tokens, "temperature": 0.0}
+        return self._said("completions", asked | {"add_special_tokens": False}, lambda one: one["text"])
+
+    def _said(self, what: str, asked: Mapping[str, Any], text_of: Any) -> Said:
+        found = self._ask(what, asked)
+        try:
+            (one,) = found["choices"]
+            text, reason = text_of(one), one["finish_reason"]
+            if not isinstance(text, str) or reason not in ("stop", "length"):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise ServerWrong(f"{self.url}/v1/{what}: answers something else than one choice with its text") from None
+        return Said(text=text.strip(), has_ended=reason == "stop")
+
+    def _ask(self, what: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        url = f"{self.url}/v1/{what}"
+        data = None if document is None else json.dumps(document).encode()
+        request = urllib.request.Request(url, data=data, headers=self._headers)  # noqa: S310 - http or https, checked
+        try:
+            with self._opener.open(request, timeout=ASK_SEC) as answer:
+                content = answer.read(MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                words = " ".join(error.read(500).decode(errors="replace").split())[:200]
+            kind = ServerAway if error.code in (429, 500, 502, 503, 504) else ServerWrong
+            more = "; name its key's file with --key-file" if error.code in (401, 403) else ""
+            raise kind(f"{url}: {error.code} {error.reason}: {words}{more}") from None
+        except (OSError, ValueError) as error:
+            raise ServerAway(f"{url}: {getattr(error, 'reason', None) or error}") from None
+        if len(content) > MOST_BYTES:
+            raise ServerWrong(f"{url}: answers with more than {MOST_BYTES >> 20} MiB; given up")
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ServerWrong(f"{url}: answers with something else than a JSON object")
+        return found
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """An HTTPError instead: the key and the prompts go nowhere else."""
+
+    def redirect_request(self, *_given: Any) -> None:
+        return None

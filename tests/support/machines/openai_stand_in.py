@@ -1,0 +1,64 @@
+"""A server that speaks OpenAI's protocol as vLLM does, with answers that a test gives it.
+
+    with StandIn(answers={"Hello": "Hi"}, key="secret") as server:      # server.url
+        server.asked                                                    # what came, in order
+
+A prompt that is not in `answers` is answered with `otherwise`. `reason` is the finish_reason of every answer.
+`broken` is sent instead of every answer: (status, body, headers). Not covered: streaming, several choices, a model.
+"""
+
+import json
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class StandIn:
+    def __init__(
+        self, answers: Mapping[str, str], *, key: str | None = None, models: tuple[str, ...] = ("tuned",),
+        reason: str = "stop", otherwise: str = "?", broken: tuple[int, bytes, dict[str, str]] | None = None,
+    ) -> None:  # fmt: skip
+        self.answers, self.key, self.models = answers, key, models
+        self.reason, self.otherwise, self.broken = reason, otherwise, broken
+        self.asked: list[dict[str, Any]] = []
+
+    def __enter__(self) -> "StandIn":
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply({"object": "list", "data": [{"id": name, "object": "model"} for name in stand_in.models]})
+
+            def do_POST(self) -> None:
+                document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                stand_in.asked.append(document)
+                is_chat = self.path == "/v1/chat/completions"
+                prompt = document["messages"][-1]["content"] if is_chat else document["prompt"]
+                text = stand_in.answers.get(prompt, stand_in.otherwise)
+                said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+                self.reply({"choices": [{"index": 0, "finish_reason": stand_in.reason, **said}]})
+
+            def reply(self, document: dict[str, Any]) -> None:
+                status, body, headers = 200, json.dumps(document).encode(), {"Content-Type": "application/json"}
+                if stand_in.key is not None and self.headers.get("Authorization") != f"Bearer {stand_in.key}":
+                    status, body = 401, b'{"error": "Unauthorized"}'
+                elif stand_in.broken is not None:
+                    status, body, headers = stand_in.broken
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_words: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,55 @@
+"""The client of a served model, before a server that speaks its protocol and before some that do not."""
+
+import pytest
+
+from remote.hosts.command import Secret
+from remote.serving import client
+from remote.serving.client import Said, Server, ServerAway, ServerWrong
+from tests.support.machines.openai_stand_in import StandIn
+
+
+def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
+    with StandIn({"Hello": " Hi \n"}, key="k") as served:
+        server = Server(f"{served.url}/v1/", Secret("k"))
+        assert server.models() == ["tuned"]
+        assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Said(text="Hi", has_ended=True)
+        served.reason = "length"
+        assert server.complete("tuned", "<s>Hello", 9) == Said(text="?", has_ended=False)
+    assert [one["temperature"] for one in served.asked] == [0.0, 0.0]
+    assert served.asked[1]["add_special_tokens"] is False, "the prompt holds them already"
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind", "said"),
+    [
+        ((503, b"loading", {}), ServerAway, "503 Service Unavailable: loading"),
+        ((404, b"no\n\x1b[2Jsuch", {}), ServerWrong, "404 Not Found"),
+        ((302, b"", {"Location": "http://127.0.0.1:9/"}), ServerWrong, "302 Found"),
+        ((200, b"<html>a captive portal</html>", {}), ServerWrong, "something else than a JSON object"),
+        ((200, b'{"choices": []}', {}), ServerWrong, "something else than one choice"),
+        (
+            (200, b'{"choices": [{"text": 7, "finish_reason": "stop"}]}', {}),
+            ServerWrong,
+            "something else than one choice",
+        ),
+        ((200, b"x" * 2000, {}), ServerWrong, "more than"),
+    ],
+)
+def test_what_is_no_answer_is_named(
+    broken: tuple[int, bytes, dict[str, str]], kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 1000)
+    with StandIn({}, broken=broken) as served, pytest.raises(kind, match=said):
+        Server(served.url, None).complete("tuned", "?", 9)
+
+
+def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
+    with StandIn({}, key="k") as served, pytest.raises(ServerWrong, match=r"401 Unauthorized.*--key-file"):
+        Server(served.url, None).models()
+    with pytest.raises(ServerWrong, match="would travel over plain HTTP"):
+        Server("http://10.0.0.7:8000", Secret("k"))
+    for wrong in ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1"):
+        with pytest.raises(ServerWrong, match="expected an address"):
+            Server(wrong, None)
+    with pytest.raises(ServerAway, match="refused"):
+        Server("http://127.0.0.1:9", None).models()
