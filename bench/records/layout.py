@@ -10,6 +10,7 @@
 | | REPORT_FOLDER/ | `inv report` |
 | a trial's folder | RESULT_FILE | the trial's process, last |
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, as it goes |
+| | ADAPTER_CHECK_FILE | `inv adapter.check` |
 | a training's folder | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 
 `remote.fleet.gang` sets the variables that give each machine of a trial its place; `bench.kinds.distributed.machines`
@@ -28,6 +29,7 @@ TELEMETRY_FILE = "telemetry.csv"
 ENVIRONMENT_FILE = "environment.json"
 TRAINING_FILE = "training.json"
 ADAPTER_FOLDER = "adapter"
+ADAPTER_CHECK_FILE = "adapter-check.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 MANIFEST_FILE = "MANIFEST.json"  # in a checkpoint, written last: {"files": {name: {"sha256": ...}}} and more
 

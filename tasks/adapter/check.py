@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import schema
+from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.trained import CHECK_FILE, Trained, open_training, said, worker_for
+from tasks.adapter.trained import Trained, open_training, said, worker_for
 from tasks.cli.flags import number
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import console
@@ -65,7 +66,7 @@ def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool)
         answer = adapter_work(settings, host, "check", wish, _hear_nothing if quiet else said)
     found = schema.from_json(AdapterCheck, answer)
     try:
-        found.write(trained.folder / CHECK_FILE)
+        found.write(trained.folder / ADAPTER_CHECK_FILE)
     except OSError as error:
         raise cannot_write(trained.folder, error) from None
     return found

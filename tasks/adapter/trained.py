@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.records import Trial
 from bench.records.durable import sha256_of, write_atomic
-from bench.records.layout import ADAPTER_FOLDER, TRAINING_FILE
+from bench.records.layout import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FILE
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from bench.records.training import AdapterCheck, TrainingRecord
@@ -22,7 +22,7 @@ from tasks.fleet.execute import refuse_busy_workers
 from tasks.fleet.folders import TRAIN, newest_training, open_run
 from tasks.settings.load import Settings
 
-CHECK_FILE, MERGED_FILE, MERGED_FOLDER = "adapter-check.json", "merged.json", "merged"
+MERGED_FILE, MERGED_FOLDER = "merged.json", "merged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Trained:
 
     def check(self) -> AdapterCheck | None:
         """What `inv adapter.check` found of this adapter; None where it was not checked. Raises Refused."""
-        path = self.folder / CHECK_FILE
+        path = self.folder / ADAPTER_CHECK_FILE
         if not path.exists():
             return None
         try:

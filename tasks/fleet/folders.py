@@ -41,6 +41,14 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     return run, folder
 
 
+def is_training(folder: Path) -> bool:
+    """Whether a run's folder is that of a training; False for one that cannot be read: its reader says why."""
+    try:
+        return RunRecord.read(folder / RUN_FILE).suite == TRAIN
+    except ResultError:
+        return False
+
+
 def newest_training(results_folder: Path) -> str | None:
     """The newest training's id; None where there is none, and then the newest run is spoken of."""
     for path in sorted(results_folder.glob(f"*-{TRAIN}*/{RUN_FILE}"), reverse=True):

@@ -26,9 +26,10 @@ from reports.output.csv_frames import load_all
 from reports.read import measurements
 from reports.read.run import ReportError
 from reports.statistics.energy import ENERGY
+from reports.training import beside
 from tasks.cli.flags import number
 from tasks.errors import TaskFailed, UsageError
-from tasks.fleet.folders import find_run
+from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
 from tasks.settings.load import load
 
@@ -50,6 +51,9 @@ def compare_runs(
     allowed = _allowed(allow, comparing.ALLOWABLE)
     share = number("--tolerance", tolerance, "percent, from 0 to below 100", lambda given: 0.0 <= given < 100.0) / 100.0
     folders = [find_run(settings.results_folder, name) for name in names]
+    if any(map(is_training, folders)):
+        _compare_trainings(folders)
+        return
     try:
         compared = comparing.compare(load_all(folders), allow=allowed, tolerance=share)
     except (ReportError, comparing.CompareError) as error:
@@ -64,6 +68,27 @@ def compare_runs(
     show(compared)
     print(shown(path.absolute()))
     _conclude(compared)
+
+
+def _compare_trainings(folders: Sequence[Path]) -> None:
+    """Two trainings by their held-out losses. Raises TaskFailed where the second's is higher."""
+    if len(folders) != 2 or not all(map(is_training, folders)):
+        raise UsageError("compare: a training is compared with one other training; name the two")
+    try:
+        found = beside.compare(folders[0], folders[1])
+    except ReportError as error:
+        raise UsageError(str(error)) from None
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("", *(folder.name for folder in folders)):
+        rows.add_column(head, overflow="fold")
+    for cells in found.lines:
+        rows.add_row(*cells)
+    Console(highlight=False).print(rows)
+    between = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
+    said = f"{found.change:+.4f} nats a token{between} over {text.count(found.examples, 'held-out example')}"
+    if found.verdict == "higher":
+        raise TaskFailed(f"the held-out loss of {folders[1].name} is higher: {said}")
+    print(f"the held-out loss of {folders[1].name} is {found.verdict}: {said}")
 
 
 def show(compared: Comparison) -> None:

@@ -11,10 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.records.layout import REPORT_FOLDER, RUN_FILE
+from bench.records.layout import REPORT_FOLDER
 from bench.records.result import End
-from bench.records.run import RunRecord
-from bench.records.sealed import ResultError
 from reports import text
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
@@ -25,7 +23,7 @@ from reports.summary.cautions import MOST_SHOWN
 from reports.training import page as training
 from tasks.cli.interrupt import interrupted_by
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError, one_line
-from tasks.fleet.folders import TRAIN, find_run
+from tasks.fleet.folders import find_run, is_training
 from tasks.fleet.pricing import pricing
 from tasks.settings.layers import shown
 from tasks.settings.load import load
@@ -34,7 +32,7 @@ from tasks.settings.load import load
 def write_report(context: Context, run: str | None, *, watch: bool, against: str | None) -> None:
     settings = load(context)
     folder = find_run(settings.results_folder, run)
-    if _is_training(folder):
+    if is_training(folder):
         _report_training(folder)
         return
     other = None if against is None else find_run(settings.results_folder, against)
@@ -46,13 +44,6 @@ def write_report(context: Context, run: str | None, *, watch: bool, against: str
     show(made)
     if made.exit_code != 0:
         raise SomeTrialsFailed(_shortfall(made))
-
-
-def _is_training(folder: Path) -> bool:
-    try:
-        return RunRecord.read(folder / RUN_FILE).suite == TRAIN
-    except ResultError:
-        return False  # the report says what is wrong with it
 
 
 def _report_training(folder: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.trained import CHECK_FILE, Trained
+from tasks.adapter.trained import Trained
 from tests.support.reports.training_run import RECORD, a_run
 
 WEIGHTS = b"abc"
@@ -48,4 +49,4 @@ def checked(*forms: ServedForm, **changes: object) -> AdapterCheck:
 
 
 def keep(trained: Trained, found: AdapterCheck) -> None:
-    found.write(trained.folder / CHECK_FILE)
+    found.write(trained.folder / ADAPTER_CHECK_FILE)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck
 from tasks.adapter import card, push
 from tasks.adapter.check import broken, change, differs
 from tasks.adapter.merge import refuse
-from tasks.adapter.trained import CHECK_FILE, Trained
+from tasks.adapter.trained import Trained
 from tasks.errors import Refused, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, checked, form, keep
 
@@ -47,7 +48,7 @@ def test_a_check_of_another_adapter_counts_as_none_and_a_changed_one_is_refused(
     assert trained.check() is None
     keep(trained, checked())
     assert isinstance(trained.check(), AdapterCheck)
-    path = trained.folder / CHECK_FILE
+    path = trained.folder / ADAPTER_CHECK_FILE
     path.write_text(path.read_text().replace("1.5", "1.4"))
     with pytest.raises(Refused, match=r"its sha256 does not match.*inv adapter\.check --run=r"):
         trained.check()

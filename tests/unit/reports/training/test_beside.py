@@ -1,0 +1,62 @@
+"""Two trainings compared by the losses of the examples that both have held out."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bench.records.layout import ADAPTER_CHECK_FILE
+from bench.records.training import AdapterCheck, ServedForm
+from reports.read.run import ReportError
+from reports.training import beside, told
+from tests.support.reports.training_run import RECORD, a_run
+
+FORM = ServedForm(
+    name="trained", loss=2.0, low=1.9, high=2.1, change=None, change_low=None, change_high=None, answers=[], unended=0,
+    seconds=1.0,
+)  # fmt: skip
+
+
+def checked(place: Path, examples: dict[str, float]) -> Path:
+    """A training whose examples, of ten targets each, have these losses a token."""
+    AdapterCheck(
+        adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
+        places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
+        targets=[10] * len(examples), device="CPU", arithmetic="float32",
+    ).write(a_run(place) / ADAPTER_CHECK_FILE)  # fmt: skip
+    return place
+
+
+@pytest.mark.parametrize(
+    ("moves", "verdict"),
+    [
+        ([-0.1, -0.2, -0.1, -0.2], "lower"),
+        ([0.1, 0.2, 0.1, 0.2], "higher"),
+        ([-0.1, 0.1, 0.0, 0.1], "not shown to differ"),
+    ],
+)
+def test_a_difference_is_taken_example_by_example(moves: list[float], verdict: str, tmp_path: Path) -> None:
+    before = {f"e{number}": float(number) for number in range(4)}  # far from each other: only pairs can tell
+    after = {name: loss + move for (name, loss), move in zip(before.items(), moves, strict=True)}
+    found = beside.compare(checked(tmp_path / "a", before), checked(tmp_path / "b", after | {"another": 99.0}))
+    assert found.examples == 4
+    assert found.change == pytest.approx(sum(moves) / 4)
+    assert found.verdict == verdict
+    assert ("until a held-out loss of 1.5000", "1.00 hours, $4", "1.00 hours, $4") in found.lines
+
+
+def test_what_it_cost_to_reach_a_loss_is_the_first_measurement_below_it(tmp_path: Path) -> None:
+    run = told.read(a_run(tmp_path))
+    assert beside.spent(run, 1.5) == (1.0, 4.0)
+    assert beside.spent(run, 1.4) is None
+    assert beside.spent(dataclasses.replace(run, price=None), 1.5) == (1.0, None)
+
+
+def test_trainings_without_common_examples_or_without_a_check_say_what_to_do(tmp_path: Path) -> None:
+    first = checked(tmp_path / "a", {"x": 1.0})
+    with pytest.raises(ReportError, match=r"no held-out example in common.*train\.validation_file"):
+        beside.compare(first, checked(tmp_path / "b", {"y": 1.0}))
+    with pytest.raises(ReportError, match=r"type: inv adapter\.check --run=c"):
+        beside.compare(first, a_run(tmp_path / "c"))
+    alone = beside.compare(first, checked(tmp_path / "d", {"x": 1.5}))
+    assert (alone.low, alone.verdict) == (None, "not shown to differ")
