@@ -7,6 +7,7 @@ from invoke.collection import Collection
 
 from tasks.adapter import verbs as adapter
 from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
+from tasks.doctor import verbs as doctor
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
 from tasks.reports.verbs import compare, report, runs
@@ -18,7 +19,21 @@ serve = Collection("serve")
 serve.add_task(adapter.served, name="check")
 
 ns = Collection(
-    *(bench, image.build, cancel, collect, compare, deploy, monitor, nodes, image.push, report, runs, teardown),
+    *(
+        bench,
+        image.build,
+        cancel,
+        collect,
+        compare,
+        deploy,
+        doctor.doctor,
+        monitor,
+        nodes,
+        image.push,
+        report,
+        runs,
+        teardown,
+    ),
     *(train.train, tune),
     *(status, shell, logs),
     adapter.chat,

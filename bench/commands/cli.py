@@ -148,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
     selfcheck.set_defaults(act=_selfcheck)
 
+    ready = commands.add_parser("preflight", help="can CUDA and bitsandbytes do what a trial needs here? one JSON line")
+    ready.set_defaults(act=_preflight)
+
     sample = commands.add_parser("sample", help="the load of GPUs and host now: one JSON line")
     sample.set_defaults(act=_sample)
 
@@ -358,6 +361,12 @@ def _selfcheck(_arguments: argparse.Namespace) -> int:
     from bench.commands.selfcheck import selfcheck
 
     return selfcheck()
+
+
+def _preflight(_arguments: argparse.Namespace) -> int:
+    from bench.commands.selfcheck import preflight
+
+    return preflight()
 
 
 def _sample(_arguments: argparse.Namespace) -> int:

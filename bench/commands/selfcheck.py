@@ -9,8 +9,11 @@ from pathlib import Path
 
 from bench import stack
 from bench.data import demo
+from bench.data.inputs import InputError
 from bench.machine import fingerprint
-from bench.records import Trial
+from bench.machine.isolation import require_gpu_of
+from bench.machine.preflight import check
+from bench.records import Trial, suite
 from bench.records.layout import RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.sealed import ResultError
@@ -34,6 +37,22 @@ def selfcheck() -> int:
         print(f"{'device':>14} cuda: {facts['gpu_name']}, {facts['gpu_memory_bytes'] / 2**30:.1f} GiB")
     with tempfile.TemporaryDirectory(prefix="bench-selfcheck-") as folder:
         return _two_steps(Path(folder))
+
+
+def preflight() -> int:
+    """Print one JSON line: the GPU and the versions that a trial of the profile gpu finds. Raises InputError."""
+    require_gpu_of("gpu")
+    try:
+        modules = stack.load()
+    except ImportError as error:
+        raise InputError(
+            f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'"
+        ) from None
+    trials = suite("quick", "gpu", "MODEL", "DATA")
+    check(modules, trials[0])
+    facts = fingerprint.device_facts(modules.torch) | fingerprint.host_facts()
+    print(json.dumps({name: facts.get(name) for name in ("gpu_name", "gpu_driver", "cuda", *fingerprint.PACKAGES)}))
+    return 0
 
 
 def _two_steps(folder: Path) -> int:

@@ -9,7 +9,8 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from email.utils import mktime_tz, parsedate_tz
+from typing import TYPE_CHECKING, Any
 
 from remote.cluster.errors import ClusterError, Forbidden, Misconfigured, NotThere, Unreachable
 from remote.cluster.kinds import KINDS, POD, Kind
@@ -20,6 +21,9 @@ from remote.cluster.yamltext import documents
 from remote.hosts.command import Command, Secret, mask
 from remote.hosts.host import CommandTimedOut, Completed, one_line
 from remote.hosts.process import CannotStart, run_program
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _ACT_SEC = 120.0
@@ -49,7 +53,9 @@ class Cluster:
     ) -> dict[str, Any]:
         """The JSON at a path of the API; with a `body`, the answer to it."""
         with self._ask(path, query, body=body, accept=accept) as answer:
-            text = b"".join(answer)
+            return self._parsed(path, b"".join(answer.stream()))
+
+    def _parsed(self, path: str, text: bytes) -> dict[str, Any]:
         try:
             document: dict[str, Any] = json.loads(text)
         except ValueError:
@@ -65,8 +71,8 @@ class Cluster:
         body: Object | None = None,
         accept: str = _JSON,
         read_sec: float = _READ_SEC,
-    ) -> Iterator[Iterator[bytes]]:
-        """The answer's body in pieces as they come. Raises as `_get`, also while it is read."""
+    ) -> Iterator["BaseHTTPResponse"]:
+        """The answer, whose body is read in pieces as they come. Raises as `_get`, also while it is read."""
         from kubernetes.client.exceptions import ApiException  # 0.2 s to import
         from urllib3.exceptions import HTTPError
 
@@ -84,7 +90,7 @@ class Cluster:
             try:
                 if not 200 <= response.status < 300:
                     raise self._refusal(response.status, response.read(), path)
-                yield response.stream()
+                yield response
             finally:
                 response.close()  # one that was read to its end has given its connection back already
         except ApiException as error:
@@ -134,6 +140,23 @@ class Cluster:
         # A list's items come without their kind.
         version = place.api.removeprefix("/apis/").removeprefix("/api/")
         return [{**item, "apiVersion": version, "kind": kind} for item in items]
+
+    def version(self) -> tuple[str, float | None]:
+        """The server's version, and its clock in seconds since 1970, where its answer says that."""
+        with self._ask("/version", None) as answer:
+            said = parsedate_tz(answer.headers.get("Date", ""))
+            found = self._parsed("/version", b"".join(answer.stream()))
+        return str(found.get("gitVersion", "?")), None if said is None else float(mktime_tz(said))
+
+    def every(self, kind: Kind, *, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
+        """All objects of a kind in a namespace (None: the target's), whoever made them; empty for an unknown kind."""
+        path = self._path(kind)
+        if namespace is not None and kind.is_namespaced:
+            path = f"{kind.api}/namespaces/{namespace}/{kind.plural}"
+        try:
+            return self._items(path, {"labelSelector": selector} if selector else None)
+        except NotThere:
+            return []
 
     def knows_group(self, name: str) -> bool:
         """Whether the API has any version of a group, such as a controller's that may not be installed."""
@@ -207,7 +230,7 @@ class Cluster:
         query = {"labelSelector": PART_OF, "watch": "true", "timeoutSeconds": str(limit)}
         query["resourceVersion"] = self._pods_version
         with self._ask(self._path(POD), query, read_sec=limit + _READ_SEC) as answer:
-            next(iter(answer), None)
+            next(iter(answer.stream()), None)
 
     def events(self) -> list[dict[str, Any]]:
         """The namespace's events."""

@@ -139,11 +139,11 @@ def plan(wanted: Wanted, facts: EngineFacts, look: Look, existing: Mapping[str, 
     models = model_folders(look)
     packed = slots(models)
     tmp, root = look.place(wanted.tmpdir), look.place(facts.data_root)
-    _check_kinds(tmp, root, facts)
+    check_kinds(tmp, root, facts)
     labels = _labels(wanted, _digests(models))
     digest = labels[f"{LABEL}.build"]
     needs = _needs(wanted, models, packed, tmp, root, existing)
-    _check_room(needs)
+    check_room(needs)
     return BuildPlan(
         image=wanted.image,
         digest=digest,
@@ -232,7 +232,8 @@ def _argv(wanted: Wanted, labels: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
+def check_kinds(tmp: Place, root: Place, facts: EngineFacts) -> None:
+    """Raises CannotFit where a build's files cannot be kept on these file systems."""
     if not tmp.exists or not tmp.is_folder:
         raise CannotFit(f"--tmpdir {tmp.path}: no such folder on the VM; mount the share there, or make it")
     if not tmp.writable:
@@ -275,7 +276,8 @@ def _needs(
     )
 
 
-def _check_room(needs: Sequence[Need]) -> None:
+def check_room(needs: Sequence[Need]) -> None:
+    """Raises CannotFit where a disk has less free than all that is needed there."""
     by_device: dict[int, list[Need]] = {}
     for need in needs:
         by_device.setdefault(need.place.device, []).append(need)

@@ -13,7 +13,7 @@ _ASK_SEC = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class VmFacts:
-    """What the VM is. `machine` is the processor as `uname -m` names it."""
+    """What the VM is. `machine` is the processor as `uname -m` names it, `clock` its time in seconds since 1970."""
 
     system: str
     kernel: str
@@ -24,15 +24,18 @@ class VmFacts:
     home: str
     cores: int
     memory_bytes: int
+    clock: float
 
     def problems(self) -> tuple[str, ...]:
         """Why this VM cannot build or fetch, each reason with its remedy."""
         problems = []
         if self.python[:2] < PYTHON_AT_LEAST:
             version = ".".join(map(str, self.python))
-            problems.append(f"its python3 is {version}, 3.9 or newer is needed: install one and make it python3")
+            problems.append(f"its python3 is {version}, 3.9 or newer is needed; install one and make it python3")
         if self.machine != MACHINE:
-            problems.append(f"it is {self.machine}, the GPU nodes are {MACHINE}: they cannot start an image built here")
+            problems.append(
+                f"it is {self.machine}: the GPU nodes, {MACHINE}, cannot start its images; name another build.host"
+            )
         return tuple(problems)
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from remote.hosts.command import Command
-from remote.hosts.delivery import program
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable
+from remote.hosts.delivery import PYTHON_FLAGS, program
+from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check
 from remote.jobs.agent import ONHOST, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
@@ -31,8 +31,8 @@ _QUIET_SEC = 10.0  # a line is due every second; a stream without one is opened 
 class JobFailed(HostError):
     """The job failed. `kind` is as in `remote.image.onvm.job.Failed`, or lost; `log` is where its log is."""
 
-    def __init__(self, kind: str, message: str, log: str) -> None:
-        super().__init__(f"{message}; log: {log}")
+    def __init__(self, kind: str, message: str, log: str | None = None) -> None:
+        super().__init__(message if log is None else f"{message}; log: {log}")
         self.kind, self.message = kind, message
 
     def logged_at(self, log: str) -> Self:
@@ -121,6 +121,23 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
     command = Command(argv=(*agent.host.python, agent.path(f"{_ONVM}.__main__"), "job.json"))
     files = {"job.json": json.dumps({"verb": verb, **document}), WHO_FILE: me()}
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
+
+
+def ask(agent: Agent, question: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
+    """The answer of `remote.image.onvm.ask`, which is no job: it takes no slot and leaves nothing behind.
+
+    The question may hold a secret, which goes over standard input. Raises as `Agent` and JobFailed.
+    """
+    agent.holder(slot(agent))  # so that our program is there
+    command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_ONVM}.__main__"), "ask"))
+    completed = agent.host.run(command, stdin=json.dumps(question).encode(), timeout_sec=timeout_sec)
+    try:
+        answer: dict[str, Any] = json.loads(check(agent.host, command, completed).stdout)
+    except ValueError:
+        raise HostUnreachable(f"{agent.host.name}: the answer about the registry was cut short") from None
+    if "kind" in answer:
+        raise JobFailed(answer["kind"], answer["message"])
+    return answer
 
 
 def follow(job: Job, on_line: Callable[[Line], None], on_cut: Callable[[HostError], None]) -> Outcome:

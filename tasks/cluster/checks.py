@@ -16,7 +16,7 @@ from tasks.settings.load import Settings
 
 EXEC = ("get", POD, "exec"), ("create", POD, "exec")  # what `kubectl exec` needs, by WebSocket and by SPDY
 # overlay: (the API group that it needs, whose that is)
-_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
+CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
 
 
 def check_nodes(settings: Settings, cluster: Cluster, image: Image, planned: Plan, *, partial: bool) -> None:
@@ -51,7 +51,7 @@ def _pods_of(action: Action) -> int:
 
 def check_controller(settings: Settings, cluster: Cluster, planned: Plan) -> None:
     """Raise UsageError for an overlay whose controller is missing: without Kueue its Job would simply start."""
-    needed = _CONTROLLERS.get(settings.cluster.overlay)
+    needed = CONTROLLERS.get(settings.cluster.overlay)
     if needed is None or not planned.of(Verb.CREATE, Verb.REPLACE):
         return
     group, name = needed
@@ -90,19 +90,24 @@ def check_rights(cluster: Cluster, planned: Plan) -> None:
 
 def require_rights(cluster: Cluster, asked: Sequence[tuple[str, Kind, str]]) -> None:
     """Raise UsageError that names what is missing of the (verb, kind, subresource) in `asked`."""
-    with ThreadPoolExecutor(max_workers=6) as pool:
-        answers = list(pool.map(lambda one: cluster.allowed(*one), asked))
-    missing = [
-        f"{verb} {kind.plural}{'/' + sub if sub else ''}"
-        for (verb, kind, sub), is_allowed in zip(asked, answers, strict=True)
-        if not is_allowed
-    ]
+    missing = missing_rights(cluster, asked)
     if missing:
         raise UsageError(
             f"user {cluster.target.user} may not {', '.join(missing)} in namespace {cluster.target.namespace}; "
             "ask the cluster's administrator for these rights (manifests/base/access.yaml has the role); "
             "nothing was changed"
         )
+
+
+def missing_rights(cluster: Cluster, asked: Sequence[tuple[str, Kind, str]]) -> list[str]:
+    """What our account may not do of the (verb, kind, subresource) in `asked`, in words."""
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        answers = list(pool.map(lambda one: cluster.allowed(*one), asked))
+    return [
+        f"{verb} {kind.plural}{'/' + sub if sub else ''}"
+        for (verb, kind, sub), is_allowed in zip(asked, answers, strict=True)
+        if not is_allowed
+    ]
 
 
 def refuse_losing_results(settings: Settings, cluster: Cluster, planned: Plan, *, may_lose: bool) -> list[Uncollected]:

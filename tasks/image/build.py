@@ -39,7 +39,7 @@ def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: 
             return
         tmp = tmpdir_on(settings, host, tmpdir)
         if dry_run:
-            plan = _plan(settings, host, tmp, anew=anew)
+            plan = due(settings, host, tmp, anew=anew)
             print(f"{host.name}: the image is up to date" if plan is None else render(plan))
             return
         _work(settings, agent, tmp, again, began, anew=anew)
@@ -51,7 +51,7 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, 
     for _ in range(3):  # another build may run first: one of older sources, or somebody else's
         job = vmjob.running(agent)
         if job is None:
-            plan = _plan(settings, agent.host, tmp, anew=anew)
+            plan = due(settings, agent.host, tmp, anew=anew)
             if plan is None:
                 _conclude(settings, agent.host, how, began)
                 return
@@ -75,7 +75,7 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, 
             outcome = followed
         how = f"is built; log: {jobs.log_of(settings, job)}"
         _suggest_pin(settings, outcome)
-    if _plan(settings, agent.host, tmp, anew=anew) is not None:
+    if due(settings, agent.host, tmp, anew=anew) is not None:
         raise Resumable(f"{agent.host.name}: three other builds ran first; `{again}`")
     _conclude(settings, agent.host, how, began)
 
@@ -85,14 +85,14 @@ def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Ou
     try:
         return jobs.follow(settings, job)
     except vmjob.JobFailed as failure:
-        plan = _plan(settings, job.agent.host, tmp, anew=anew)
+        plan = due(settings, job.agent.host, tmp, anew=anew)
         if plan is not None and vmjob.does(job, "build", plan.to_job(anew=anew)):
             raise
         print(f"that build, which was of other sources, failed: {failure}", flush=True)
         return None
 
 
-def _plan(settings: Settings, host: Host, tmp: str, *, anew: bool) -> BuildPlan | None:
+def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> BuildPlan | None:
     """The build that is due, or None where the image is already the wanted one and need not be made `anew`."""
     try:
         ground.claim(host, tmp, make=False)  # what another user made there is not even read

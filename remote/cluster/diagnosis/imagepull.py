@@ -111,6 +111,11 @@ _RULES = (
 )
 
 
+def known() -> list[tuple[str, str]]:
+    """(what, remedy) of each cause."""
+    return [(rule.what, rule.remedy) for rule in _RULES]
+
+
 def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tuple[str, str, str, bool]:
     """(cause, reason, remedy, whether it may pass by itself) of a container that waits with `reason`.
 

@@ -1,6 +1,7 @@
 """What runs on the build VM. Standard library alone, Python 3.9 or newer.
 
 archive: an image as one compressed file, and back
+ask: asks a registry what a tag is and whether the login may push
 build: assembles the context and builds
 client: runs the engine's client; what its words mean
 fetch: a model into its folder, verified

@@ -1,4 +1,4 @@
-"""The way in: `python .../remote/image/onvm/__main__.py job.json`, in the job's folder."""
+"""The way in: `python .../remote/image/onvm/__main__.py job.json`, in the job's folder; or `... ask`, anywhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ if __name__ == "__main__":
     folder = __file__.rsplit("/", 1)[0]
     # The folder above `remote` instead of this one, whose modules have names that others may have too.
     sys.path = [folder.rsplit("/", 3)[0], *(path for path in sys.path if path != folder)]
-    from remote.image.onvm.job import main
+    if sys.argv[1:] == ["ask"]:
+        from remote.image.onvm.ask import main
+    else:
+        from remote.image.onvm.job import main
 
     sys.exit(main())

@@ -300,3 +300,11 @@ def test_another_operators_trial_stops_what_would_end_it(deployed: Operator) -> 
 
 def test_nodes_that_qualify_are_counted(operator: Operator) -> None:
     assert f"{len(gpu_nodes(operator.cluster))} nodes qualify, 2 are needed" in operator.inv("nodes")
+
+
+def test_the_doctor_finds_what_is_deployed_fine_and_changes_nothing(deployed: Operator) -> None:
+    assert deployed.changes("doctor", "--only", "cluster,pods") == []
+    said = deployed.inv("doctor", "--only", "cluster,pods")
+    assert "2 of 2 pods are up" in said
+    assert "may run trials and deploy" in said
+    assert "pull secret ocir-secret is there" in said

@@ -6,6 +6,7 @@ import os
 import platform
 import pwd
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable  # noqa: UP035 - that of collections.abc needs Python 3.9
 
@@ -35,6 +36,7 @@ def main() -> None:
         "user": name_of(pwd.getpwuid, os.getuid()),
         "groups": sorted(name_of(grp.getgrgid, number) for number in {*os.getgroups(), os.getgid()}),
         "home": str(Path.home()),
+        "clock": time.time(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }

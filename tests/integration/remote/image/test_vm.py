@@ -27,7 +27,7 @@ def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: L
     assert facts.problems() == ()
     old = dataclasses.replace(facts, python=(3, 6, 8), machine="aarch64").problems()
     assert old[0].startswith("its python3 is 3.6.8, 3.9 or newer is needed")
-    assert old[1].startswith("it is aarch64, the GPU nodes are x86_64")
+    assert old[1].startswith("it is aarch64: the GPU nodes, x86_64, cannot start its images; name")
 
 
 def test_a_vm_without_python_is_told_from_one_that_does_not_answer(local: LocalFleet) -> None:

@@ -1,0 +1,62 @@
+"""What a check says, and a fault that can be said: its words and its remedy are in one place."""
+
+import enum
+import string
+from dataclasses import dataclass
+
+
+class Mark(enum.Enum):
+    """How a check ended."""
+
+    FINE = "✓"
+    CAREFUL = "!"
+    WRONG = "✗"
+    UNASKED = "–"  # noqa: RUF001 - the dash of a table's empty cell
+
+
+WORDS = {Mark.FINE: "fine", Mark.CAREFUL: "to know", Mark.WRONG: "to mend", Mark.UNASKED: "not asked"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found, and the one command or setting that mends it. `passes`: it may pass by itself."""
+
+    mark: Mark
+    found: str
+    remedy: str = ""
+    passes: bool = False
+
+
+def fine(found: str) -> Answer:
+    return Answer(mark=Mark.FINE, found=found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What can be wrong. `what` and `remedy` hold {names}, which `seen` fills in and the document shows in capitals."""
+
+    what: str
+    remedy: str
+    mark: Mark = Mark.WRONG
+    passes: bool = False
+
+    def seen(self, **values: object) -> Answer:
+        """This fault as an answer. Raises KeyError where a value is missing."""
+        found, remedy = self.what.format_map(values), self.remedy.format_map(values)
+        return Answer(mark=self.mark, found=found, remedy=remedy, passes=self.passes)
+
+    def shown(self) -> tuple[str, str]:
+        """What and remedy for the document, each {name} as NAME."""
+        names = {name for text in (self.what, self.remedy) for _, name, _, _ in string.Formatter().parse(text) if name}
+        capitals = {name: name.upper().replace("_", "-") for name in names}
+        return self.what.format_map(capitals), self.remedy.format_map(capitals)
+
+
+class NotAsked(Exception):
+    """The check asked nothing; the message says why."""
+
+
+def of_error(message: str, *, passes: bool = False) -> Answer:
+    """An error of a task as an answer: by the house's rule its remedy follows its first semicolon."""
+    found, _, remedy = message.partition("; ")
+    return Answer(mark=Mark.WRONG, found=found, remedy=remedy, passes=passes)

@@ -1,0 +1,33 @@
+"""A check as a value."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tasks.doctor.answer import Answer, Fault
+from tasks.doctor.facts import Facts
+
+Look = Callable[[Facts], Answer | Sequence[Answer]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One question. `look` asks it: its answers, or it raises NotAsked or a task's error, which is an answer too.
+
+    `faults` are those that `look` says in words of its own. `others` come from what it calls, as (what, remedy).
+    """
+
+    subject: str
+    name: str
+    asks: str
+    look: Look
+    faults: tuple[Fault, ...] = ()
+    others: Callable[[], Sequence[tuple[str, str]]] | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.subject} {self.name}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What it may say, and what mends it, each once: for the document."""
+        own = (fault.shown() for fault in self.faults)
+        return list(dict.fromkeys((*own, *(self.others() if self.others else ()))))

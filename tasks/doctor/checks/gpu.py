@@ -1,0 +1,42 @@
+"""The GPU of this machine: is it seen, by torch and by bitsandbytes? Asked where trials run here, and one is here."""
+
+import json
+import sys
+from pathlib import Path
+
+from remote.hosts.process import run_program
+from tasks.doctor import examples
+from tasks.doctor.answer import Answer, NotAsked, fine, of_error
+from tasks.doctor.check import Check
+from tasks.doctor.facts import Facts
+
+DEVICE_FILE = Path("/dev/nvidiactl")
+_LOAD_SEC = 60.0  # torch and transformers from a cold disk; the checks' own deadline is shorter
+
+
+def usable(facts: Facts) -> Answer:
+    settings = facts.settings
+    if settings.fleet.kind == "pods" and "gpu" not in facts.only:
+        raise NotAsked("fleet.kind is pods: trials do not run on this machine")
+    is_wanted = settings.bench.profile == "gpu" or "gpu" in facts.only
+    if not DEVICE_FILE.exists() and not is_wanted:
+        raise NotAsked(f"no NVIDIA GPU here (no {DEVICE_FILE}), and bench.profile is tiny: trials run on the CPU")
+    argv = (sys.executable, "-m", "bench", "preflight")
+    ended = run_program(argv, label="bench preflight", folder=str(settings.root), timeout_sec=_LOAD_SEC)
+    if ended.exit_code != 0:
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        return of_error(said[-1] if said else f"`python -m bench preflight` ended with {ended.exit_code}")
+    found = json.loads(ended.stdout)
+    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "bitsandbytes") if found.get(name))
+    return fine(f"{found['gpu_name']}, driver {found['gpu_driver']}: {versions} can use it")
+
+
+CHECKS = (
+    Check(
+        subject="gpu",
+        name="usable",
+        asks="Is a GPU here seen by torch, and has bitsandbytes kernels for its CUDA?",
+        look=usable,
+        others=examples.gpu,
+    ),
+)

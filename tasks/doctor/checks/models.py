@@ -1,0 +1,35 @@
+"""Model and data as the workers see them: present, whole, readable."""
+
+from remote.hosts.local import LocalHost
+from tasks.connect.workers import inspect, pod_hosts
+from tasks.doctor import examples
+from tasks.doctor.answer import Answer, NotAsked, fine
+from tasks.doctor.check import Check
+from tasks.doctor.facts import Facts
+
+
+def whole(facts: Facts) -> Answer:
+    settings = facts.settings
+    if settings.fleet.kind == "local":
+        folder = settings.root / settings.fleet.local.folder
+        found = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))])
+    else:
+        facts.version.get()
+        cluster = facts.cluster.get()
+        if not cluster.list_of("Job"):
+            raise NotAsked("no pod is deployed that could be asked")
+        found = inspect(settings, pod_hosts(settings, cluster.target)[:1])
+    model, data = found["model"], found["data"]
+    size = f"{model['parameters'] / 1e6:.0f} M parameters, {model['bytes'] / 1e9:.2f} GB"
+    return fine(f"{model['path']}: {size}, whole; {data['path']}: {data['samples']} samples")
+
+
+CHECKS = (
+    Check(
+        subject="models",
+        name="whole",
+        asks="Does the first worker find model.path and data.path, and are they whole?",
+        look=whole,
+        others=examples.inputs,
+    ),
+)

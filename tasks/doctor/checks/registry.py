@@ -1,0 +1,103 @@
+"""The registry: its name, the login, the right to push. The build VM asks it, as it does in a push."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from remote.hosts.host import Host
+from remote.image import vmjob
+from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from tasks.connect import secrets
+from tasks.connect.secrets import check_registry_user
+from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
+from tasks.doctor.check import Check
+from tasks.doctor.facts import Facts
+from tasks.errors import UsageError
+
+_ASK_SEC = 15.0
+
+LOGIN = Fault(
+    what="no login: {message}",
+    remedy=f"registry.user is {USER_FORMS}, and the password an auth token, not the console's; make a new token there",
+)
+MAY_NOT = Fault(
+    what="no right to push: {message}",
+    remedy="let a policy `manage repos` in that compartment, or correct registry.image",
+)
+SILENT = Fault(what="no answer: {message}", remedy="see the VM's way to the registry, then the same again", passes=True)
+ODD = Fault(
+    what="an answer that is no registry's: {message}",
+    remedy="correct registry.image, or see what answers there in the registry's place",
+)
+NOT_PUSHED = Fault(
+    what="the login works and may push; there is no {reference} yet",
+    remedy="`inv push` puts it there",
+    mark=Mark.CAREFUL,
+)
+_BY_KIND = {"unauthorized": LOGIN, "forbidden": MAY_NOT, "transient": SILENT}
+
+
+def name(facts: Facts) -> Answer:
+    where = _where(facts)
+    user = facts.settings.registry.user
+    if user is None:
+        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+    check_registry_user(user, where.repository)
+    return fine(f"{where} as {user}")
+
+
+def login(facts: Facts) -> Answer:
+    where, section = _where(facts), facts.settings.registry
+    if section.user is None:
+        raise NotAsked("see registry name")
+    if section.password_file is None:
+        raise NotAsked("registry.password_file is null: `inv push` asks for the password")
+    password = secrets.read(facts.settings, "registry.password_file", section.password_file)
+    facts.machine.get()
+    question = {
+        "host": where.host,
+        "path": where.path,
+        "tag": where.tag,
+        "login": base64.b64encode(f"{section.user}:{password.reveal()}".encode()).decode(),
+        "token_hosts": list(section.token_hosts),
+    }
+    found = facts.on_vm(lambda host: _asked(host, question))
+    if isinstance(found, vmjob.JobFailed):
+        return _BY_KIND.get(found.kind, ODD).seen(message=found.message.partition("; ")[0])
+    if found["digest"] is None:
+        return NOT_PUSHED.seen(reference=where)
+    return fine(f"the login works and may push; {where} is {found['digest'][:19]}")
+
+
+def _asked(host: Host, question: Mapping[str, Any]) -> Mapping[str, Any] | vmjob.JobFailed:
+    try:
+        return vmjob.ask(vmjob.agent_on(host), question, timeout_sec=_ASK_SEC)
+    except vmjob.JobFailed as failed:  # the registry's answer, not an error of the VM
+        return failed
+
+
+def _where(facts: Facts) -> Reference:
+    image = facts.settings.registry.image
+    if image is None:
+        raise NotAsked("registry.image is null: nothing is pushed from here")
+    try:
+        return reference(image, facts.settings.image.profile)
+    except NameWrong as error:
+        raise UsageError(f"registry.image: {error}") from None
+
+
+CHECKS = (
+    Check(
+        subject="registry",
+        name="name",
+        asks="Can registry.image and registry.user be names of that registry?",
+        look=name,
+    ),
+    Check(
+        subject="registry",
+        name="login",
+        asks="Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
+        look=login,
+        faults=(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
+    ),
+)

@@ -1,0 +1,62 @@
+"""The newest run: how its trials ended, and whether its results are here."""
+
+from bench.records.result import End
+from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
+from tasks.doctor.check import Check
+from tasks.doctor.facts import Facts
+from tasks.reports.runs import Known, runs
+
+OUT_OF_MEMORY = Fault(
+    what="run {run}: {count} of {planned} trials ran out of GPU memory",
+    remedy="`inv tune` searches among what fits; or lower micro_batch_size or max_seq_len",
+    mark=Mark.CAREFUL,
+)
+FAILED = Fault(
+    what="run {run}: {count} of {planned} trials failed",
+    remedy="`inv report` names the reason of each",
+    mark=Mark.CAREFUL,
+)
+INTERRUPTED = Fault(
+    what="run {run}: {count} of {planned} trials were lost, preempted or cancelled, or have not ended",
+    remedy="`inv bench --resume={run}` goes on",
+    mark=Mark.CAREFUL,
+)
+DAMAGED = Fault(
+    what="run {run} is {state}", remedy="`inv collect --run {run}` brings it again where its workers still have it"
+)
+_ENDS = {  # by the fault that says them
+    OUT_OF_MEMORY: (End.OUT_OF_MEMORY,),
+    FAILED: (End.FAILED, End.TIMED_OUT),
+    INTERRUPTED: (End.LOST, End.PREEMPTED, End.CANCELLED),
+}
+
+
+def newest(facts: Facts) -> Answer | list[Answer]:
+    found = runs(facts.settings.results_folder)
+    if not found:
+        raise NotAsked(f"there is no run in {facts.settings.results_folder} yet: `inv bench --quick` makes one")
+    return said_of(found[0])
+
+
+def said_of(run: Known) -> Answer | list[Answer]:
+    """What a run's ends mean."""
+    if run.ends is None or run.planned is None:
+        return DAMAGED.seen(run=run.run_id, state=run.state)
+    open_ends = run.planned - sum(run.ends.values())
+    answers = []
+    for fault, ends in _ENDS.items():
+        count = sum(run.ends.get(end.value, 0) for end in ends) + (open_ends if fault is INTERRUPTED else 0)
+        if count:
+            answers.append(fault.seen(run=run.run_id, count=count, planned=run.planned))
+    return answers or fine(f"run {run.run_id}: all {run.planned} trials succeeded")
+
+
+CHECKS = (
+    Check(
+        subject="runs",
+        name="newest",
+        asks="How did the trials of the newest run end?",
+        look=newest,
+        faults=(*_ENDS, DAMAGED),
+    ),
+)

@@ -1,0 +1,121 @@
+"""The build VM: connection, engine, share, room for the image, models."""
+
+import time
+
+from remote.image import engine, vmjob
+from remote.image import plan as buildplan
+from remote.image.ground import home_below
+from tasks.doctor import examples
+from tasks.doctor.answer import Answer, Fault, Mark, fine, of_error
+from tasks.doctor.check import Check
+from tasks.doctor.facts import Facts
+from tasks.image import profiles
+from tasks.image.build import due
+
+BUSY = Fault(
+    what="{folder} runs there, of {who}: builds, pushes and fetches wait for it",
+    remedy="wait, or `inv {verb} --cancel`",
+    mark=Mark.CAREFUL,
+)
+NO_MODELS = Fault(
+    what="image.models is empty: the image will have no weights, and pods have no network",
+    remedy="set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
+    mark=Mark.CAREFUL,
+)
+
+
+def connection(facts: Facts) -> Answer | list[Answer]:
+    began = time.monotonic()
+    found = facts.machine.first()
+    took = time.monotonic() - began
+    if problems := found.problems():
+        return [of_error(problem) for problem in problems]
+    version = ".".join(map(str, found.python))
+    return fine(
+        f"{facts.vm.get().name}: {found.user}, in {took:.1f} s; {found.system}, Python {version}, {found.cores} cores, "
+        f"{found.memory_bytes / 1e9:.0f} GB"
+    )
+
+
+def engine_there(facts: Facts) -> Answer:
+    found = facts.engine.first()
+    return fine(f"answers, with BuildKit; its data in {found.data_root} ({found.storage_driver})")
+
+
+def slot(facts: Facts) -> Answer:
+    facts.machine.get()
+    job = facts.on_vm(lambda host: vmjob.running(vmjob.agent_on(host)))
+    if job is None:
+        return fine("nothing runs there")
+    who = vmjob.starter(job)
+    return BUSY.seen(folder=job.folder, who=who or "somebody", verb=vmjob.verb_of(job))
+
+
+def share(facts: Facts) -> Answer:
+    facts.machine.get()
+    tmp = facts.on_vm(facts.tmpdir)
+    (place,) = facts.on_vm(lambda host: engine.look(host, (tmp,)).places)
+    return fine(
+        f"{tmp}: {place.free_bytes / 1e9:.1f} GB free on {place.kind}; our folder there is ours, or not there yet"
+    )
+
+
+def room(facts: Facts) -> Answer:
+    facts.engine.get()
+    plan = facts.on_vm(lambda host: due(facts.settings, host, facts.tmpdir(host)))
+    if plan is None:
+        return fine(f"{profiles.image_name(facts.settings)} is there and up to date")
+    needs = sum(need.need_bytes for need in plan.needs)
+    return fine(f"the next build needs {needs / 1e9:.1f} GB, for which there is room")
+
+
+def models(facts: Facts) -> Answer:
+    facts.machine.get()
+    if not facts.settings.image.models:
+        return NO_MODELS.seen()
+    tmp = facts.on_vm(facts.tmpdir)
+    names = [model.replace("/", "--") for model in facts.settings.image.models]
+    folders = [(name, f"{home_below(tmp)}/models/{name}") for name in names]
+    found = facts.on_vm(lambda host: buildplan.model_folders(engine.look(host, (), folders)))
+    sizes = ", ".join(f"{one.name} {one.size / 1e9:.1f} GB" for one in found)
+    return fine(f"{sizes}: every file has its manifest's size")
+
+
+CHECKS = (
+    Check(
+        subject="vm",
+        name="connection",
+        asks="Does the build VM let us in, and can it build for the GPU nodes?",
+        look=connection,
+        others=examples.vm,
+    ),
+    Check(
+        subject="vm",
+        name="engine",
+        asks="Does the engine answer this user, and has it BuildKit?",
+        look=engine_there,
+        others=examples.engine,
+    ),
+    Check(subject="vm", name="slot", asks="Does another job hold the VM's one slot?", look=slot, faults=(BUSY,)),
+    Check(
+        subject="vm",
+        name="share",
+        asks="Is build.tmpdir there, and our folder in it closed to others?",
+        look=share,
+    ),
+    Check(
+        subject="vm",
+        name="models",
+        asks="Are the models of image.models on the VM, every file with its manifest's size?",
+        look=models,
+        faults=(NO_MODELS,),
+        others=examples.models,
+    ),
+    Check(
+        subject="vm",
+        name="room",
+        asks="Do the disks of build.tmpdir and of the engine's data-root fit the next build?",
+        look=room,
+        others=examples.room,
+    ),
+)

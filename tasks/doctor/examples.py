@@ -1,0 +1,252 @@
+"""What other modules say, for the document: each is called with an example of the fault, so that the words are its own.
+
+As (what, remedy). What bench says cannot be called from here; a test compares those rows with bench's own words.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from remote.cluster.diagnosis.imagepull import known
+from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT, Need, examine
+from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
+from remote.cluster.kubectl import not_installed, refusal
+from remote.cluster.quantity import amount
+from remote.hosts.host import HostError
+from remote.image.engine import EngineFacts, Look, Place
+from remote.image.onvm.client import trouble
+from remote.image.plan import Need as Room
+from remote.image.plan import check_kinds, check_room, model_folders
+from remote.image.vm import VmFacts
+from tasks.doctor.answer import of_error
+
+Rows = Sequence[tuple[str, str]]
+_TYPE, _KIND = "VM.GPU.A10.1", "NVIDIA-A10"
+
+
+def _row(message: object) -> tuple[str, str]:
+    answer = of_error(str(message))
+    return answer.found, answer.remedy
+
+
+def _raised(act: Callable[[], object]) -> tuple[str, str]:
+    try:
+        act()
+    except HostError as error:
+        return _row(error)
+    raise AssertionError("an example of a fault that is none")
+
+
+def cluster() -> Rows:
+    """Of the server and the login, from kubectl's own words."""
+    signs = ("getting credentials: exec: executable oci failed", "Unauthorized", "x509: certificate signed by unknown")
+    passing = ("connection refused", "no such host", "i/o timeout")
+    missing = not_installed(FileNotFoundError(2, "No such file or directory", "kubectl"))
+    return [*(_row(refusal("kubectl", sign)) for sign in (*signs, *passing)), _row(missing)]
+
+
+@cache
+def nodes(causes: Collection[str]) -> Rows:
+    """Of these causes, from examples of nodes."""
+    found = [(one.reason, one.remedy) for one in _findings() if one.cause in causes]
+    return list(dict.fromkeys(found))
+
+
+def fleet() -> Rows:
+    return nodes(("instance-type",))
+
+
+_NODE: dict[str, Any] = {
+    "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE: _TYPE}},
+    "spec": {},
+    "status": {
+        "allocatable": {"cpu": "30", "memory": "240Gi", "ephemeral-storage": "200Gi", GPU: "1"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodeInfo": {"kubeletVersion": "v1.34.0"},
+    },
+}
+# What differs from it, by path.
+_NODES: tuple[dict[str, Any], ...] = (
+    {
+        "status.conditions": [
+            {"type": "Ready", "status": "Unknown", "lastTransitionTime": "TIME", "message": "no reports"}
+        ]
+    },
+    {"status.conditions": [*_NODE["status"]["conditions"], {"type": "DiskPressure", "status": "True"}]},
+    {"spec.unschedulable": True},
+    {"spec.taints": [{"key": "TAINT", "value": "VALUE", "effect": "NoSchedule"}]},
+    {"spec.taints": [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]},
+    {f"status.allocatable|{GPU}": "0"},
+    {f"status.allocatable|{GPU}": "0", "status.allocatable|nvidia.com/mig-1g.6gb": "4"},
+    {f"metadata.labels|{PRODUCT}": "Tesla-T4"},
+    {f"metadata.labels|{PRODUCT}": _KIND, "metadata.labels|nvidia.com/gpu.replicas": "4"},
+    {"status.allocatable|ephemeral-storage": "38Gi"},
+    {"status.allocatable|cpu": "2"},
+    {"status.allocatable|memory": "8Gi"},
+    {"status.nodeInfo.kubeletVersion": "v1.27.2"},
+    {"metadata.labels|nvidia.com/cuda.driver.major": "470"},
+    {f"metadata.labels|{INSTANCE_TYPE}": "VM.GPU3.1"},
+)
+_POD = {"metadata": {"name": "POD", "namespace": "OTHER", "labels": {}}, "status": {"phase": "Running"}}
+_TAKES = {"nodeName": "NODE", "containers": [{"resources": {"requests": {GPU: "1", "cpu": "1", "memory": "1Gi"}}}]}
+
+
+def _findings() -> Iterator[Any]:
+    need = Need(
+        instance_type=_TYPE,
+        preemptible=False,
+        cpu=Decimal(4),
+        memory=amount("24Gi"),
+        scratch=amount("10Gi"),
+        tolerations=[{"key": GPU, "operator": "Exists"}],
+        namespace="OURS",
+        image="HOST/REPOSITORY@sha256:DIGEST",
+        image_bytes=35 * 2**30,
+    )
+    for changes in _NODES:
+        asked = replace(need, product=_KIND) if changes.get(f"metadata.labels|{PRODUCT}") == "Tesla-T4" else need
+        for report in examine([_changed(_NODE, changes)], [], asked):
+            yield from report.findings
+    for report in examine([_NODE], [{**_POD, "spec": _TAKES}], need):
+        yield from report.findings
+
+
+def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with other values: `a.b|c` is the key c, which may hold dots, of the value at a.b."""
+    made: dict[str, Any] = copy.deepcopy(dict(base))
+    for path, value in changes.items():
+        above, bar, key = path.partition("|")
+        keys = above.split(".") if bar else above.split(".")[:-1]
+        place = made
+        for one in keys:
+            place = place[one]
+        place[key if bar else above.split(".")[-1]] = value
+    return made
+
+
+_ENDED: tuple[dict[str, Any], ...] = (
+    {"reason": "OOMKilled", "exitCode": 137},
+    {"reason": "Error", "exitCode": 127},
+    {"reason": "Error", "exitCode": 137},
+    {"reason": "StartError", "exitCode": 128, "message": "exec format error"},
+    {"reason": "Error", "exitCode": 1},
+)
+_UNSCHEDULED = (
+    f"0/4 nodes are available: 4 Insufficient {GPU}.",
+    "0/4 nodes are available: 4 Insufficient memory.",
+    "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
+    "0/4 nodes are available: 4 node(s) had untolerated taint {KEY: VALUE}.",
+)
+_MOUNTS = (
+    "driver name fss.csi.oraclecloud.com not found in the list of registered CSI drivers",
+    "mount.nfs: Connection timed out",
+    'configmap "NAME" not found',
+)
+_REFUSED = (
+    'pods "POD" is forbidden: exceeded quota: NAME',
+    'pods "POD" is forbidden: failed quota: NAME: must specify limits.cpu',
+    'pods "POD" is forbidden: violates PodSecurity "restricted:latest"',
+)
+_CLAIMS = ('storageclass "NAME" not found', "no persistent volumes available for this claim")
+
+
+def pods() -> Rows:
+    """Pulls, scheduling, crashes, mounts, refusals, claims, from examples of each."""
+    meta = {"name": "POD", "uid": "1"}
+    found = []
+    for message in _UNSCHEDULED:
+        condition = {"type": "PodScheduled", "status": "False", "message": message}
+        found += diagnose_pod({"metadata": meta, "spec": {}, "status": {"conditions": [condition]}}, [])
+    for ended in _ENDED:
+        container = {"name": "bench", "restartCount": 1, "state": {"terminated": ended}}
+        found += diagnose_pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}, [])
+    evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+    found += diagnose_pod({"metadata": meta, "spec": {}, "status": evicted}, [])
+    for message in _MOUNTS:
+        found += diagnose_pod({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedMount", message)])
+    for message in _REFUSED:
+        found += diagnose_job({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedCreate", message)])
+    for message in _CLAIMS:
+        found += diagnose_claim({"metadata": meta, "status": {"phase": "Pending"}}, [_event("Pending", message)])
+    return [*known(), *((one.reason, one.remedy) for one in found)]
+
+
+def _event(reason: str, message: str) -> dict[str, Any]:
+    return {"metadata": {}, "reason": reason, "message": message, "involvedObject": {"uid": "1"}}
+
+
+def vm() -> Rows:
+    fields: dict[str, Any] = {
+        "system": "",
+        "kernel": "",
+        "user": "",
+        "groups": (),
+        "home": "",
+        "cores": 1,
+        "memory_bytes": 1,
+        "clock": 0,
+    }
+    found = VmFacts(machine="aarch64", python=(3, 6, 8), **fields)
+    return [_row(problem) for problem in found.problems()]
+
+
+def engine() -> Rows:
+    said = ("permission denied while trying to connect", "Cannot connect to the Docker daemon")
+    return [_row(trouble(one)) for one in said]
+
+
+def models() -> Rows:
+    seen: dict[str, Any] = {"name": "MODEL", "folder": "TMPDIR/qlora-fleet/models/MODEL", "files": []}
+    cut = ("model.safetensors", 10, 20, "")
+    wrong: tuple[dict[str, Any], ...] = (
+        {"found": False, "sha256": None},
+        {"found": True, "sha256": None},
+        {"found": True, "sha256": "", "files": [cut]},
+    )
+    looks = [Look(places=(), models=({**seen, **one},), docker_tmpdir=None) for one in wrong]
+    return [_raised(lambda look=look: model_folders(look)) for look in looks]  # type: ignore[misc]
+
+
+def room() -> Rows:
+    place = Place(
+        path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, size_bytes=0, writable=True
+    )
+    root = replace(place, path="DATA-ROOT", device=2)
+    facts = EngineFacts(api_version="1.44", data_root="DATA-ROOT", storage_driver="overlay2")
+    return [
+        _raised(lambda: check_room([Room(place=root, what="the image", need_bytes=25_000_000_000)])),
+        _raised(lambda: check_kinds(replace(place, exists=False), root, facts)),
+        _raised(lambda: check_kinds(replace(place, writable=False), root, facts)),
+        _raised(lambda: check_kinds(replace(place, kind="tmpfs"), root, facts)),
+        _raised(lambda: check_kinds(place, replace(root, kind="nfs4"), facts)),
+    ]
+
+
+def inputs() -> Rows:
+    """What `python -m bench inspect` says; tests/integration/tasks/doctor compares."""
+    return [
+        ("MODEL: no such model folder", "`inv model.demo` makes a small one"),
+        ("DATA: no such data file", "`inv model.demo` makes one"),
+    ]
+
+
+def gpu() -> Rows:
+    """What `python -m bench preflight` says; tests/unit/tasks/doctor compares."""
+    return [
+        (
+            "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0)",
+            "in a pod, request nvidia.com/gpu; on this machine, use profile tiny (bench.profile)",
+        ),
+        (
+            "/dev/nvidiactl: a GPU is here, but torch VERSION cannot use it: Torch not compiled with CUDA enabled",
+            "install torch's CUDA build, as the image's lock has it; or set CUDA_VISIBLE_DEVICES= to run on the CPU",
+        ),
+        (
+            "bitsandbytes VERSION has no GPU support for CUDA CUDA here: it holds no CUDA build",
+            "install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
+            "or set BNB_CUDA_VERSION to a build it holds; `python -m bitsandbytes` says more",
+        ),
+    ]

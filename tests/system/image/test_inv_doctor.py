@@ -1,0 +1,145 @@
+"""`inv doctor` typed on a laptop that reaches a build VM, a registry and the tests' own cluster, all at once.
+
+The cluster listens on this machine's loopback, which the laptop's namespace does not have: a forwarder stands between.
+Not covered: a GPU (there is none), a tenancy, a private registry's own rights.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.machines.build_vm import PASSWORD, BuildVm
+from tests.support.machines.network import USER
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    with Cluster(nodes=2) as started:
+        yield started
+
+
+@pytest.fixture
+def settings(build_vm: BuildVm, cluster: Cluster) -> Iterator[dict[str, str]]:
+    """Of an operator whose laptop sees all of them."""
+    kubeconfig = Path(build_vm.folder, "kubeconfig")
+    kubeconfig.write_text(cluster.kubeconfig_text())
+    with forwarded(build_vm, cluster.port):
+        yield {
+            "FLEET_KIND": "pods",
+            "FLEET_SIZE": "2",
+            "BENCH_PROFILE": "gpu",
+            "CLUSTER_KUBECONFIG": str(kubeconfig),
+            "CLUSTER_IMAGE": "fra.ocir.io/ns/r@sha256:" + "ab" * 32,
+            "REGISTRY_IMAGE": "fra.ocir.io/axtenancy/doctor:1",
+            "CLUSTER_CPU": "100m",
+            "FLEET_PODS_THREADS": "1",
+            "CLUSTER_MEMORY": "64Mi",
+            "CLUSTER_SHM": "16Mi",
+            "CLUSTER_SCRATCH": "64Mi",
+        }
+    cluster.faults.clear()
+
+
+@contextlib.contextmanager
+def forwarded(build_vm: BuildVm, port: int) -> Iterator[None]:
+    """This port of the laptop's loopback is that of this machine's."""
+    with build_vm.network.laptop.network_of_this_thread():
+        listening = socket.create_server(("127.0.0.1", port))
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                sink.sendall(piece)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def relay(near: socket.socket) -> None:
+        with near, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as far:
+            back = threading.Thread(target=pump, args=(far, near), daemon=True)
+            back.start()
+            pump(near, far)
+            back.join()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # once `listening` is shut
+            while True:
+                near, _ = listening.accept()
+                threading.Thread(target=relay, args=(near,), daemon=True).start()
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    with listening:
+        yield
+        listening.shutdown(socket.SHUT_RDWR)
+        server.join()
+
+
+def doctor(build_vm: BuildVm, settings: dict[str, str], *words: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """The exit code, and the answers by check."""
+    done = build_vm.inv("doctor", "--json", *words, **settings)
+    assert "Traceback" not in done.stderr
+    said: dict[str, list[dict[str, Any]]] = {}
+    for one in json.loads(done.stdout)["answers"]:
+        said.setdefault(f"{one['subject']} {one['check']}", []).append(one)
+    return done.returncode, said
+
+
+def test_where_everything_answers_nothing_is_to_mend(build_vm: BuildVm, settings: dict[str, str]) -> None:
+    code, said = doctor(build_vm, settings)
+    states = {title: {one["state"] for one in answers} for title, answers in said.items()}
+    assert code == 0, [one for answers in said.values() for one in answers if one["state"] == "wrong"]
+    asked = ("vm connection", "vm engine", "vm slot", "vm share", "vm room", "registry name", "cluster reachable")
+    asked += ("cluster rights", "nodes enough", "nodes GPUs", "machine clock", "settings files")
+    assert {title: states[title] for title in asked} == {title: {"fine"} for title in asked}
+    assert states["cluster kubectl"] <= {"fine", "careful"}, "whichever kubectl this machine has"
+    assert states["registry login"] == {"careful"}, "nothing was pushed there yet"
+    assert {title for title, found in states.items() if found == {"unasked"}} == {
+        *("gpu usable", "runs newest", "models whole", "tenancy limits", "cluster DNS", "pods up"),
+    }
+
+
+def test_faults_everywhere_are_each_one_line_with_what_mends_it(
+    build_vm: BuildVm, settings: dict[str, str], cluster: Cluster
+) -> None:
+    build_vm.write_password_file("not it")
+    build_vm.set_docker_group()
+    cluster.faults.forbid(resource="pods/exec")
+    cluster.faults.set_gpus("node-1", 0)
+    try:
+        code, said = doctor(build_vm, settings)
+    finally:
+        build_vm.write_password_file(PASSWORD)
+        build_vm.set_docker_group(USER)
+        cluster.faults.set_gpus("node-1", 1)
+    wrong = {title: one for title, answers in said.items() for one in answers if one["state"] == "wrong"}
+    assert code == 1
+    assert wrong.keys() == {"vm engine", "registry login", "cluster rights", "nodes enough", "nodes GPUs"}
+    assert "usermod -aG docker" in wrong["vm engine"]["remedy"]
+    assert "refuses user" in wrong["registry login"]["found"]
+    assert "auth token" in wrong["registry login"]["remedy"]
+    assert "may not get pods/exec, create pods/exec" in wrong["cluster rights"]["found"]
+    assert "device plugin" in wrong["nodes GPUs"]["found"]
+    assert said["vm room"][0]["found"] == "see vm engine"
+
+
+def test_a_cluster_that_is_gone_may_come_back(build_vm: BuildVm, settings: dict[str, str], cluster: Cluster) -> None:
+    cluster.faults.server_gone()
+    try:
+        done = build_vm.inv("doctor", "--only", "cluster,nodes,pods", **settings)
+    finally:
+        cluster.faults.server_back()
+    assert done.returncode == 3, done.stdout
+    assert "✗ cluster reachable" in done.stdout
+    assert done.stdout.count("see cluster reachable") == 3, done.stdout
+    assert done.stderr == "doctor: cluster reachable: that may pass; `inv doctor` asks again\n"

@@ -1,0 +1,91 @@
+"""Facts about a project of the test's own, and a cluster that answers what the test says."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from remote.cluster.kinds import Kind
+from remote.cluster.kubeconfig import Target
+from tasks.doctor.answer import Answer
+from tasks.doctor.check import Check
+from tasks.doctor.examine import answers
+from tasks.doctor.facts import Facts, Shared
+from tasks.settings.load import load
+
+MakeFacts = Callable[..., Facts]
+TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server="https://dev:6443")
+
+
+class GivenCluster:
+    """Answers as `remote.cluster.client.Cluster` does, from what a test sets. The real one: tests/system/doctor."""
+
+    target = TARGET
+
+    def __init__(self, **given: Any) -> None:
+        self.denied: Collection[tuple[str, str]] = given.get("denied", ())
+        self.there: Any = given.get("namespace", {"metadata": {"name": "ours"}})
+        self.objects: dict[str, list[dict[str, Any]]] = given.get("objects", {})
+        self.names: Collection[str] = given.get("names", ())
+        self.said = given.get("version", ("v1.34.1", None))
+
+    def version(self) -> tuple[str, float | None]:
+        return self.said
+
+    def allowed(self, verb: str, kind: Kind, subresource: str = "") -> bool:
+        return (verb, f"{kind.plural}/{subresource}" if subresource else kind.plural) not in self.denied
+
+    def namespace(self) -> Any:
+        return self.there
+
+    def every(self, kind: Kind, **_: Any) -> list[dict[str, Any]]:
+        return self.objects.get(kind.plural, [])
+
+    def pods(self) -> list[dict[str, Any]]:
+        return self.objects.get("pods", [])
+
+    def list_of(self, kind: str) -> list[dict[str, Any]]:
+        return self.objects.get(kind, [])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.objects.get("nodes", [])
+
+    def pods_everywhere(self) -> list[dict[str, Any]]:
+        return []
+
+    def has(self, _: Kind, name: str) -> bool:
+        return name in self.names
+
+    def has_secret(self, name: str) -> bool:
+        return name in self.names
+
+    def knows_group(self, name: str) -> bool:
+        return name in self.names
+
+
+@pytest.fixture
+def facts(project: Path, context: Callable[..., Context]) -> MakeFacts:
+    """Facts with these settings (YAML); with `cluster`, that one answers."""
+
+    def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None) -> Facts:
+        (project / "own.yaml").write_text(text)
+        made = context("own.yaml")
+        found = Facts(load(made), made.config, frozenset(only))
+        if cluster is not None:
+            found.cluster = Shared(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
+        return found
+
+    return make
+
+
+@pytest.fixture
+def ask() -> Callable[[Check, Facts], Answer]:
+    """The one answer of a check."""
+
+    def of(check: Check, facts: Facts) -> Answer:
+        (only,) = answers(check, facts)
+        return only
+
+    return of

@@ -1,0 +1,303 @@
+"""Each fault of the checks, made on purpose: what is said, and what mends it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.records.result import End
+from tasks.doctor.answer import Answer, Fault, Mark
+from tasks.doctor.check import Check
+from tasks.doctor.checks import cluster, gpu, machine, nodes, pods, registry, runs, settings, tenancy, vm
+from tasks.doctor.facts import Facts
+from tasks.reports.runs import Known
+from tests.unit.remote.cluster.test_nodes import NODE
+from tests.unit.tasks.doctor.conftest import GivenCluster, MakeFacts
+
+Ask = Callable[[Check, Facts], Answer]
+A_DIGEST = "sha256:" + "ab" * 32
+PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
+
+
+def named(checks: tuple[Check, ...], name: str) -> Check:
+    return next(check for check in checks if check.name == name)
+
+
+def is_seen(answer: Answer, fault: Fault) -> bool:
+    """Whether the answer is this fault, with values for its names."""
+    start = fault.what.partition("{")[0]
+    return answer.mark is fault.mark and answer.found.startswith(start) and "{" not in answer.found + answer.remedy
+
+
+# This machine
+
+
+def package(name: str, *requires: str, version: str = "1.0") -> metadata.Distribution:
+    return SimpleNamespace(name=name, version=version, requires=list(requires))  # type: ignore[return-value]
+
+
+def test_packages_that_conflict_are_named() -> None:
+    there = [
+        package("torch", version="2.1"),
+        package("a", "torch>=2.10", "Missing_One; python_version > '3'", "x; extra == 'y'"),
+    ]
+    assert [*machine.conflicts(there)] == [
+        "a 1.0 requires torch>=2.10, and torch 2.1 is installed",
+        "a 1.0 requires Missing_One, and it is not installed",
+    ]
+    assert [*machine.conflicts([package("a", "B-c>=1"), package("b_c")])] == []
+
+
+@pytest.mark.parametrize(
+    ("free", "fault"), [(10**8, machine.DISK_FULL), (2 * 10**9, machine.DISK_SMALL), (10**11, None)]
+)
+def test_a_disk_without_room_for_results(
+    free: int, fault: Fault | None, facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    said = ask(named(machine.CHECKS, "disk"), facts())
+    assert said.mark is (Mark.FINE if fault is None else fault.mark)
+    assert fault is None or said.remedy == fault.remedy
+
+
+@pytest.mark.parametrize(("theirs", "words"), [(1000.0, "200 s ahead of"), (1400.0, "200 s behind"), (1250.0, "agree")])
+def test_a_clock_that_is_wrong(theirs: float, words: str) -> None:
+    said = machine.compared(1200.0, theirs, "the cluster")
+    assert words in said.found
+    assert said.mark is (Mark.FINE if words == "agree" else Mark.WRONG)
+
+
+@pytest.mark.parametrize(("missing", "fault"), [("ssh", machine.NO_SSH), ("rsync", machine.NO_RSYNC)])
+def test_a_program_that_is_missing(
+    missing: str, fault: Fault, facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
+    assert is_seen(ask(named(machine.CHECKS, "programs"), facts("build: {host: vm}")), fault)
+    assert ask(named(machine.CHECKS, "programs"), facts()).mark is Mark.UNASKED
+
+
+# Settings
+
+CONTRADICTING = {
+    "two repositories": (
+        f"cluster: {{image: 'fra.ocir.io/ns/old@{A_DIGEST}'}}\nregistry: {{image: 'fra.ocir.io/ns/new:1'}}",
+        settings.TWO_REPOSITORIES,
+    ),
+    "not in the image": (PODS + "model: {path: /models/org--B}\nimage: {models: [org/A]}", settings.NOT_IN_IMAGE),
+    "tiny on pods": ("fleet: {kind: pods}", settings.TINY),
+    "no workers": (PODS + "cluster: {overlay: job-4gpu}", settings.OVERLAY),
+}
+SLOW = {
+    "threads of pods": (PODS + "cluster: {cpu: 2}", settings.THREADS_OF_PODS),
+    "shared nodes": (PODS + "cluster: {one_per_node: false}", settings.SHARED_NODE),
+    "threads here": ("fleet: {size: 4, local: {threads: 8}}", settings.THREADS_HERE),
+    "recipe": ("fleet: {size: 1}\ntrain: {recipe: reference}", settings.SLOW_RECIPE),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTING)
+def test_settings_that_contradict_each_other(name: str, facts: MakeFacts) -> None:
+    text, fault = CONTRADICTING[name]
+    (said,) = settings.contradicting(facts(text).settings)
+    assert is_seen(said, fault)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_settings_that_make_steps_slow(name: str, facts: MakeFacts) -> None:
+    text, fault = SLOW[name]
+    (said,) = settings.slowing(facts(text).settings, cores=8)
+    assert is_seen(said, fault)
+
+
+def test_settings_as_shipped_for_a_cluster_contradict_nothing(facts: MakeFacts, ask: Ask) -> None:
+    text = PODS + "model: {path: /models/org--A}\nimage: {models: [org/A]}"
+    assert ask(named(settings.CHECKS, "contradictions"), facts(text)).mark is Mark.FINE
+    assert ask(named(settings.CHECKS, "slow"), facts(text)).mark is Mark.FINE
+
+
+def test_the_files_that_count_are_named(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INVOKE_FLEET_SIZE", "2")
+    said = ask(named(settings.CHECKS, "files"), facts("fleet: {size: 3}"))
+    assert "read: invoke.yaml, own.yaml, and 1 variable INVOKE_*" in said.found
+
+
+def test_a_password_file_that_others_may_read(facts: MakeFacts, ask: Ask, project: Path) -> None:
+    path = project / "token"
+    path.write_text("secret")
+    path.chmod(0o644)
+    said = ask(named(settings.CHECKS, "secrets"), facts(f"registry: {{password_file: {path}}}"))
+    assert (said.mark, said.remedy) == (Mark.WRONG, f"type: chmod 600 {path}")
+    assert "others may read it" in said.found
+    path.chmod(0o600)
+    assert ask(named(settings.CHECKS, "secrets"), facts(f"hub: {{token_file: {path}}}")).mark is Mark.FINE
+
+
+# The registry, before anybody is asked
+
+NAMES = {
+    "no user": ("registry: {image: 'fra.ocir.io/ns/r:1'}", "registry.user: not set"),
+    "another tenancy": ("registry: {image: 'fra.ocir.io/ns/r:1', user: other/me}", "does not begin with the tenancy's"),
+    "no region": ("registry: {image: 'frankfurt.ocir.io/ns/r:1', user: ns/me}", "is no region key"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_no_registry_has(name: str, facts: MakeFacts, ask: Ask) -> None:
+    text, words = NAMES[name]
+    said = ask(named(registry.CHECKS, "name"), facts(text))
+    assert said.mark is Mark.WRONG
+    assert words in said.found
+
+
+def test_without_a_password_file_the_registry_is_not_asked(facts: MakeFacts, ask: Ask) -> None:
+    said = ask(named(registry.CHECKS, "login"), facts("registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}"))
+    assert (said.mark, "`inv push` asks for the password" in said.found) == (Mark.UNASKED, True)
+
+
+# The cluster
+
+
+def of_cluster(name: str, facts: Facts, ask: Ask) -> Answer:
+    return ask(named(cluster.CHECKS, name), facts)
+
+
+def quota_of(**hard: str) -> dict[str, Any]:
+    return {"metadata": {"name": "q"}, "status": {"hard": hard, "used": {}}}
+
+
+CLUSTERS: dict[str, tuple[str, GivenCluster, Fault, str]] = {
+    "old": ("reachable", GivenCluster(version=("v1.27.3", None)), cluster.OLD, PODS),
+    "no right to run": ("rights", GivenCluster(denied=[("create", "pods/exec")]), cluster.MAY_NOT_RUN, PODS),
+    "no right to deploy": ("rights", GivenCluster(denied=[("patch", "jobs")]), cluster.MAY_NOT_DEPLOY, PODS),
+    "no namespace": ("namespace", GivenCluster(namespace=None), cluster.NO_NAMESPACE, PODS),
+    "going": (
+        "namespace",
+        GivenCluster(namespace={"metadata": {"name": "ours", "deletionTimestamp": "now"}}),
+        cluster.TERMINATING,
+        PODS,
+    ),
+    "no secret": ("pull secret", GivenCluster(), cluster.NO_SECRET, PODS),
+    "quota of GPUs": (
+        "quota",
+        GivenCluster(objects={"resourcequotas": [quota_of(**{"requests.nvidia.com/gpu": "2"})]}),
+        cluster.QUOTA,
+        PODS,
+    ),
+    "quota of limits": (
+        "quota",
+        GivenCluster(objects={"resourcequotas": [quota_of(**{"limits.cpu": "99"})]}),
+        cluster.QUOTA_LIMITS,
+        PODS,
+    ),
+    "no volume": ("storage", GivenCluster(), cluster.NO_VOLUME, PODS),
+    "no driver": ("storage", GivenCluster(), cluster.NO_CSI, PODS + "cluster: {fss: {volume_handle: 'o:1.2.3.4:/x'}}"),
+    "no controller": ("controller", GivenCluster(), cluster.NO_CONTROLLER, PODS + "cluster: {overlay: job-4gpu-kueue}"),
+    "no DNS": (
+        "DNS",
+        GivenCluster(objects={"pods": [{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}]}),
+        cluster.NO_DNS,
+        PODS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_each_fault_of_a_cluster(name: str, facts: MakeFacts, ask: Ask) -> None:
+    check, given, fault, text = CLUSTERS[name]
+    assert is_seen(of_cluster(check, facts(text, cluster=given), ask), fault)
+
+
+def test_a_cluster_with_everything(facts: MakeFacts, ask: Ask) -> None:
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    names = ("ocir-secret", cluster.FSS_DRIVER, "kueue.x-k8s.io")
+    given = GivenCluster(names=names, objects={"pods": [ready], "resourcequotas": [quota_of(pods="9")]})
+    text = PODS + "cluster: {overlay: job-4gpu-kueue, fss: {volume_handle: 'o:1.2.3.4:/x'}}"
+    checks = [one.name for one in cluster.CHECKS if one.name != "kubectl"]  # which starts a process
+    found = {name: of_cluster(name, facts(text, cluster=given), ask).mark for name in checks}
+    assert found == dict.fromkeys(checks, Mark.FINE)
+
+
+def test_a_cluster_that_nobody_means_is_left_alone(facts: MakeFacts, ask: Ask) -> None:
+    said = of_cluster("reachable", facts(), ask)
+    assert (said.mark, "fleet.kind is local" in said.found) == (Mark.UNASKED, True)
+    missing = facts("cluster: {kubeconfig: nowhere}", "cluster")
+    assert "not there" in of_cluster("reachable", missing, ask).found
+    assert of_cluster("rights", missing, ask).found == "see cluster reachable"
+
+
+@pytest.mark.parametrize(
+    ("ours", "skewed"), [("v1.33.9", False), ("v1.35.0", False), ("v1.32.1", True), ("v2.34.0", True)]
+)
+def test_kubectl_beside_the_server(
+    ours: str, skewed: bool, facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = json.dumps({"clientVersion": {"gitVersion": ours}}).encode()
+    monkeypatch.setattr(cluster, "run_program", lambda *_, **__: SimpleNamespace(stdout=said))
+    found = of_cluster("kubectl", facts(PODS, cluster=GivenCluster()), ask)
+    assert is_seen(found, cluster.SKEWED) is skewed
+
+
+# Nodes and pods
+
+
+def test_findings_of_nodes_are_grouped_by_what_they_are_about(facts: MakeFacts, ask: Ask) -> None:
+    bad = {**NODE, "spec": {"unschedulable": True, "taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}}
+    found = facts("fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}", cluster=GivenCluster(objects={"nodes": [bad]}))
+    said = {check.name: ask(check, found) for check in nodes.CHECKS}
+    assert {name: one.mark for name, one in said.items()} == {
+        "enough": Mark.WRONG,
+        "health": Mark.WRONG,
+        "taints": Mark.WRONG,
+        "GPUs": Mark.FINE,
+        "room": Mark.FINE,
+        "versions": Mark.FINE,
+    }
+    assert said["health"].remedy == "kubectl uncordon node-3"
+    assert said["taints"].remedy == "kubectl taint node node-3 team:NoSchedule-"
+    assert "0 of 1 nodes qualify" in said["enough"].found
+
+
+def test_no_node_of_the_type_is_one_line_and_not_five(facts: MakeFacts, ask: Ask) -> None:
+    found = facts(PODS + "cluster: {instance_type: BM.GPU4.8}", cluster=GivenCluster(objects={"nodes": [NODE]}))
+    said = [ask(check, found) for check in nodes.CHECKS]
+    assert [one.mark for one in said] == [Mark.WRONG, *[Mark.UNASKED] * 5]
+
+
+def test_nothing_deployed_is_no_fault(facts: MakeFacts, ask: Ask) -> None:
+    said = ask(pods.CHECKS[0], facts(PODS, cluster=GivenCluster()))
+    assert (said.mark, "`inv deploy`" in said.found) == (Mark.UNASKED, True)
+
+
+# Runs, GPU, tenancy, VM
+
+RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
+    "all well": ({End.SUCCEEDED.value: 4}, []),
+    "out of memory": ({End.SUCCEEDED.value: 3, End.OUT_OF_MEMORY.value: 1}, [runs.OUT_OF_MEMORY]),
+    "failed and lost": ({End.FAILED.value: 1, End.LOST.value: 3}, [runs.FAILED, runs.INTERRUPTED]),
+    "stopped halfway": ({End.SUCCEEDED.value: 2}, [runs.INTERRUPTED]),
+    "damaged": (None, [runs.DAMAGED]),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_how_the_newest_run_ended(name: str) -> None:
+    ends, faults = RUNS[name]
+    said = runs.said_of(Known(run_id="r1", state="damaged: x", planned=4, ends=ends))
+    listed = [said] if isinstance(said, Answer) else said
+    remedies = [one.remedy for one in listed if one.mark is not Mark.FINE]
+    assert remedies == [fault.remedy.format(run="r1") for fault in faults]
+
+
+def test_a_laptop_without_gpu_that_needs_none(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DEVICE_FILE", Path("/nowhere"))
+    assert ask(gpu.CHECKS[0], facts()).mark is Mark.UNASKED
+    assert ask(gpu.CHECKS[0], facts(PODS)).mark is Mark.UNASKED
+
+
+def test_what_nobody_configured_is_not_asked(facts: MakeFacts, ask: Ask) -> None:
+    assert {ask(check, facts()).mark for check in (*vm.CHECKS, *registry.CHECKS, *tenancy.CHECKS)} == {Mark.UNASKED}
