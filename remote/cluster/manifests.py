@@ -35,11 +35,15 @@ _DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image by its digest. `size_bytes` is what it takes on a node during its first pull, where that is known."""
+    """An image by its digest. `size_bytes` is what it takes on a node during its first pull, where that is known.
+
+    `requires` is the base image's NVIDIA_REQUIRE_CUDA: the drivers it starts on, where it says that.
+    """
 
     repository: str
     digest: str
     size_bytes: int | None = None
+    requires: str | None = None
 
     @classmethod
     def parse(cls, reference: str, size_bytes: int | None = None) -> Image:

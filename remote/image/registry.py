@@ -59,6 +59,7 @@ def outcome_json(where: Reference, facts: dict[str, object], pushed_at: str) -> 
         "reference": str(where),
         "repository": where.repository,
         **{key: facts[key] for key in ("digest", "size_bytes", "compressed_bytes", "labels")},
+        "requires": facts.get("requires"),
         "pushed_at": pushed_at,
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -1,5 +1,6 @@
 """What the settings ask for: the image by its digest, the values of the manifests."""
 
+import dataclasses
 import json
 
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
@@ -30,7 +31,8 @@ def image_of(settings: Settings) -> Image:
     try:
         sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(isinstance(one, int) for one in sizes) else None
-        return Image.parse(f"{pushed['repository']}@{pushed['digest']}", size)
+        image, requires = Image.parse(f"{pushed['repository']}@{pushed['digest']}", size), pushed.get("requires")
+        return dataclasses.replace(image, requires=requires if isinstance(requires, str) else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not what `inv push` writes ({error}); `inv push` writes it anew") from None
 

@@ -7,7 +7,8 @@ from invoke.context import Context
 from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT, PREEMPTIBLE, Need, NodeReport, examine, mixed
+from remote.cluster.diagnosis.driver import drivers
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT, CUDA_12, PREEMPTIBLE, Need, NodeReport, examine, mixed
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantity import amount, in_gib
@@ -96,6 +97,7 @@ def need_of(settings: Settings, image: Image | None) -> Need:
         product=section.gpu,
         image=image.reference if image else None,
         image_bytes=image.size_bytes if image else None,
+        drivers=(drivers(image.requires) if image and image.requires else None) or CUDA_12,
     )
 
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
+from remote.cluster.diagnosis.driver import Drivers
 from remote.cluster.diagnosis.imagepull import known
 from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT, Need, examine
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
@@ -105,6 +106,7 @@ def _findings() -> Iterator[Any]:
         namespace="OURS",
         image="HOST/REPOSITORY@sha256:DIGEST",
         image_bytes=35 * 2**30,
+        drivers=Drivers(since=570, also=(535, 550, 560, 565)),  # those of CUDA 12.8.1's base image
     )
     for changes in _NODES:
         asked = replace(need, product=_KIND) if changes.get(f"metadata.labels|{PRODUCT}") == "Tesla-T4" else need

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from remote.cluster.diagnosis.driver import Drivers
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantity import amount, in_gib
@@ -19,8 +20,8 @@ PRODUCT = "nvidia.com/gpu.product"
 ANY_PRODUCT = "any"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
-# backoffLimitPerIndex is on by default since 1.29; driver 525 is the least that CUDA 12 runs on.
-MIN_KUBELET, MIN_DRIVER = (1, 29), 525
+MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
+CUDA_12 = Drivers(since=525)  # where the image's base says nothing else: the least that CUDA 12 runs on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Need:
     product: str | None = None
     image: str | None = None
     image_bytes: int | None = None
+    drivers: Drivers = CUDA_12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: Need) -> NodeRep
         found = [Finding("instance-type", reason, remedy)]
     else:
         found = [*_health(node), *_kept_out(node, need), *_gpu(report, allocatable, pods, need)]
-        found += [*_room(report, status, others, need), *_versions(report)]
+        found += [*_room(report, status, others, need), *_versions(report, need)]
     room = 1 if need.one_per_node else _fitting(report, status, others, need)
     return replace(report, room=room, findings=tuple(finding.of(f"node {report.name}") for finding in found))
 
@@ -240,14 +242,16 @@ def _room(report: NodeReport, status: Object, others: Sequence[Object], need: Ne
         yield Finding("disk", f"{disk}, {in_gib(wanted)} needed for the image and cluster.scratch", remedy)
 
 
-def _versions(report: NodeReport) -> Iterator[Finding]:
+def _versions(report: NodeReport, need: Need) -> Iterator[Finding]:
     kubelet = re.match(r"v?(\d+)\.(\d+)", report.kubelet)
     if kubelet is not None and (int(kubelet[1]), int(kubelet[2])) < MIN_KUBELET:
         least = ".".join(map(str, MIN_KUBELET))
         yield Finding("kubelet", f"kubelet {report.kubelet}, older than {least}", "upgrade cluster and node pool")
     driver = re.match(r"\d+", report.driver or "")
-    if driver is not None and int(driver[0]) < MIN_DRIVER:
-        yield Finding("driver", f"NVIDIA driver {report.driver}, older than {MIN_DRIVER}", "use a newer GPU node image")
+    if driver is not None and not need.drivers.fits(int(driver[0])):
+        reason = f"NVIDIA driver {report.driver}, and the image starts on {need.drivers}"
+        remedy = "use a newer GPU node image, or set image.base to one of an older CUDA"
+        yield Finding("driver", reason, remedy)
 
 
 def _requests(pod: Object, resource: str, which: str = "requests") -> Decimal:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from remote.image.onvm.client import ask, follow, follow_push, reason
@@ -59,8 +60,15 @@ def push(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         "size_bytes": image["Size"],
         "compressed_bytes": sum(part["size"] for part in parts),
         "labels": image["Config"].get("Labels") or {},
+        "requires": required(image["Config"].get("Env") or ()),
         "sent": sent,
     }
+
+
+def required(variables: Iterable[str]) -> str | None:
+    """Of an image's variables the one by which its base says on which drivers it starts."""
+    pairs = (one.partition("=") for one in variables)
+    return next((value for name, _, value in pairs if name == "NVIDIA_REQUIRE_CUDA"), None)
 
 
 def send(

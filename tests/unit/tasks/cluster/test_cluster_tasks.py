@@ -16,6 +16,7 @@ from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from tasks.cluster.desired import image_of
+from tasks.cluster.nodes import need_of
 from tasks.cluster.wait import Patience
 from tasks.errors import UsageError
 from tasks.fleet.uncollected import DISCARDED_FILE, discard, not_whole, uncollected
@@ -41,6 +42,15 @@ def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> N
     written(project, json.dumps(IMAGE))
     image = image_of(settings(project, context))
     assert (image.reference, image.size_bytes) == (f"fra.ocir.io/ns/r@{HEX}", 7)
+
+
+@pytest.mark.parametrize(("requires", "least"), [("cuda>=12.8", 570), (None, 525), (7, 525), ("nonsense", 525)])
+def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
+    requires: object, least: int, project: Path, context: Make
+) -> None:
+    written(project, json.dumps({**IMAGE, "requires": requires}))
+    found = settings(project, context)
+    assert need_of(found, image_of(found)).drivers.since == least
 
 
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:

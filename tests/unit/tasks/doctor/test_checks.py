@@ -247,7 +247,9 @@ def test_kubectl_beside_the_server(
 
 def test_findings_of_nodes_are_grouped_by_what_they_are_about(facts: MakeFacts, ask: Ask) -> None:
     bad = {**NODE, "spec": {"unschedulable": True, "taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}}
-    found = facts("fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}", cluster=GivenCluster(objects={"nodes": [bad]}))
+    found = facts(
+        "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}", cluster=GivenCluster(objects={"nodes": [bad]})
+    )
     said = {check.name: ask(check, found) for check in nodes.CHECKS}
     assert {name: one.mark for name, one in said.items()} == {
         "enough": Mark.WRONG,
