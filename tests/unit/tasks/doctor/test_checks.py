@@ -15,6 +15,7 @@ from tasks.doctor.answer import Answer, Fault, Mark
 from tasks.doctor.check import Check
 from tasks.doctor.checks import cluster, gpu, machine, nodes, pods, registry, runs, settings, tenancy, vm
 from tasks.doctor.facts import Facts
+from tasks.errors import UsageError
 from tasks.reports.runs import Known
 from tests.unit.remote.cluster.test_nodes import NODE
 from tests.unit.tasks.doctor.conftest import GivenCluster, MakeFacts
@@ -303,3 +304,17 @@ def test_a_laptop_without_gpu_that_needs_none(facts: MakeFacts, ask: Ask, monkey
 
 def test_what_nobody_configured_is_not_asked(facts: MakeFacts, ask: Ask) -> None:
     assert {ask(check, facts()).mark for check in (*vm.CHECKS, *registry.CHECKS, *tenancy.CHECKS)} == {Mark.UNASKED}
+
+
+def test_credentials_of_the_tenancy_that_cannot_be_used(
+    facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check_login` itself, with Oracle's SDK: the tests of tasks/tenancy."""
+
+    def refused(_: object) -> None:
+        raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
+
+    monkeypatch.setattr(tenancy.importlib, "import_module", lambda _: SimpleNamespace(check_login=refused))
+    said = ask(tenancy.CHECKS[0], facts("{}", "tenancy"))
+    assert (said.mark, said.remedy) == (Mark.WRONG, "there are OTHER; set tenancy.profile")
+    assert ask(tenancy.CHECKS[0], facts()).mark is Mark.UNASKED
