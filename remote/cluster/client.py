@@ -7,6 +7,7 @@ operator can repeat its argv by hand.
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import mktime_tz, parsedate_tz
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _ACT_SEC = 120.0
+_PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)  # before a question is asked again
 _JSON = "application/json"
 # A Secret's content is never brought here: only a server that does not know how to leave it out would send it.
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
@@ -51,7 +53,21 @@ class Cluster:
     def _get(
         self, path: str, query: Mapping[str, str] | None = None, *, body: Object | None = None, accept: str = _JSON
     ) -> dict[str, Any]:
-        """The JSON at a path of the API; with a `body`, the answer to it."""
+        """The JSON at a path of the API; with a `body`, the answer to it. Asked again while the server restarts."""
+        for pause_sec in (*_PAUSES_SEC, None):
+            began = time.monotonic()
+            try:
+                return self._get_once(path, query, body=body, accept=accept)
+            except Unreachable:
+                # A server that was silent for so long has had its time.
+                if pause_sec is None or time.monotonic() - began > _CONNECT_SEC:
+                    raise
+            time.sleep(pause_sec)
+        raise AssertionError("the last try returns or raises")
+
+    def _get_once(
+        self, path: str, query: Mapping[str, str] | None, *, body: Object | None, accept: str
+    ) -> dict[str, Any]:
         with self._ask(path, query, body=body, accept=accept) as answer:
             return self._parsed(path, b"".join(answer.stream()))
 

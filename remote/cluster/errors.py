@@ -18,6 +18,10 @@ class Forbidden(ClusterError, OperatorRefused):
     """The cluster accepts the credentials, but the account has no right to do this."""
 
 
+class CannotRun(ClusterError):
+    """A pod's image lacks what every command needs. Asking again does not help, and another pod may have it."""
+
+
 class Conflict(ClusterError):
     """Another manager owns a field that this change would take."""
 

@@ -24,8 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.records.durable import read_regular
 from bench.records.result import End
 from remote.jobs.onhost.basics import sync_folder
+
+MOST_BYTES = 256 << 20  # of a ledger; a thousand trials take a hundredth of it
 
 
 class LedgerError(Exception):
@@ -127,7 +130,7 @@ class Ledger:
 
     def _load(self) -> None:
         try:
-            content = self.path.read_bytes()
+            content = read_regular(self.path, most_bytes=MOST_BYTES)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -136,9 +139,10 @@ class Ledger:
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 event = json.loads(line)
+                _check_types(event)
                 self._check(event)
                 self._take(event)
-            except (ValueError, KeyError, TypeError, LedgerError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, LedgerError) as error:
                 raise LedgerError(f"{self.path}: line {number}: {error}; the ledger is damaged") from None
         # The tail of a write that a crash cut short was never acted on. The next append removes it, not this: reading
         # the ledger of a run that goes on must not change it.
@@ -218,3 +222,17 @@ class Ledger:
         elif kind == "reopened":
             entry.end = entry.reason = entry.winner = None
             entry.spent = len(entry.attempts)
+
+
+_TEXTS = ("event", "trial_id", "worker", "folder")
+
+
+def _check_types(event: Any) -> None:
+    """Of a line as it was read: whoever uses an entry later need not doubt what is in it."""
+    if not isinstance(event, dict):
+        raise TypeError("not an object")
+    for name in {*_TEXTS, "reason", "attempt"} & event.keys():
+        kind: type | tuple[type, ...] = int if name == "attempt" else str
+        is_absent = event[name] is None and name not in _TEXTS
+        if not is_absent and (not isinstance(event[name], kind) or isinstance(event[name], bool)):
+            raise TypeError(f"{name} is of the wrong type")

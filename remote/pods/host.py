@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remote.cluster.errors import Misconfigured, Unreachable
+from remote.cluster.errors import CannotRun, Misconfigured, Unreachable
 from remote.cluster.kubectl import not_installed, refusal
 from remote.hosts.command import Command
 from remote.hosts.delivery import PYTHON_FLAGS, source
@@ -101,7 +101,7 @@ class PodHost:
         if reply.ending.why != "exited":
             limit = f"silent for {idle_timeout_sec or 0:g} s" if reply.ending.why == "idle" else "not done in time"
             raise CommandTimedOut(f"{self.name}: {command.brief()}: {limit}")
-        return Completed(exit_code=reply.ending.exit_code, stdout=bytes(reply.stdout), stderr=bytes(reply.stderr))
+        return Completed(exit_code=reply.ending.exit_code, stdout=reply.stdout, stderr=reply.stderr)
 
     def address(self) -> str:
         """The address at which other pods reach this one now. Raises as `run` does."""
@@ -128,5 +128,5 @@ class PodHost:
             f"{self.name}: kubectl exec in {pod.name}", carried.stderr.decode(errors="replace"), Unreachable
         )
         if any(sign in str(error) for sign in _NOT_STARTED) and "exec failed" in str(error):
-            return Misconfigured(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
+            return CannotRun(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
         return error

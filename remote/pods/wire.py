@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from remote.hosts.command import Command
 from remote.hosts.delivery import digest
 from remote.hosts.host import HostUnreachable, Readable
+from remote.hosts.process import Kept
 
 _FRAME_BYTES = 1 << 15
 _LARGEST_FRAME_BYTES = 1 << 24
+_LONGEST_END_BYTES = 1 << 10
 _HEAD_BYTES = 5
 _MARGIN_SEC = 5.0  # the caller's own deadline passes first; the pod's is for a caller that is gone
 _BEATS = 4  # signs of life that may go missing before a stream counts as broken
@@ -94,11 +96,19 @@ class Reply:
         self.has_begun = False  # the pod has answered
         self._summed = (b"e",) if proves_itself else (b"o", b"e")
         self._sums = {b"o": 0, b"e": 0}
-        self.stdout, self.stderr = bytearray(), bytearray()
+        self._stdout, self._stderr = Kept(name), Kept(name)
         self.ending: Ending | None = None
 
+    @property
+    def stdout(self) -> bytes:
+        return bytes(self._stdout.content)
+
+    @property
+    def stderr(self) -> bytes:
+        return bytes(self._stderr.content)
+
     def feed(self, piece: bytes) -> None:
-        """Take a piece of the reply. Raises HostUnreachable if the reply is incomplete or damaged."""
+        """Take a piece of the reply. Raises HostUnreachable if it is incomplete or damaged, and TooMuchOutput."""
         view = memoryview(piece)
         if not self.has_begun:
             view = self._greet(view)
@@ -134,6 +144,8 @@ class Reply:
     def _take(self, content: bytes) -> None:
         channel = self._channel
         if channel == b"x":
+            if len(self._last) + len(content) > _LONGEST_END_BYTES:
+                raise HostUnreachable(f"{self._name}: the answer was garbled on its way")
             self._last += content
             if not self._left:
                 self.ending = self._end(bytes(self._last))
@@ -141,9 +153,9 @@ class Reply:
         if channel in self._summed:
             self._sums[channel] = zlib.crc32(content, self._sums[channel])
         if channel == b"e":
-            self.stderr += content
+            self._stderr.take(content)
         elif self._sink is None:
-            self.stdout += content
+            self._stdout.take(content)
         else:
             self._sink(content)
 

@@ -7,6 +7,7 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TypeVar
 
+from remote.cluster.errors import CannotRun
 from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, OperatorRefused, one_line
 from tasks.errors import Resumable, UsageError
 from tasks.errors import one_line as printable
@@ -21,7 +22,7 @@ def answering() -> Iterator[None]:
     """Within, a worker that cannot be asked ends the task with its exit code."""
     try:
         yield
-    except OperatorRefused as error:
+    except (OperatorRefused, CannotRun) as error:
         raise UsageError(f"{error}, then type the same again") from None
     except HostError as error:
         raise Resumable(f"{error}; check that the workers are up, then type the same again") from None

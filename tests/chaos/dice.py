@@ -179,7 +179,7 @@ class Dice:
 
     def _other_operator(self) -> None:
         """Somebody else's trial of one second, in whichever pod has its slot free or gets it free."""
-        host = self.chooser.choice(hasty(self.pods.pod_hosts(), 2.0))
+        host = self.chooser.choice(hasty(self.pods.pod_hosts()))
         name = f"{self.chooser.randrange(10**9)}.1"
         job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_of(host))
         with contextlib.suppress(HostError):  # it has no better luck with this cluster than we have

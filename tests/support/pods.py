@@ -43,8 +43,9 @@ from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # no
 SHARED = "/workspace/results"
 SELECTOR = "app=bench"
 EVICTION = 0.03  # as `toleration_scale`: tolerationSeconds of 30 s become one second
-# Streams go through kubectl and an API server: what takes milliseconds on a local host takes tenths of seconds here.
-LIMITS = Limits(lost_after_sec=6.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
+# Streams go through kubectl and an API server: what takes milliseconds on a local host takes tenths of seconds here. On
+# a busy machine it takes seconds, and no worker must count as lost for that.
+LIMITS = Limits(lost_after_sec=12.0, give_up_after_sec=120.0, max_attempts=20, grace_sec=5.0, every_sec=0.2)
 
 
 def volume() -> list[dict[str, Any]]:
@@ -296,7 +297,7 @@ def fixtures(size: int, **options: Any) -> tuple[Any, Any]:
     return shared_fleet, pods
 
 
-def hasty(hosts: Sequence[PodHost], silence_sec: float = 1.5) -> list[PodHost]:
+def hasty(hosts: Sequence[PodHost], silence_sec: float = 4.0) -> list[PodHost]:
     """The same workers, giving a silent stream up after this time instead of 15 s."""
     return [replace(host, silence_sec=silence_sec) for host in hosts]
 

@@ -48,7 +48,7 @@ def test_whatever_befalls_the_pods_every_trial_has_one_true_end(pods: PodFleet, 
     pods.plan(*names, workers=PODS)
     # A full volume fails an attempt in a moment, and may last for some of them.
     limits = replace(LIMITS, give_up_after_sec=400.0, max_attempts=100)
-    fleet = pods.pod_fleet(hosts=hasty(pods.pod_hosts(), 2.0), limits=limits)
+    fleet = pods.pod_fleet(hosts=hasty(pods.pod_hosts()), limits=limits)
     with Dice(pods, seed, count=12 * rounds) as dice:
         fleet.run()
     # Which faults fall depends on how long the run takes, not on the seed alone: one of seconds has met two kinds.

@@ -41,7 +41,7 @@ from remote.hosts.local import LocalHost  # noqa: E402
 from remote.jobs.agent import Agent  # noqa: E402
 
 FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
-PATIENCE_SEC = 60.0  # for things that take milliseconds; only a broken system waits this long
+PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system waits this long
 QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
 
 

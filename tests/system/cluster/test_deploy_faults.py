@@ -50,7 +50,9 @@ def test_expired_credentials_are_said_by_every_task(words: tuple[str, ...], oper
     assert "does not accept the credentials of admin" in operator.inv(*words, code=2)
 
 
-def test_a_server_that_is_gone_is_worth_another_try(operator: Operator) -> None:
+def test_a_server_that_restarts_is_asked_again_and_one_that_stays_away_is_worth_another_try(operator: Operator) -> None:
+    operator.cluster.faults.server_gone(1.0)
+    assert "nodes qualify" in operator.inv("nodes")
     operator.cluster.faults.server_gone()
     try:
         said = operator.inv("deploy", code=3)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.cluster.errors import Forbidden, Misconfigured, Unreachable
+from remote.cluster.errors import CannotRun, Forbidden, Misconfigured, Unreachable
 from remote.hosts.command import Command
 from remote.hosts.delivery import source
 from remote.hosts.host import CommandTimedOut, HostUnreachable
@@ -213,7 +213,7 @@ def test_what_the_sink_raises_ends_the_command_and_comes_through(stand_in: Stand
         ("error: unable to upgrade connection: container not found", Unreachable, "container not found"),
         ('Error from server (Forbidden): pods "p" is forbidden', Forbidden, "for that right"),
         ("error: You must be logged in to the server (Unauthorized)", Misconfigured, "renew the kubeconfig"),
-        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", Misconfigured, "fleet.pods.python"),
+        (f"error: OCI runtime exec failed: exec failed: {NOT_FOUND}", CannotRun, "fleet.pods.python"),
         ("", Unreachable, "no message"),
     ],
 )

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 # One folder for all examples of a test.
 careful = hypothesis_settings(
-    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 2**31, 2**64, 10**9, 10**30, 1e308]))

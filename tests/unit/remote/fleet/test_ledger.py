@@ -126,6 +126,15 @@ def test_what_does_not_fit_is_refused_and_not_written(path: Path, say: object, m
         '{"event": "ended", "trial_id": "one", "attempt": null, "end": "MAYBE", "reason": null}',
         '{"event": "ended", "trial_id": "one"}',
         '{"event": "reopened", "trial_id": "one"}',
+        "7",
+        '["event"]',
+        "[" * 100_000,
+        '{"event": "started", "trial_id": "one", "attempt": "1", "worker": "w", "folder": "/f"}',
+        '{"event": "started", "trial_id": "one", "attempt": true, "worker": "w", "folder": "/f"}',
+        '{"event": "started", "trial_id": "one", "attempt": 1, "worker": ["w"], "folder": "/f"}',
+        '{"event": "started", "trial_id": "one", "attempt": 1, "worker": "w", "folder": null}',
+        '{"event": "ended", "trial_id": "one", "attempt": null, "end": "LOST", "reason": {"a": 1}}',
+        '{"event": "planned", "trial_id": {}}',
     ],
 )
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_line(path: Path, line: str) -> None:
@@ -154,9 +163,16 @@ def test_a_ledger_that_went_away_is_not_begun_anew(path: Path) -> None:
     assert ledger.is_open("one")
 
 
+def test_a_ledger_without_end_is_not_read_to_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_of_each(path)
+    monkeypatch.setattr("remote.fleet.ledger.MOST_BYTES", 100)
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl: cannot be read: it is larger than 100 bytes"):
+        Ledger(path)
+
+
 def test_a_ledger_that_cannot_be_read_is_one_line(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(LedgerError, match="cannot be read: Is a directory"):
+    with pytest.raises(LedgerError, match="cannot be read: it is a folder"):
         Ledger(path)
 
 

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from remote.cluster.errors import CannotRun
 from remote.fleet.patience import Limits, NotLetIn, Patience, ShutOut, Stopped, Unable, WorkerBusy, WorkerLost
 from remote.hosts.host import HostError, HostUnreachable, OperatorRefused
 from remote.hosts.local import LocalHost
@@ -65,6 +66,17 @@ def test_silence_is_borne_for_as_long_as_the_limit_and_no_longer(patience: Patie
         patience.ask("worker-1", ask)
     assert not isinstance(caught.value, WorkerBusy)
     assert Clock.now < 20
+
+
+def test_a_pod_whose_image_lacks_python_is_lost_and_waits_for_no_login(patience: Patience) -> None:
+    """Nothing that the operator can renew helps, and other pods may have it."""
+
+    def ask() -> None:
+        raise CannotRun('worker-1: "python3": executable file not found in $PATH')
+
+    with pytest.raises(Unable):
+        patience.ask("worker-1", ask)
+    assert Clock.now == 0
 
 
 def test_a_sign_of_life_in_between_begins_the_silence_anew(patience: Patience) -> None:
