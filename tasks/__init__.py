@@ -41,7 +41,7 @@ ns = Collection(
     Collection("data", train.check),
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
-    Collection("tenancy", tenancy.kubeconfig, tenancy.repository, tenancy.show),
+    Collection("tenancy", tenancy.kubeconfig, tenancy.nodes, tenancy.prices, tenancy.repository, tenancy.show),
     serve,
     Collection("vm", image.check, image.engine),
 )

@@ -6,6 +6,7 @@ current one. Reading starts nothing; a credential plugin (`oci ce cluster genera
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import re
@@ -99,8 +100,10 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
 def connect(target: Target) -> ApiClient:
     """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
     from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
-    from kubernetes.config import ConfigException, load_kube_config
+    from kubernetes.config import ConfigException, kube_config, load_kube_config
 
+    # Its own five minutes are longer than OKE's tokens live: the program would run before every single request.
+    kube_config.EXPIRY_SKEW_PREVENTION_DELAY = datetime.timedelta(minutes=1)
     configuration = Configuration()
     configuration.retries = False  # urllib3 would ask a dead server four times
     logged = _Logged()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from tasks.errors import TaskFailed
+from tasks.tenancy.access.needed import needs_sdk
 from tasks.tenancy.access.profile import read_profile
 from tasks.tenancy.access.signing import TOKEN_MINUTES, Signature, cluster_token, signature_of
 
@@ -51,7 +52,8 @@ def as_user(given: argparse.Namespace) -> Signature:
 
 
 def as_instance(_: argparse.Namespace) -> Signature:
-    from tasks.tenancy.access.clients import instance_signer
+    with needs_sdk():
+        from tasks.tenancy.access.clients import instance_signer
 
     signer = instance_signer()
     return Signature(key_id=signer.api_key, key=signer.private_key)

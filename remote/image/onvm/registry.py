@@ -36,6 +36,7 @@ MANIFESTS = (
 PASSING = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host's name; registry.token_hosts names more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
+MAKES_ONE = "where a repository is to be made first, make it (OCIR: `inv tenancy.repository`)"
 _PIECE = 1 << 16
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+)(:|$)")
 
@@ -45,6 +46,9 @@ def login_of(folder: str, host: str) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"])
     return None
+
+
+MAKES_ONE = "where a repository is to be made first, make it (OCIR: `inv tenancy.repository`)"
 
 
 class Registry:
@@ -92,14 +96,18 @@ class Registry:
     def check_may_push(self) -> None:
         """Begin an upload and drop it: a login without the right to push is named before gigabytes are tried.
 
-        What else goes wrong here is left to the push itself.
+        So is a registry that has no such repository and makes none by itself. What else goes wrong here is left to the
+        push itself.
         """
         url = f"{self.base}/{self.path}/blobs/uploads/"
         try:
-            self._authorized(lambda more: self._open(url, more, method="POST", then=self._drop))
+            begun = self._authorized(lambda more: self._open(url, more, method="POST", then=self._drop))
         except Failed as failed:
             if failed.kind in ("unauthorized", "forbidden"):
                 raise
+            return
+        if begun is None:
+            raise Failed("usage", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
 
     def has_blob(self, digest: str) -> bool:
         url = f"{self.base}/{self.path}/blobs/{digest}"
@@ -253,7 +261,7 @@ def may_not(host: str, user: str, path: str, said: str) -> str:
     """The message for a login that is right and may not push."""
     return (
         f"{host}: user {user} may not push to {path}: {said}; give that user the right to push there, or correct "
-        "registry.image or registry.user"
+        f"registry.image or registry.user; {MAKES_ONE}"
     )
 
 

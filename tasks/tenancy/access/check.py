@@ -1,6 +1,6 @@
 """Whether the tenancy's credentials are there, whole and accepted; for whoever wants to know, such as a check-up.
 
-To import this raises UsageError where Oracle's SDK is not installed.
+To import this needs Oracle's SDK: import it within `needs_sdk()` of `tasks.tenancy.access.needed`.
 """
 
 from dataclasses import dataclass

@@ -13,25 +13,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from oci import regions
+from oci.auth.signers import InstancePrincipalsSecurityTokenSigner
+from oci.circuit_breaker import NoCircuitBreakerStrategy
+from oci.exceptions import ClientError, ServiceError
+from oci.identity import IdentityClient
+from oci.object_storage import ObjectStorageClient
+from oci.retry import RetryStrategyBuilder
+from oci.signer import AbstractBaseSigner
+
 from tasks.errors import Resumable, UsageError
 from tasks.settings.load import Settings
 from tasks.tenancy.access.failures import Asked, Asker, NotFound, explain
 from tasks.tenancy.access.profile import Profile, check_ocid, check_region, ocid_kind, read_profile
 from tasks.tenancy.access.signing import Signature, signature_of
-
-try:
-    from oci import regions
-    from oci.auth.signers import InstancePrincipalsSecurityTokenSigner
-    from oci.circuit_breaker import NoCircuitBreakerStrategy
-    from oci.exceptions import ClientError, ServiceError
-    from oci.identity import IdentityClient
-    from oci.object_storage import ObjectStorageClient
-    from oci.retry import RetryStrategyBuilder
-    from oci.signer import AbstractBaseSigner
-except ModuleNotFoundError as error:
-    raise UsageError(
-        f"the tenancy's tasks need Oracle's SDK ({error.name} is missing); type: pip install '.[tenancy]' (500 MB)"
-    ) from None
 
 Json = dict[str, Any]
 CONNECT_SEC, READ_SEC = 5.0, 30.0

@@ -39,6 +39,7 @@ class Cluster(Kubectl):
     `nodes` machines with `gpus` GPUs each, tainted as OKE's GPU nodes are. `image_paths` are folders that pods see at
     the same place, read-only (this repository and the running Python always are); `image_environment` are variables
     of every image, `image_user` the user id it runs as. `entrypoint` is what pods with `args` alone start with.
+    `signer` is a key's name and its public half: whoever signs a token with it, as OKE's are signed, is admin.
     `disk_bytes` makes every emptyDir a filesystem of that size (a true "no space left on device").
     `toleration_scale` multiplies tolerationSeconds, so that eviction from a lost node need not take 300 s.
     """
@@ -54,6 +55,7 @@ class Cluster(Kubectl):
         tainted: bool = True,
         tls: bool = True,
         users: Iterable[str] = ("admin",),
+        signer: tuple[str, str] | None = None,
         image_paths: Iterable[Path | str] = (),
         image_environment: dict[str, str] | None = None,
         image_user: int = 0,
@@ -76,6 +78,7 @@ class Cluster(Kubectl):
             "tainted": tainted,
             "tls": tls,
             "users": self._tokens,
+            "signer": signer,
             "image": {**image, "user": image_user, "entrypoint": list(entrypoint)},
             "delays": {"restart": restart_delay_sec, "image_back_off": image_back_off_sec},
             "disk_bytes": disk_bytes,

@@ -43,7 +43,7 @@ class World:
         scale = configuration["toleration_scale"]
         self.controllers = Controllers(self.store, self.api, self.nodes, self.events, scale)
         tls = pki.make(state)[1] if configuration["tls"] else None
-        self.server = Server(self.api, self.faults, dict(configuration["users"]), tls)
+        self.server = Server(self.api, self.faults, dict(configuration["users"]), tls, configuration["signer"])
         self._tasks: set[asyncio.Task[None]] = set()
         for name in _SYSTEM:
             self.store.create("namespaces", "", _namespace(name))

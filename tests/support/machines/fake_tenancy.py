@@ -184,6 +184,20 @@ class FakeTenancy:
         return sum(re.search(pattern, one) is not None for one in self.requests)
 
 
+def price(part: str, metric: str, usd: float) -> Json:
+    """As the public price list has it, in two currencies."""
+    local = [
+        {"currencyCode": currency, "prices": [{"model": "PAY_AS_YOU_GO", "value": usd * factor}]}
+        for currency, factor in (("USD", 1.0), ("EUR", 0.93))
+    ]
+    return {
+        "partNumber": part,
+        "displayName": f"Part {part}",
+        "metricName": metric,
+        "currencyCodeLocalizations": local,
+    }
+
+
 def usual_world() -> World:
     pool = {
         "id": ocid("nodepool", "pool"),
@@ -222,6 +236,11 @@ def usual_world() -> World:
             "/container/repositories": [{"id": ocid("containerrepo", "r"), "displayName": "qlora-fleet"}],
             "/mountTargets": [target],
             "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
+            "/prices": [
+                price("B95909", "GPU Per Hour", 2.5),
+                price("B91961", "Gigabyte Storage Capacity Per Month", 0.0255),
+                price("B91962", "Performance Units Per Gigabyte Per Month", 0.0017),
+            ],
             "/policies": [{"name": "p", "statements": statements}],
         },
         objects={
@@ -265,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
             fault = next((one for one in self.tenancy.faults if one.times and re.search(one.pattern, line)), None)
             if fault is not None:
                 fault.times -= 1
-        why = self._refused(body)
+        why = None if path.startswith("/pls/apex/") else self._refused(body)  # the price list wants no login
         if why is not None:
             return self._error(401, "NotAuthenticated", why)
         if fault is not None and fault.html:
@@ -295,6 +314,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         world = self.tenancy.world
+        if path.startswith("/pls/apex/"):
+            items = [one for one in world.lists["/prices"] if one["partNumber"] == query["partNumber"][0]]
+            return self._send(200, json.dumps({"items": items}).encode())
         if self.command == "GET" and path in ("/n", "/n/"):
             return self._send(200, b'"axns"')
         if path.endswith("/kubeconfig/content"):

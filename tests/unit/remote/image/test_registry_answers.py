@@ -188,3 +188,10 @@ def test_a_user_without_the_right_to_push_is_told_so_before_anything_is_sent(pro
     with pytest.raises(Failed, match="may not push to ns/repo: 403") as no:
         registry(proxy).check_may_push()
     assert no.value.kind == "forbidden"
+
+
+def test_a_repository_that_must_be_made_first_is_named_before_anything_is_sent(proxy: RegistryProxy) -> None:
+    proxy.arm(Answer(status=404), method="POST")
+    with pytest.raises(Failed, match=r"has no repository ns/repo; .* \(OCIR: `inv tenancy.repository`\)") as no:
+        registry(proxy).check_may_push()
+    assert no.value.kind == "usage"

@@ -1,14 +1,17 @@
 """The real SDK against a stand-in that verifies each signature: what it sends, and what its errors become."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from invoke import Context
 from oci.container_engine import ContainerEngineClient
 from oci.identity import IdentityClient
 
 from tasks.errors import Refused, Resumable, TaskFailed, UsageError
 from tasks.settings.load import Settings
+from tasks.tenancy import verbs
 from tasks.tenancy.access import clients
 from tasks.tenancy.access.check import check_login
 from tasks.tenancy.access.clients import access, compartment_of
@@ -183,3 +186,15 @@ def test_no_secret_is_in_an_error_or_a_repr(
     texts = [str(raised.value), repr(raised.value), repr(entry), repr(clients.profile_of(settings())), *shown]
     for secret in (phrase, "PRIVATE KEY", keys.pem().decode().splitlines()[3], "signature="):
         assert not [text for text in texts if secret in text]
+
+
+@pytest.mark.parametrize("verb", ["show", "repository", "kubeconfig", "nodes"])
+def test_without_the_sdk_one_line_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, context: Callable[..., Context], verb: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "oci"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in [name for name in sys.modules if name.startswith("tasks.tenancy.") and not name.endswith("verbs")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UsageError, match=r"need Oracle's SDK \(oci.* is missing\); type: pip install '\.\[tenancy\]'"):
+        getattr(verbs, verb)(context())

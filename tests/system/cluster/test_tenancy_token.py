@@ -1,0 +1,106 @@
+"""The real kubectl, and the Python client, get their tokens from our program; the API server verifies each as OKE does.
+
+The server has the public key alone. Not covered: OKE itself, which asks the service instead of verifying by itself.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from remote.cluster.client import Cluster as Client
+from remote.cluster.errors import Misconfigured
+from remote.cluster.kubeconfig import resolve
+from tasks.tenancy.kubeconfig import with_our_user
+from tasks.tenancy.survey import ClusterFound
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.machines.fake_tenancy import Keys, ocid
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+HOST = "containerengine.eu-frankfurt-1.oraclecloud.com"
+PHRASE = "a 'phrase' with \"quotes\", $HOME and ä"
+
+
+@pytest.fixture(scope="module")
+def keys() -> Keys:
+    return Keys()
+
+
+@pytest.fixture(scope="module")
+def cluster(keys: Keys) -> Iterator[Cluster]:
+    with Cluster(nodes=1, signer=(keys.key_id, keys.public_pem)) as made:
+        yield made
+
+
+@pytest.fixture
+def kubeconfig(cluster: Cluster, keys: Keys, tmp_path: Path) -> Path:
+    """As `inv tenancy.kubeconfig` writes it; the program notes each of its runs in `runs`."""
+    config = keys.config_into(tmp_path, phrase=PHRASE)
+    program = tmp_path / "program"
+    old = tmp_path / "old"
+    program.write_text(
+        f"#!/bin/sh\necho $$ >> {tmp_path}/runs\n"
+        f'[ -e {old} ] || exec "$@"\n'
+        '"$@" | sed \'s/"expirationTimestamp": "2/"expirationTimestamp": "1/\'\n'
+    )
+    program.chmod(0o755)
+    python = (sys.executable, "-P", "-m", "tasks.tenancy", "token")
+    which = ("--cluster", ocid("cluster", "one"), "--host", HOST, "--region", "eu-frankfurt-1")
+    command = (str(program), *python, *which, "--config-file", str(config), "--profile", "DEFAULT")
+    service = yaml.safe_load(cluster.kubeconfig_text())
+    name = "one"
+    found = ClusterFound(id=ocid("cluster", name), name=name, version="", state="ACTIVE", public="x", private=None)
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(with_our_user(service, found, command)))
+    (tmp_path / "tasks.py").write_text("raise SystemExit('another project')")
+    return path
+
+
+def runs(kubeconfig: Path) -> int:
+    return len((kubeconfig.parent / "runs").read_text().splitlines())
+
+
+def test_kubectl_enters_with_a_token_of_ours_from_any_folder(cluster: Cluster, kubeconfig: Path) -> None:
+    environment = {**cluster.environment, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ("kubectl", "get", "nodes", "-o", "name", "-v=9"),
+        env=environment,
+        cwd=kubeconfig.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "node/node-0\n"), done.stderr[-2000:]
+    assert runs(kubeconfig) == 1
+    assert PHRASE not in done.stderr + kubeconfig.read_text()
+    assert "PRIVATE KEY" not in done.stderr + kubeconfig.read_text()
+
+
+def test_a_token_is_used_until_it_expires_and_then_renewed(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    client = Client(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))
+    for _ in range(3):
+        client.nodes()
+    assert runs(kubeconfig) == 1
+    client.close()
+    (kubeconfig.parent / "old").touch()
+    client = Client(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))
+    before = runs(kubeconfig)
+    client.nodes()
+    client.nodes()
+    assert runs(kubeconfig) == before + 2
+    client.close()
+
+
+def test_a_key_that_is_gone_is_named_by_whoever_asks_the_cluster(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (kubeconfig.parent / ".oci" / "key.pem").chmod(0o644)
+    with pytest.raises(Misconfigured, match=r"others may read it, and it is a private key; type: chmod 600"):
+        Client(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))
