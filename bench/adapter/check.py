@@ -13,6 +13,7 @@ itself. The first form's loss must also be the one that the training has recorde
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ class Checker:
             losses, given = measured()
             self._free()
             found = evaluate.evaluation(0, losses, first, self.targets)
+            if not math.isfinite(found.loss):
+                raise InputError(f"{name}: the held-out loss is {found.loss}; the adapter or the base is damaged")
             first = first or losses
             forms.append(
                 ServedForm(

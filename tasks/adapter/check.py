@@ -22,7 +22,7 @@ from tasks.cli.lock import only_one
 from tasks.cli.terminal import console
 from tasks.connect.asking import answering
 from tasks.connect.workers import adapter_work
-from tasks.errors import TaskFailed, cannot_write
+from tasks.errors import Resumable, TaskFailed, cannot_write
 from tasks.settings.load import Settings, load
 
 LEAST_NATS = 0.002
@@ -64,7 +64,10 @@ def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool)
     }
     with answering():
         answer = adapter_work(settings, host, "check", wish, _hear_nothing if quiet else said)
-    found = schema.from_json(AdapterCheck, answer)
+    try:
+        found = schema.from_json(AdapterCheck, answer)
+    except schema.SchemaError as error:
+        raise Resumable(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
     try:
         found.write(trained.folder / ADAPTER_CHECK_FILE)
     except OSError as error:

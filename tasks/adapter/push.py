@@ -80,7 +80,7 @@ def into_folder(files: Mapping[str, Path], place: Path) -> None:
 
 def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Path], oci: str, what: str) -> None:
     where, user = _where(settings, trained, oci)
-    again = f"inv adapter.push --oci={oci}"
+    again = f"inv adapter.push --run={trained.folder.name}{' --merged' if what == 'model' else ''} --oci={oci}"
     secret = registry_password(settings, user, where.host, again)
     login = base64.b64encode(f"{user}:{secret.reveal()}".encode()).decode()
     registry = Registry(where.host, where.path, login, settings.registry.token_hosts)

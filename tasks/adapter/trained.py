@@ -69,7 +69,10 @@ class Trained:
         except (OSError, ValueError):
             return None
         is_ours = isinstance(found, dict) and found.get("adapter_sha256") == self.record.adapter_sha256
-        return found if is_ours and isinstance(found.get("path"), str) else None
+        if not is_ours or not isinstance(found.get("path"), str):
+            return None
+        # Of a folder on a worker nothing is known here.
+        return found if self.run.fleet_kind != "local" or Path(found["path"]).is_dir() else None
 
     def note_merged(self, path: str, facts: dict[str, Any]) -> None:
         """Raises OSError."""

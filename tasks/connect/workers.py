@@ -211,7 +211,10 @@ def adapter_work(
         *lines, last = bytes(rest).split(b"\n")
         rest[:] = last
         for line in lines:
-            document = json.loads(line) if line.startswith(b"{") else {}
+            try:
+                document = json.loads(line) if line.startswith(b"{") else {}
+            except ValueError:  # something else that the process printed
+                continue
             if "say" in document:
                 hear(str(document["say"]))
             if "found" in document:

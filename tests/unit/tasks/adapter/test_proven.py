@@ -99,5 +99,8 @@ def test_a_folder_gets_the_adapter_whole_and_a_card(trained: Trained, tmp_path: 
     with pytest.raises(UsageError, match=r"no merged model here; `inv adapter\.merge` makes it"):
         push.files_of(trained, tmp_path, merged=True)
     trained.note_merged("/nowhere", {"adapter_sha256": SHA256})
-    with pytest.raises(UsageError, match="it is at /nowhere on a worker"):
+    with pytest.raises(UsageError, match=r"no merged model here; `inv adapter\.merge` makes it"):
         push.files_of(trained, tmp_path, merged=True)
+    on_pods = dataclasses.replace(trained, run=dataclasses.replace(trained.run, fleet_kind="pods"))
+    with pytest.raises(UsageError, match="it is at /nowhere on a worker"):
+        push.files_of(on_pods, tmp_path, merged=True)
