@@ -15,9 +15,6 @@ from tasks.tenancy import verbs as tenancy
 from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
 
-serve = Collection("serve")
-serve.add_task(adapter.served, name="check")
-
 ns = Collection(
     *(
         bench,
@@ -42,7 +39,7 @@ ns = Collection(
     Collection("image", image.archive, image.load, image.lock, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
     Collection("tenancy", tenancy.kubeconfig, tenancy.nodes, tenancy.prices, tenancy.repository, tenancy.show),
-    serve,
+    Collection("serve", adapter.served),
     Collection("vm", image.check, image.engine),
 )
 for collection in (ns, *ns.collections.values()):

@@ -61,7 +61,7 @@ SERVER = {
 }
 
 
-@task(positional=["url"], help={**SERVER, "run": RUN})
+@task(name="check", positional=["url"], help={**SERVER, "run": RUN})
 def served(
     context: Context, url: str, run: str | None = None, model: str | None = None, key_file: str | None = None
 ) -> None:
