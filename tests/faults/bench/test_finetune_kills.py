@@ -5,18 +5,19 @@ Here with a few moments drawn anew from one seed; `python -m tests.support.kill_
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 pytestmark = pytest.mark.slow
-POINTS = 8
+POINTS = 6
 
 
-def test_killed_anywhere_it_ends_with_the_same_adapter(bench_environment):
-    argv = (sys.executable, "-m", "tests.support.kill_points", str(POINTS), "--seed", "7")
-    done = subprocess.run(argv, env=bench_environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
-    found = json.loads(done.stdout)
+def test_killed_anywhere_it_ends_with_the_same_adapter(bench_environment, bench_server):
+    words = ("-m", "tests.support.kill_points", str(POINTS), "--seed", "7")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with bench_server.start(*words, env=bench_environment, **pipes) as process:
+        said, complaint = process.communicate(timeout=280)
+    assert process.returncode == 0, complaint[-2000:] + said
+    found = json.loads(said)
     assert found["found"] == {found["wanted"]: POINTS}
     assert found["killed"] > 0

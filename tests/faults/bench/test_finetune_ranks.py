@@ -1,13 +1,13 @@
 """Real ranks of a fine-tuning: killed, stopped and gone on from, they end with the adapter of a quiet training.
 
-Not covered: GPUs; ranks on several machines (their parents are a distributed trial's: test_distributed_nodes.py).
+Trials and their ranks are forked from a server that has imported the stack. Not covered: GPUs; ranks on several
+machines (their parents are a distributed trial's: test_distributed_nodes.py).
 """
 
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,25 +19,21 @@ from bench.kinds.distributed.torchrun import descendants
 from bench.records.result import End, TrialResult
 from bench.records.training import TrainingRecord
 from tests.support import tiny_training
+from tests.support.forked import ForkServer
 from tests.support.hosts.rankpids import alive, end
 
 WAIT_SEC = 240.0
-STEPS = 20
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # each attempt imports torch twice
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> tuple[Path, Path]:
-    place = tmp_path_factory.mktemp("finetune")
-    folder = tiny_training.make_folder(stack.load(), place / "models" / "tiny--tiny")
-    return folder, tiny_training.make_data(place / "chats.jsonl")
+STEPS = 14
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Attempts:
     """Attempts of one training, each a `python -m bench run` of its own, with the checkpoints in one folder."""
 
-    def __init__(self, place: Path, environment: dict[str, str], inputs: tuple[Path, Path]) -> None:
-        self.place, self.inputs, self.number = place, inputs, 0
+    def __init__(
+        self, place: Path, server: ForkServer, environment: dict[str, str], inputs: tuple[Path, Path]
+    ) -> None:
+        self.place, self.server, self.inputs, self.number = place, server, inputs, 0
         (place / "tmp").mkdir(parents=True)
         self.environment = environment | {"TMPDIR": str(place / "tmp")}
         self.started: list[subprocess.Popen] = []
@@ -51,14 +47,12 @@ class Attempts:
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0}
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training, **changes)
         (self.place / "trial.json").write_text(trial.to_text())
-        argv = (
-            *(sys.executable, "-m", "bench", "run", "--trial", str(self.place / "trial.json"), "--out", str(self.out)),
+        words = (
+            *("-m", "bench", "run", "--trial", str(self.place / "trial.json"), "--out", str(self.out)),
             *("--checkpoints", str(self.place / "checkpoints"), "--attempt", str(self.number)),
         )
-        process = subprocess.Popen(
-            argv, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = self.server.start(*words, env=self.environment, start_new_session=True, **pipes)
         self.started.append(process)
         return process
 
@@ -80,20 +74,28 @@ class Attempts:
         raise AssertionError(f"no checkpoint of step {step} within {WAIT_SEC} s")
 
 
-@pytest.fixture
-def attempts(bench_environment, inputs, tmp_path) -> Iterator[Callable[[str], Attempts]]:
-    made: list[Attempts] = []
+@pytest.fixture(scope="module")
+def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Callable[[str], Attempts]]:
+    """Trainings by name, over one model and one data file."""
+    place, made = tmp_path_factory.mktemp("finetune"), list[Attempts]()
+    folder = tiny_training.make_folder(stack.load(), place / "models" / "tiny--tiny", layers=1)
+    data = tiny_training.make_data(place / "chats.jsonl")
 
     def make(name: str) -> Attempts:
-        made.append(Attempts(tmp_path / name, bench_environment, inputs))
+        made.append(Attempts(place / name, bench_server, bench_environment, (folder, data)))
         return made[-1]
 
     yield make
     end([process for each in made for process in each.started])
 
 
-def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(attempts):
-    quiet = attempts("quiet").finish()
+@pytest.fixture(scope="module")
+def quiet(attempts) -> TrainingRecord:
+    """A training of two ranks that nobody touches."""
+    return attempts("quiet").finish()
+
+
+def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(attempts, quiet):
     assert (quiet.status, quiet.stop, quiet.steps_done, quiet.restarts) == ("SUCCEEDED", "finished", STEPS, [])
     assert quiet.communication_predicted_percent is not None
 
@@ -133,15 +135,15 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     assert found.restarts[1].lost_steps == 0
 
 
-def test_on_another_number_of_ranks_the_same_batches_give_the_same_losses(attempts):
-    quiet = attempts("quiet").finish(ranks=1, lora_dropout=0.1)
+def test_on_four_then_two_then_four_ranks_the_same_batches_give_the_same_losses(attempts, quiet):
     training = attempts("changing")
-    for ranks, until in ((2, 3), (1, 7)):
+    for ranks, until in ((4, 3), (2, 7)):
         process = training.start(ranks=ranks)
         training.at_step(process, until)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=WAIT_SEC)
-    found = training.finish(ranks=2)
+    found = training.finish(ranks=4)
+    assert [restart.reason.partition(":")[0] for restart in found.restarts] == ["PREEMPTED", "PREEMPTED"]
     assert found.steps.targets == quiet.steps.targets
     assert found.steps.learning_rate == quiet.steps.learning_rate
     assert found.steps.loss == pytest.approx(quiet.steps.loss, rel=1e-4)
