@@ -44,7 +44,9 @@ BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.mo
 AS_INV = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
 OURS = ("bench", "remote", "reports", "tasks", "tests")
 BELOW_A_TRIAL = "bench.kinds."  # torchrun and ranks, of trials and of trainings
-OF_TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # has its own `Popen`
+# Of torchrun: this one has a `Popen` of its own; that one looks through the sources of all modules, only to log a name.
+STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+MEETS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 ROOM = 4096  # bytes of a command line that /proc shows
 
 
@@ -211,9 +213,10 @@ def _answer(connection: socket.socket) -> None:
     if child == 0:
         connection.close()
         _die_with_parent()
-        for module in (subprocess, sys.modules.get(OF_TORCHRUN)):
-            if module is not None:
-                module.Popen = BelowATrial  # type: ignore[attr-defined]
+        subprocess.Popen = BelowATrial  # type: ignore[misc]
+        if STARTS_RANKS in sys.modules:
+            sys.modules[STARTS_RANKS].Popen = BelowATrial  # type: ignore[attr-defined]
+            sys.modules[MEETS].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
         _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
         os.close(handle)

@@ -23,7 +23,7 @@ from tests.support.forked import ForkServer
 from tests.support.hosts.rankpids import alive, end
 
 WAIT_SEC = 240.0
-STEPS = 14
+STEPS = 12
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
