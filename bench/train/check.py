@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.data.model_folder import check_model
 from bench.records.training_data import DataReport, Part, Shown, TrainingData
-from bench.train import cache, dataset
+from bench.train import cache, dataset, rows
 from bench.train.dataset import Dataset
 from bench.train.examples import Example
 from bench.train.order import packed
@@ -21,14 +21,17 @@ BINS = 24
 
 def examples_of(spec: TrainingData, model: Path, tokenizer: Any, keep_in: Path | None) -> tuple[Dataset, bool]:
     """The examples, and whether they were in the cache. Raises InputError, and OSError where they cannot be kept."""
+    of_model = check_model(model).sha256
+    paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
+    if keep_in is not None:  # what was read once is known by its digest
+        key = dataset.key_of(spec, [rows.sha256_of(Path(path)) for path in paths], of_model)
+        if (kept := cache.load(keep_in, key)) is not None:
+            return kept, True
     files, held_out = dataset.read(spec)
-    every = [*files, held_out] if held_out is not None else files
-    key = dataset.key_of(spec, every, check_model(model).sha256)
-    if keep_in is not None and (kept := cache.load(keep_in, key)) is not None:
-        return kept, True
     made = dataset.make(spec, files, held_out, tokenizer)
     if keep_in is not None:
-        cache.keep(keep_in, key, made)
+        every = [*files, held_out] if held_out is not None else files
+        cache.keep(keep_in, dataset.key_of(spec, [file.sha256 for file in every], of_model), made)
     return made, False
 
 

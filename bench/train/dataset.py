@@ -50,9 +50,9 @@ def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
     return files, rows.read(Path(spec.validation_file)) if spec.validation_file is not None else None
 
 
-def key_of(spec: TrainingData, files: Sequence[DataFile], tokenizer_sha256: str) -> str:
-    """The digest of everything that decides what the examples are."""
-    parts = [VERSION, schema.to_json(spec), [file.sha256 for file in files], tokenizer_sha256]
+def key_of(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
+    """The digest of everything that decides what the examples are; the validation file's sha256 comes last."""
+    parts = [VERSION, schema.to_json(spec), list(files_sha256), tokenizer_sha256]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

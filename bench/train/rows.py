@@ -82,15 +82,31 @@ def read(path: Path) -> DataFile:
                 )
             kind = this_kind
             turns = tuple(_turns(READERS[kind](place, document)))
-            encoded = json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
             conversations.append(
-                Conversation(file=str(path), line=number, turns=turns, digest=hashlib.sha256(encoded).digest())
+                Conversation(file=str(path), line=number, turns=turns, digest=_digest_of(place, turns))
             )
     if not conversations:
         raise InputError(f"{path}: empty; expected one JSON object a line with {_expected()}")
     return DataFile(
         path=str(path), kind=kind, sha256=digest.hexdigest(), bytes=size, conversations=tuple(conversations)
     )
+
+
+def _digest_of(place: str, turns: tuple[tuple[str, str], ...]) -> bytes:
+    try:
+        encoded = json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff): no text; remove it") from None
+    return hashlib.sha256(encoded).digest()
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a data file, as `read` gives it, without a look at what its lines say. Raises InputError."""
+    digest = hashlib.sha256()
+    with _opened(path) as file:
+        for _, line in _lines(path, file):
+            digest.update(line)
+    return digest.hexdigest()
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -10,7 +10,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.records.training_data import TrainingData
 from bench.records.trial import TrialError
-from bench.train import cache, check, dataset, examples
+from bench.train import cache, check, dataset, examples, rows
 
 
 def write(path: Path, numbers: Sequence[int], *, answer: str = "yes") -> str:
@@ -122,11 +122,12 @@ def test_kept_examples_are_the_made_ones_until_a_byte_of_them_changes(tmp_path: 
 
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:
     spec = spec_of(write(tmp_path / "d.jsonl", range(5)))
-    files, _ = dataset.read(spec)
-    keys = {dataset.key_of(spec, files, "tokenizer"), dataset.key_of(spec, files, "another")}
-    keys |= {dataset.key_of(spec_of(*spec.files, labels="all"), files, "tokenizer")}
+    before = [file.sha256 for file in dataset.read(spec)[0]]
+    assert before == [rows.sha256_of(Path(path)) for path in spec.files]
+    keys = {dataset.key_of(spec, before, "tokenizer"), dataset.key_of(spec, before, "another")}
+    keys |= {dataset.key_of(spec_of(*spec.files, labels="all"), before, "tokenizer")}
     write(tmp_path / "d.jsonl", range(6))
-    keys |= {dataset.key_of(spec, dataset.read(spec)[0], "tokenizer")}
+    keys |= {dataset.key_of(spec, [rows.sha256_of(Path(path)) for path in spec.files], "tokenizer")}
     assert len(keys) == 4
 
 

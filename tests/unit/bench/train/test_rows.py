@@ -67,6 +67,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "a number": ({"messages": [{"role": "user", "content": 4}]}, "messages[0]: content: expected text, found a whole"),
     "a tool's turn": ({"messages": [TOOL]}, "messages[0]: role tool: tool turns are not trained on; remove the line"),
     "a tool's call": ({"messages": [ASKS]}, "messages[0]: tool_calls: tool turns are not trained on"),
+    "half a letter": ({"messages": [{"role": "user", "content": "\ud83d"}]}, "line 2: holds half of a surrogate pair"),
     "a late system": (
         {"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]},
         "messages[1]: role system: only the first turn may be the system's",
