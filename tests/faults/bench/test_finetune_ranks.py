@@ -30,9 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 class Attempts:
     """Attempts of one training, each a `python -m bench run` of its own, with the checkpoints in one folder."""
 
-    def __init__(
-        self, place: Path, server: ForkServer, environment: dict[str, str], inputs: tuple[Path, Path]
-    ) -> None:
+    def __init__(self, place: Path, server: ForkServer, environment: dict[str, str], inputs: tuple[Path, Path]) -> None:
         self.place, self.server, self.inputs, self.number = place, server, inputs, 0
         (place / "tmp").mkdir(parents=True)
         self.environment = environment | {"TMPDIR": str(place / "tmp")}

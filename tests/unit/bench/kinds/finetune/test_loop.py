@@ -7,7 +7,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.ends import NotFinite
-from bench.kinds.finetune import material
+from bench.kinds.finetune import finetune, material
 from bench.kinds.finetune.checkpoints import checkpoint
 from bench.kinds.finetune.loop import NothingLearned
 from tests.support import tiny_training
@@ -103,3 +103,8 @@ def test_a_broken_line_is_refused_by_file_and_line(tiny_inputs, tmp_path):
     broken.write_text(data.read_text() + '{"messages": [')
     with pytest.raises(InputError, match=r"broken\.jsonl: line 61: not JSON"):
         material.check_inputs(tiny_training.plan(folder, broken))
+
+
+def test_on_a_core_that_many_share_a_row_may_take_minutes_before_its_ranks_count_as_hung(tiny_inputs):
+    trial = tiny_training.plan(*tiny_inputs, max_seq_len=128, micro_batch_size=4)
+    assert finetune.make_limits_of(trial).step_sec == 512
