@@ -4,6 +4,7 @@ A prompt is the beginning of a held-out example, token by token as in training; 
 known, and so is the token that ends it. An answer that is longer than `limit` of the known one did not end.
 """
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,15 @@ def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[Question], 
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )  # fmt: skip
         ids = torch.tensor([one.prompt], device=device)
-        with torch.no_grad():
+        with torch.no_grad(), _uncompiled(torch):
             out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
         made = out[0, len(one.prompt) :].tolist()
         text = tokenizer.decode(made, skip_special_tokens=True).strip()
         found.append(Given(text=text, has_ended=bool(made) and made[-1] in ends))
     return found
+
+
+def _uncompiled(torch: Any) -> Any:
+    """The recipe stock compiles its layers; they would be compiled again for each length of an answer."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    return contextlib.nullcontext() if stance is None else stance("force_eager")
