@@ -1,6 +1,10 @@
-"""The operator's terminal: a console, a table, a question."""
+"""The operator's terminal: a console, a table, a question; and one JSON object for programs instead."""
 
+import contextlib
+import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +23,20 @@ def table(*heads: str) -> Table:
     for head in heads:
         made.add_column(head, no_wrap=True)
     return made
+
+
+@contextlib.contextmanager
+def for_programs(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """While `wanted`, standard output is kept for one JSON object: what is called prints it, and every other line goes
+    to standard error. Otherwise what is called prints nothing."""
+    out = sys.stdout
+
+    def say(document: Mapping[str, Any]) -> None:
+        if wanted:
+            print(json.dumps(document, indent=1, ensure_ascii=False), file=out, flush=True)
+
+    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
+        yield say
 
 
 def asks(question: str) -> bool:

@@ -1,6 +1,6 @@
 """`inv nodes`: which nodes can take a pod, and why not the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invoke.context import Context
@@ -12,15 +12,19 @@ from remote.cluster.diagnosis.nodes import ANY_PRODUCT, CUDA_12, PREEMPTIBLE, Ne
 from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantity import amount, in_gib
-from tasks.cli.terminal import console, table
+from tasks.cli.terminal import console, for_programs, table
 from tasks.cluster.desired import image_of
 from tasks.connect.cluster import cluster_of
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 
-def check_nodes(context: Context) -> None:
-    settings = load(context)
+def check_nodes(context: Context, *, as_json: bool) -> None:
+    with for_programs(as_json) as say:
+        _check(load(context), say)
+
+
+def _check(settings: Settings, say: Callable[[Mapping[str, Any]], None]) -> None:
     try:
         image: Image | None = image_of(settings)
     except UsageError as error:
@@ -30,10 +34,36 @@ def check_nodes(context: Context) -> None:
         reports = report(cluster, need_of(settings, image))
     show(reports)
     wanted = settings.fleet.size
+    say(
+        {
+            "kind": "nodes",
+            "schema_version": 1,
+            "needed": wanted,
+            "room": capacity(reports),
+            "nodes": [document(one) for one in reports],
+        }
+    )
     check_kinds(settings, reports)
     if capacity(reports) < wanted:
         raise TaskFailed(too_few(settings, wanted, reports))
     print(found(settings, wanted, reports))
+
+
+def document(one: NodeReport) -> dict[str, Any]:
+    """A node for programs; docs/reference.md says what the fields are."""
+    return {
+        "name": one.name,
+        "qualifies": one.qualifies,
+        "pods": one.pods,
+        "instance_type": one.instance_type,
+        "gpu": one.product,
+        "gpus": one.gpus,
+        "gpus_free": one.gpus_free,
+        "disk_bytes": int(one.disk_bytes),
+        "kubelet": one.kubelet,
+        "driver": one.driver,
+        "findings": [found.document() for found in one.findings],
+    }
 
 
 def capacity(reports: Sequence[NodeReport]) -> int:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
@@ -10,10 +11,10 @@ from invoke.exceptions import Exit
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import together
 from remote.cluster.diagnosis.pods import is_ready
-from remote.cluster.diagnosis.readiness import fleet
+from remote.cluster.diagnosis.readiness import Fleet, fleet
 from remote.cluster.kubectl import not_installed
 from remote.cluster.labels import INDEX_LABEL, PART_OF, label
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, for_programs
 from tasks.cluster.checks import EXEC, require_rights
 from tasks.cluster.wait import table
 from tasks.connect.cluster import cluster_of
@@ -23,9 +24,9 @@ from tasks.settings.load import load
 _LONGEST_LINE = 1 << 16
 
 
-def show_status(context: Context) -> None:
-    settings, screen = load(context), console()
-    with cluster_of(settings) as cluster:
+def show_status(context: Context, *, as_json: bool) -> None:
+    with for_programs(as_json) as say, cluster_of(load(context)) as cluster:
+        screen = console()
         jobs = cluster.list_of("Job")
         sets = cluster.list_of("JobSet")
         if not jobs and not sets:
@@ -45,6 +46,29 @@ def show_status(context: Context) -> None:
             names = ", ".join(one["metadata"]["name"] for one in sets)
             screen.print(f"jobset {names}: its controller has made no Job yet")
         screen.print(f"{state.up} of {len(state.rows)} pods are up")
+        say(document(state))
+
+
+def document(state: Fleet) -> dict[str, Any]:
+    """What is deployed, for programs; docs/reference.md says what the fields are."""
+    return {
+        "kind": "status",
+        "schema_version": 1,
+        "up": state.up,
+        "pods": [
+            {
+                "job": row.job,
+                "index": row.index,
+                "pod": row.pod,
+                "node": row.node or None,
+                "state": row.state,
+                "is_up": row.is_up,
+                "restarts": row.restarts,
+            }
+            for row in state.rows
+        ],
+        "findings": [found.document() for found in state.all_findings],
+    }
 
 
 def open_shell(context: Context, pod: str | None) -> None:

@@ -4,15 +4,16 @@ from invoke.context import Context
 from invoke.tasks import task
 
 _YES = "do not ask before changing a cluster that looks like production"
+_JSON = "print one JSON object for programs; all else goes to standard error"
 _DISCARD = "go on though results in the pods were not collected; they are lost"
 
 
-@task
-def nodes(context: Context) -> None:
+@task(help={"json": _JSON})
+def nodes(context: Context, json: bool = False) -> None:
     """Check the GPU nodes: which qualify, why not the others."""
     from tasks.cluster.nodes import check_nodes
 
-    check_nodes(context)
+    check_nodes(context, as_json=json)
 
 
 @task(
@@ -71,12 +72,12 @@ def teardown(context: Context, dry_run: bool = False, yes: bool = False, discard
     delete_fleet(context, dry_run=dry_run, yes=yes, discard_results=discard_results)
 
 
-@task
-def status(context: Context) -> None:
+@task(help={"json": _JSON})
+def status(context: Context, json: bool = False) -> None:
     """Show every pod, and what is wrong with those not up."""
     from tasks.cluster.status import show_status
 
-    show_status(context)
+    show_status(context, as_json=json)
 
 
 @task(help={"pod": "a pod's name, or its index (default: the first that is Ready)"})

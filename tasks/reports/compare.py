@@ -28,10 +28,11 @@ from reports.read.run import ReportError
 from reports.statistics.energy import ENERGY
 from reports.training import beside
 from tasks.cli.flags import number
+from tasks.cli.terminal import for_programs
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
-from tasks.settings.load import load
+from tasks.settings.load import Settings, load
 
 COMPARE_FILE = "compare.json"
 _METRICS = {
@@ -44,10 +45,19 @@ _SHIFT = "A run may be shifted as a whole: runs of the same code were seen about
 
 
 def compare_runs(
-    context: Context, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None
+    context: Context, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None, as_json: bool
 ) -> None:
     """Compare all runs with the first of `names`."""
-    settings = load(context)
+    with for_programs(as_json) as say:
+        compared = _compared(load(context), names, allow=allow, tolerance=tolerance, out=out)
+        say(json.loads(to_json(compared)))
+        _conclude(compared)
+
+
+def _compared(
+    settings: Settings, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None
+) -> Comparison:
+    """The comparison, written and shown."""
     allowed = _allowed(allow, comparing.ALLOWABLE)
     share = number("--tolerance", tolerance, "percent, from 0 to below 100", lambda given: 0.0 <= given < 100.0) / 100.0
     folders = [find_run(settings.results_folder, name) for name in names]
@@ -67,7 +77,7 @@ def compare_runs(
         raise UsageError(f"{path}: cannot be written: {error.strerror}; choose another place with --out") from None
     show(compared)
     print(shown(path.absolute()))
-    _conclude(compared)
+    return compared
 
 
 def _compare_trainings(folders: Sequence[Path]) -> None:

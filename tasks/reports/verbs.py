@@ -38,6 +38,7 @@ def runs(context: Context, json: bool = False) -> None:
         "allow": "what may differ (gpu, driver, lock, weights, profile, ...), or unknown; may be given again",
         "tolerance": "percent that a configuration may be slower without failing",
         "out": "where to write compare.json (default: the last run's report folder)",
+        "json": "print what compare.json holds; all else goes to standard error",
     },
 )
 def compare(
@@ -48,8 +49,9 @@ def compare(
     allow: Sequence[str] | None = None,
     tolerance: str = "1",
     out: str | None = None,
+    json: bool = False,
 ) -> None:
     """Say what became faster or slower between runs."""
     from tasks.reports.compare import compare_runs
 
-    compare_runs(context, (first, second, *(also or ())), allow=allow or (), tolerance=tolerance, out=out)
+    compare_runs(context, (first, second, *(also or ())), allow=allow or (), tolerance=tolerance, out=out, as_json=json)

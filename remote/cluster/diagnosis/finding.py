@@ -27,6 +27,10 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.subject}: {self.reason}; {self.remedy}"
 
+    def document(self) -> dict[str, str]:
+        """The finding for programs."""
+        return {"cause": self.cause, "subject": self.subject, "reason": self.reason, "remedy": self.remedy}
+
     def of(self, subject: str) -> Finding:
         """The same finding about `subject`."""
         return replace(self, subject=subject)

@@ -110,6 +110,8 @@ def test_who_has_no_right_to_a_controller_that_is_not_there_sees_the_pods(deploy
     """As the role `qlora-fleet-operator` has none to JobSets: RBAC refuses before the API says that it knows none."""
     deployed.cluster.faults.forbid(verb="list", resource="jobsets*")
     assert "2 of 2 pods are up" in deployed.inv("status")
+    said = deployed.inv("status", "--json")
+    assert [pod["is_up"] for pod in json.JSONDecoder().raw_decode(said)[0]["pods"]] == [True, True]
 
 
 def test_without_the_right_to_see_nodes_a_deployment_goes_on(operator: Operator) -> None:

@@ -43,6 +43,16 @@ def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, 
 
 
 @pytest.mark.usefixtures("project")
+def test_programs_get_one_object_and_the_exit_code(capsys):
+    with pytest.raises(TaskFailed):
+        compare(Context(), "a", "c", json=True)
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert (document["kind"], document["runs"], document["exit_code"]) == ("comparison", ["a", "c"], 1)
+    assert "On average over all 2 configurations" in said.err
+
+
+@pytest.mark.usefixtures("project")
 def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
     with pytest.raises(TaskFailed) as failed:
         compare(Context(), "a", "c")
