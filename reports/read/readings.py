@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.result import End
 from reports import text
 from reports.read.run import Run
 
@@ -39,12 +38,12 @@ class Reading:
 
 def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Reading]:
     """Readings of measurement `name` of trials that succeeded, in the run's order; told apart by `keys` of context."""
-    table = run.measurements
-    mine = table[(table["name"] == name) & (table["status"] == End.SUCCEEDED.value)]
-    if kind is not None:
-        mine = mine[mine["kind"] == kind]
+    if name not in run.measured:
+        return []
     groups: dict[tuple[str, ...], list[Reading]] = {}
-    for row in mine.itertuples(index=False):
+    for row in run.measured[name].itertuples(index=False):
+        if kind is not None and row.kind != kind:
+            continue
         context = json.loads(str(row.context))
         one = Reading(
             configuration=str(row.configuration),

@@ -26,11 +26,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records.result import TrialResult
+from bench.records.result import End, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read.starts import Starts
 
 KINDS_WITH_STEPS = ("training", "distributed")
+_PICKED = ["name", "configuration", "kind", "value", "low", "high", "n", "share_percent", "context", "note"]
 
 
 class ReportError(ValueError):
@@ -86,6 +87,13 @@ class Run:
     def steps(self) -> pd.DataFrame:
         """Made when it is first asked for: of ten thousand trials it has a row for each of their steps."""
         return _steps_frame({one.trial_id: one for one in self.results}, self.label_of)
+
+    @functools.cached_property
+    def measured(self) -> dict[str, pd.DataFrame]:
+        """Name to the measurements of trials that succeeded, in the run's order."""
+        table = self.measurements
+        good = table.loc[table["status"] == End.SUCCEEDED.value, _PICKED]
+        return {str(name): rows for name, rows in good.groupby("name", sort=False, observed=True)}
 
 
 _MEASURED = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")

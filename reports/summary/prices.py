@@ -4,6 +4,7 @@
 gives stands before all of them. What cannot be used is refused with one line that names the file and the key.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -108,10 +109,16 @@ class _Plain(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+@functools.lru_cache(maxsize=8)
+def _document(content: bytes) -> object:
+    """A table as YAML holds it; nobody changes it, so that the same bytes are read once a process."""
+    return yaml.load(content.decode(), _Plain)  # noqa: S506 - a SafeLoader
+
+
 def read(path: Path, *, today: date) -> Table:
     """The table at `path`. Raises PriceError: it cannot be read, has a wrong unit or key, or a date after `today`."""
     try:
-        document = yaml.load(read_regular(path, most_bytes=_MOST_BYTES).decode(), _Plain)  # noqa: S506 - a SafeLoader
+        document = _document(read_regular(path, most_bytes=_MOST_BYTES))
     except OSError as error:
         raise PriceError(f"{path}: cannot be read: {error.strerror}; look at cost.prices") from None
     except RecursionError:

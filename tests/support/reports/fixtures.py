@@ -15,6 +15,12 @@ from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from tests.support.reports import showcase, synthetic
 
+REAL_PNG = style.png
+ONE_PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
+    "0000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+)
+
 
 @pytest.fixture(scope="session")
 def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
@@ -42,10 +48,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_drawn_in_this_process() -> Iterator[None]:
-    """Processes of their own take a second to start, once per report; test_figures.py has those that need them."""
+    """Processes of their own take a second to start, once per report; test_figures.py has those that need them. PNGs
+    are a third of the drawing, of the same figure as the SVGs; test_figures.py makes a real one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studio, "MOST_PROCESSES", 0)
-        patch.setattr(style, "PNG_DPI", 24)
+        patch.setattr(style, "png", lambda _: ONE_PIXEL)
         yield
 
 
