@@ -11,7 +11,7 @@ from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published
 from reports.read.published import Published
 from reports.read.run import Run
-from reports.summary.cost import FINE_TUNING_SAMPLES, SAMPLES, Cost, FineTuning, Price, seconds_for
+from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
 _MOST_PRICES = 4  # named over the figure; the page's table has all of them
@@ -45,10 +45,11 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         Panel(
             title=f"Per 1,000 samples, at ${first.usd_per_gpu_hour:,.2f}",
             marks=tuple(_samples(row, one, like.get(row.label) if same else None) for row, one in priced),
+            wide_only=True,
         ),
         Panel(
             title="Minutes per 1,000 samples, one GPU",
-            marks=tuple(_minutes(row) for row, _ in priced),
+            marks=tuple(rows.minutes_mark(row) for row, _ in priced),
         ),
     )
     return RowFigure(
@@ -86,14 +87,6 @@ def _samples(row: ConfigurationRow, at: Cost, like: published.Training | None) -
     usd = like.usd_per_1000_samples
     more = f"  {PUBLISHED} ${usd:g} published"
     return rows.dollars_mark(at.usd_per_1000_samples, tone=rows.tone(row), more=more, published=(usd,))
-
-
-def _minutes(row: ConfigurationRow) -> Mark:
-    """How long 1,000 samples take on one GPU."""
-    if row.measured is None:
-        return Mark(value=None, words=text.UNKNOWN)
-    took = seconds_for(SAMPLES, row.measured.samples_per_sec).times(1 / 60)
-    return Mark(value=took.value, words=text.estimate(took), low=took.low, high=took.high, tone=rows.tone(row))
 
 
 def _tunings(

@@ -1,5 +1,11 @@
-"""06 diagnostic: what each factor does on its own, with everything else as in the centre of the suite."""
+"""06 diagnostic: the way from the baseline to what is recommended, step by step; then what each factor does on its own,
+with everything else as in the centre of the suite."""
 
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bench.records import Trial
 from bench.records.result import End
 from reports import text
 from reports.figures.drawing import marks, rows
@@ -12,6 +18,7 @@ from reports.read.published import Factor
 from reports.read.run import Run
 from reports.statistics import configurations
 from reports.statistics.values import Ratio
+from reports.summary import highlights
 from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
@@ -31,17 +38,74 @@ _WORDS = {True: "on", False: "off", "paged_adamw_8bit": "paged 8-bit AdamW", "ad
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
+    settings = {one.label: one.planned[0].trial for one in run.configurations}
+    way = journey(summary, settings)
+    alone = _alone(summary, run, settings)
+    if alone is None:
+        return None
+    if not way:
+        return alone
+    return replace(
+        alone,
+        groups=(_steps(way, settings), *alone.groups),
+        caption=f"First, the way from {way[0].label} to {way[-1].label}, one change after the other. {alone.caption}",
+    )
+
+
+def journey(summary: Summary, settings: Mapping[str, Trial]) -> list[ConfigurationRow]:
+    """The shortest way from the baseline to what is recommended over measured configurations of which each differs
+    from the one before in one factor; empty where there is none. Of equally short ones the plan's first."""
+    rows = {row.label: row for row in summary.measured_rows}
+    end = highlights.recommended(summary)
+    ways = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
+    seen = {summary.baseline}
+    for way in ways:  # grows as it is gone through: the shortest come first
+        for label in rows:
+            if label not in seen and len(_changed(settings[way[-1]], settings[label])) == 1:
+                if label == end:
+                    return [rows[one] for one in (*way, label)]
+                seen.add(label)
+                ways.append([*way, label])
+    return []
+
+
+def _steps(way: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> Group:
+    names, useful, minutes = [way[0].label], [], []
+    for before, after in itertools.pairwise(way):
+        (field,) = _changed(settings[before.label], settings[after.label])
+        names.append(f"{_factor(field, settings[before.label], settings[after.label])} = {after.label}")
+    for number, row in enumerate(way):
+        more = f", {text.number(row.useful_rate / way[number - 1].useful_rate, 2)}x the row above" if number else ""
+        useful.append(rows.estimate_mark(row, "useful_tokens_per_sec", more=more))
+        minutes.append(rows.minutes_mark(row))
+    return Group(
+        names=tuple(names),
+        panels=(
+            Panel(title="Useful tokens per second, per worker", marks=tuple(useful)),
+            Panel(title="Minutes per 1,000 samples, one GPU", marks=tuple(minutes)),
+        ),
+    )
+
+
+def _changed(before: Trial, after: Trial) -> list[str]:
+    return [name for name in _FACTORS if getattr(before, name) != getattr(after, name)]
+
+
+def _factor(field: str, before: Trial, after: Trial) -> str:
+    return _FACTORS[field].format(_word(getattr(before, field)), _word(getattr(after, field)))
+
+
+def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigure | None:
     centre = next((row for row in summary.rows if row.label == CENTRE), None)
     if centre is None or centre.measured is None:
         return None
-    settings = {one.label: one.planned[0].trial for one in run.configurations}
     found = []
     for row in summary.rows:
-        changed = [name for name in _FACTORS if getattr(settings[row.label], name) != getattr(settings[CENTRE], name)]
+        changed = _changed(settings[CENTRE], settings[row.label])
         if row is not centre and len(changed) == 1:
-            field = changed[0]
-            before, after = getattr(settings[CENTRE], field), getattr(settings[row.label], field)
-            found.append((row, field, after, _FACTORS[field].format(_word(before), _word(after))))
+            (field,) = changed
+            words = _factor(field, settings[CENTRE], settings[row.label])
+            found.append((row, field, getattr(settings[row.label], field), words))
     if not found:
         return None
     beside = published.beside(run)

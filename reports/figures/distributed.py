@@ -62,9 +62,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             ),
         ),
         caption=(
-            "Samples of all ranks together: bars that reach the upright line scale linearly. An interval that includes "
-            "100 % (or 0 % communication) shows no cost of communication. The bound is its cost if none of it were "
-            f"hidden.{both}"
+            "Samples of all ranks together: bars that reach the upright line scale linearly. Blue dots compare with "
+            "one rank; orange dots with the same ranks when they do not exchange gradients, which is the cost of "
+            "communication alone. An interval that includes 100 % (or 0 %) shows no such cost. The bound is what it "
+            f"would be if nothing overlapped with it.{both}"
         ),
     )
 
@@ -119,7 +120,7 @@ def _efficiencies(
             found.append((f"{called}, against one rank", mark))
         if (own := silent.get(ranks)) is not None and own.value is not None:
             mark = _percent(own.value, own.low, own.high, ACCENT_TONE)
-            found.append((f"{called}, against no communication", mark))
+            found.append((f"{called}, against no exchange", mark))
         for record in beside.scaling if beside is not None else ():
             if (value := record.efficiency_percent.get(ranks)) is not None:
                 words = f"{PUBLISHED} {text.number(value)} % published"
@@ -154,4 +155,5 @@ DISTRIBUTED = Chart(
     needs="a trial of suite distributed on several GPUs",
     command="inv bench --suite=distributed",
     gather=gather,
+    folded=True,
 )

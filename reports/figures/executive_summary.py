@@ -33,7 +33,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         Panel(title="Samples per second, per worker", marks=tuple(samples(row) for row in drawn)),
     ]
     if summary.price is not None:
-        panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in drawn)))
+        panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in drawn), wide_only=True))
     else:
         vram = any(row.peak_vram_bytes is not None for row in drawn)
         title = f"Peak {'GPU' if vram else 'process'} memory, GB"

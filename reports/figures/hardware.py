@@ -99,4 +99,5 @@ HARDWARE = Chart(
     needs="a trial of suite hardware",
     command="inv bench --suite=hardware",
     gather=gather,
+    folded=True,
 )

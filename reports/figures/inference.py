@@ -161,4 +161,5 @@ INFERENCE = Chart(
     needs="a trial of suite inference",
     command="inv bench --suite=inference",
     gather=gather,
+    folded=True,
 )

@@ -123,4 +123,5 @@ LOADING = Chart(
     needs="a trial of suite loading",
     command="inv bench --suite=loading",
     gather=gather,
+    folded=True,
 )

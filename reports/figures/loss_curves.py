@@ -1,10 +1,11 @@
 """10 loss curves: does every configuration learn, and alike?"""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -12,29 +13,40 @@ from numpy.typing import NDArray
 from bench.records.result import End
 from reports import text
 from reports.figures.drawing import lines, rows, text_size
-from reports.figures.drawing.board import Head, Sheet, board
+from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.palette import BAND, DEEP_TONE, MUTED, OTHER_TONE
+from reports.figures.drawing.palette import ACCENT_TONE, BAND, BASELINE_TONE, DEEP_TONE, MUTED, OTHER_TONE
 from reports.read.run import Run
+from reports.summary import highlights
 from reports.summary.summary import Summary
 
-_PANEL_IN = 1.85
 _MOST_POINTS = 300
+_LABEL_IN = 0.2  # a label's share of the height
+_APART = 0.1  # nats per token over the lowest last loss, where a configuration is called out
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One configuration: the median over its trials at each step, the range they span, and its last warm-up step."""
+    """One configuration: the median over its trials at each step, its last warm-up step, the useful tokens that a
+    worker had trained on by the last step, and its tone."""
 
     name: str
     step: Floats
     median: Floats
-    low: Floats
-    high: Floats
     warmup: int
+    useful_tokens: int
     n_trials: int
+    tone: str
+
+    @property
+    def last(self) -> float:
+        return float(self.median[-1])
+
+    @property
+    def falls(self) -> bool:
+        return len(self.median) == 1 or self.last < float(self.median[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,30 +56,28 @@ class Data:
 
     @property
     def caption(self) -> str:
-        return "Configurations whose curves fall alike learn alike; one whose curve stays above the others learns less."
+        return (
+            "Curves that fall alike learn alike from each step; one that stays above the others learns less. "
+            "Beside each name: the last loss, and the useful tokens it took. The band is the warm-up."
+        )
 
     @property
     def alt(self) -> str:
         curves = [
             f"{curve.name}: {text.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
-            f"{text.number(float(curve.median[-1]), 2)} at step {curve.step[-1]:.0f}"
+            f"{text.number(curve.last, 2)} at step {curve.step[-1]:.0f}"
             for curve in self.curves
         ]
         return "Loss over optimizer steps. " + "; ".join(curves) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
-        columns = min(2 if sheet.narrow else 4, len(self.curves))
-        drawing = board(self.over, sheet, _PANEL_IN * math.ceil(len(self.curves) / columns))
-        places = drawing.columns(columns, left_in=0.62, gap_in=0.22)
-        first = None
-        for number, curve in enumerate(self.curves):
-            left, width = places[number % columns]
-            axes = drawing.panel(left, _PANEL_IN * (number // columns), width, _PANEL_IN - 0.16)
-            if first is not None:
-                axes.sharey(first)
-            first = first or axes
-            _draw_curve(axes, curve, leftmost=number % columns == 0)
-            axes.set_title(text_size.shorten(curve.name, width, 9.5, bold=True))
+        height_in = max(2.4, _LABEL_IN * len(self.curves))
+        drawing = board(self.over, sheet, height_in + 0.9)
+        ((left, width),) = drawing.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
+        labels = [_label(curve, sheet) for curve in self.curves]
+        room = min(0.45 * width, max(text_size.width_in(label, 8.5) for label in labels) + 0.1)
+        axes = drawing.panel(left, 0.0, width - room, height_in + 0.7)
+        _draw(axes, self.curves, [text_size.shorten(label, room - 0.1, 8.5) for label in labels], height_in)
         return drawing.figure
 
 
@@ -77,55 +87,82 @@ def gather(summary: Summary, run: Run) -> Data | None:
     mine = steps[(steps["status"] == End.SUCCEEDED.value) & steps["loss"].notna() & steps["configuration"].isin(drawn)]
     if mine.empty:
         return None
-    curves = []
-    for label in drawn:
-        own = mine[mine["configuration"] == label]
-        if own.empty:
-            continue
-        at = own.groupby("step")["loss"].agg(["median", "min", "max"])
-        every = -(-len(at) // _MOST_POINTS)
-        at = at.iloc[::every]
-        warm = own.loc[own["phase"] == "warmup", "step"]
-        curves.append(
-            Curve(
-                name=label,
-                step=at.index.to_numpy(float),
-                median=at["median"].to_numpy(float),
-                low=at["min"].to_numpy(float),
-                high=at["max"].to_numpy(float),
-                warmup=0 if warm.empty else int(warm.max()),
-                n_trials=int(own["trial_id"].nunique()),
-            )
-        )
+    owned = {str(label): own for label, own in mine.groupby("configuration", observed=True)}
+    best = highlights.recommended(summary)
+    curves = tuple(
+        _curve(label, owned[label], DEEP_TONE if label == best else _tone(summary, label))
+        for label in drawn
+        if label in owned
+    )
     trials = sorted({curve.n_trials for curve in curves})
     n = str(trials[0]) if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
-    over = f"median over n = {n} trials of a configuration, with their range" if trials[-1] > 1 else "n = 1 trial each"
+    over = f"medians over n = {n} trials of a configuration" if trials[-1] > 1 else "n = 1 trial each"
     which = rows.subset(summary)
     title = _title(curves, "configuration drawn" if which else "configuration")
-    return Data(over=head(summary, title, over, which, "nats per token"), curves=tuple(curves))
+    return Data(over=head(summary, title, over, which, "nats per token"), curves=curves)
 
 
-def _title(curves: list[Curve], each: str) -> str:
-    rising = [curve.name for curve in curves if len(curve.median) > 1 and curve.median[-1] >= curve.median[0]]
+def _tone(summary: Summary, label: str) -> str:
+    return BASELINE_TONE if label == summary.baseline else OTHER_TONE
+
+
+def _curve(label: str, own: pd.DataFrame, tone: str) -> Curve:
+    at = own.groupby("step")["loss"].median()
+    at = at.iloc[:: -(-len(at) // _MOST_POINTS)]
+    warm = own.loc[own["phase"] == "warmup", "step"]
+    return Curve(
+        name=label,
+        step=at.index.to_numpy(float),
+        median=at.to_numpy(float),
+        warmup=0 if warm.empty else int(warm.max()),
+        useful_tokens=int(own.groupby("trial_id", observed=True)["useful_tokens"].sum().median()),
+        n_trials=int(own["trial_id"].nunique()),
+        tone=tone,
+    )
+
+
+def _title(curves: Sequence[Curve], each: str) -> str:
+    rising = [curve.name for curve in curves if not curve.falls]
     if rising:
         return f"The loss did not fall in {text.some(rising, 3)}"
     if all(len(curve.median) == 1 for curve in curves):
         return "The loss of a single step: nothing to follow yet"
-    return f"The loss falls in every {each}" if len(curves) > 1 else f"The loss falls in {curves[0].name}"
+    if len(curves) == 1:
+        return f"The loss falls in {curves[0].name}, to {text.number(curves[0].last, 2)}"
+    low, high = min(curve.last for curve in curves), max(curves, key=lambda curve: curve.last)
+    ends = f"to between {text.number(low, 2)} and {text.number(high.last, 2)}"
+    title = f"The loss falls in every {each}, {ends}"
+    return f"{title}; {high.name} learns least" if high.last > low + _APART else title
 
 
-def _draw_curve(axes: Any, curve: Curve, *, leftmost: bool) -> None:
-    if curve.warmup:
-        axes.axvspan(0.5, curve.warmup + 0.5, color=BAND, linewidth=0, zorder=0)
-    if curve.n_trials > 1:
-        axes.fill_between(curve.step, curve.low, curve.high, color=OTHER_TONE, alpha=0.4, linewidth=0)
-    axes.plot(curve.step, curve.median, color=DEEP_TONE, linewidth=1.6, marker="o" if len(curve.step) == 1 else None)
+def _label(curve: Curve, sheet: Sheet) -> str:
+    if sheet.narrow:
+        return curve.name
+    return f"{curve.name}: {text.number(curve.last, 2)}, {text.number(curve.useful_tokens / 1000, 0)} k tokens"
+
+
+def _draw(axes: Any, curves: Sequence[Curve], labels: Sequence[str], height_in: float) -> None:
+    warmup = max(curve.warmup for curve in curves)
+    if warmup:
+        axes.axvspan(0.5, warmup + 0.5, color=BAND, linewidth=0, zorder=0)
+    for curve in curves:
+        tone = curve.tone if curve.falls else ACCENT_TONE
+        bold = tone in (DEEP_TONE, ACCENT_TONE)
+        single = "o" if len(curve.step) == 1 else None
+        axes.plot(
+            curve.step, curve.median, color=tone, linewidth=2.0 if bold else 1.2, marker=single, zorder=3 if bold else 2
+        )
+    axes.set_title("Loss by optimizer step")
+    axes.set_xlabel("step", labelpad=2)
+    axes.set_xlim(0.5, max(1.5, *(float(curve.step[-1]) for curve in curves)))
     lines.value_axis(axes, integer=True)
-    axes.set_xlabel("step (band: warm-up)", labelpad=2)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED, labelleft=leftmost)
-    if leftmost:
-        axes.set_ylabel("loss, nats per token")
+    axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
+    ends = [
+        (float(curve.step[-1]), curve.last, label, ACCENT_TONE if not curve.falls else MUTED)
+        for curve, label in zip(curves, labels, strict=True)
+    ]
+    lines.end_labels(axes, ends, height_in)
 
 
 LOSS_CURVES = Chart(
@@ -134,4 +171,5 @@ LOSS_CURVES = Chart(
     needs="a training trial that succeeds",
     command="inv bench --quick",
     gather=gather,
+    folded=True,
 )

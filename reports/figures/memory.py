@@ -30,7 +30,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     capacity = capacity_bytes(run)
     beside = published.beside(run)
     like = published.training_by_label(run, beside)
-    found = [_mark(row, predicted.get(row.label), like.get(row.label)) for row in drawn]
+    found = [_mark(row, predicted.get(row.label), like.get(row.label), capacity) for row in drawn]
     has_published = any(mark.published for mark in found)
     dashed = "" if capacity is None else f" (dashed: {text.number(capacity / 1e9)})"
     panel = Panel(
@@ -43,6 +43,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         if any(row.label in predicted for row in drawn)
         else "Bars are the measured peaks; there is no prediction."
     )
+    ran_out = any(row.measured is None and End.OUT_OF_MEMORY in row.ends for row in drawn)
+    hatched = " Hatched ran out of memory in every trial: how much it needs is not known." if ran_out else ""
     return RowFigure(
         over=head(
             summary,
@@ -51,7 +53,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             f"{PUBLISHED} {beside.source}" if beside is not None and has_published else "",
         ),
         groups=(Group(names=tuple(row.label for row in drawn), panels=(panel,)),),
-        caption=bars if capacity is None else f"{bars} The dashed line is what the GPU has.",
+        caption=bars if capacity is None else f"{bars} The dashed line is what the GPU has.{hatched}",
     )
 
 
@@ -89,11 +91,15 @@ def _off(predicted: float, measured: int | None) -> str:
     return f", {percent:+} %" if percent else ", 0 %"
 
 
-def _mark(row: ConfigurationRow, predicted: float | None, like: published.Training | None) -> Mark:
+def _mark(
+    row: ConfigurationRow, predicted: float | None, like: published.Training | None, capacity: int | None
+) -> Mark:
     measured = row.peak_vram_bytes
     words = text.gigabytes(measured)
     if measured is None:
         words = "out of memory" if End.OUT_OF_MEMORY in row.ends else "did not run"
+        if End.OUT_OF_MEMORY in row.ends and capacity is not None:
+            words += f": it needs more than {text.gigabytes(capacity)}"
     elif row.ends.get(End.OUT_OF_MEMORY):
         words += f", out of memory in {row.ends[End.OUT_OF_MEMORY]} of {text.count(row.planned, 'trial')}"
     if predicted is not None:
@@ -102,12 +108,20 @@ def _mark(row: ConfigurationRow, predicted: float | None, like: published.Traini
     if reference is not None:
         words += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"
     return Mark(
-        value=None if measured is None else measured / 1e9,
+        value=at_least / 1e9 if (at_least := _at_least(row, capacity)) is not None else None,
         words=words,
         tone=rows.tone(row),
+        is_hollow=measured is None,
         limit=None if predicted is None else predicted / 1e9,
         published=() if reference is None else (reference / 1e9,),
     )
+
+
+def _at_least(row: ConfigurationRow, capacity: int | None) -> int | None:
+    """What it held, in bytes; where it ran out of memory, what there is."""
+    if row.peak_vram_bytes is None and End.OUT_OF_MEMORY in row.ends:
+        return capacity
+    return row.peak_vram_bytes
 
 
 def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[str, float]) -> str:

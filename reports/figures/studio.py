@@ -98,6 +98,7 @@ def draw_one(name: str, title: str, drawing: Drawing) -> Picture:
     return Picture(
         name=name,
         title=title,
+        finding=drawing.over.title,
         png=png,
         svg=wide,
         wide_svg=inline_svg(wide, f"w{name[:2]}"),

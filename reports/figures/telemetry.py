@@ -1,4 +1,8 @@
-"""09 telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them."""
+"""09 telemetry of a trial: utilization, power, clock and memory over time, with the trial's phases behind them.
+
+The trial is the best configuration's; on the worker that is slow throughout, where there is one, beside a healthy one's
+means.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +16,7 @@ from numpy.typing import NDArray
 from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
 from reports import text
+from reports.figures import worker_map
 from reports.figures.drawing import lines, text_size
 from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.chart import Chart, head
@@ -57,7 +62,8 @@ class Curve:
 class Lane:
     """One quantity over time, and its mean over the measured phase; None where that phase has no sample.
 
-    `most` is what the GPU can do, `target` what it is to reach; None where there is no such thing.
+    `most` is what the GPU can do, `target` what it is to reach; None where there is no such thing. `healthy` is the
+    mean of the same configuration on the worker in the middle, where this one is sick.
     """
 
     title: str
@@ -65,6 +71,7 @@ class Lane:
     measured_mean: float | None
     most: float | None = None
     target: float | None = None
+    healthy: float | None = None
 
     @property
     def lines(self) -> tuple[float, ...]:
@@ -75,7 +82,9 @@ class Lane:
     def heading(self) -> str:
         """Its title with the mean, and with what it can be at most."""
         mean = "" if self.measured_mean is None else f": mean {text.number(self.measured_mean)}"
-        return f"{self.title}{mean}{'' if self.most is None or not mean else f' of {text.number(self.most)}'}"
+        most = "" if self.most is None or not mean else f" of {text.number(self.most)}"
+        healthy = "" if self.healthy is None or not mean else f" (a healthy worker: {text.number(self.healthy)})"
+        return f"{self.title}{mean}{most}{healthy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +138,20 @@ class Data:
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
-    for result in _candidates(summary, run):
-        frame = telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / TELEMETRY_FILE)
+    ill = worker_map.sick(summary)
+    for result in _candidates(summary, run, None if ill is None else ill[0]):
+        frame = _telemetry(run, result)
         if frame is None:
             continue
         is_gpu = bool(frame["gpu_utilization_percent"].notna().any())
         lanes = tuple(_lanes(result, frame, is_gpu=is_gpu))
         if lanes:
+            title = _title(result, lanes, is_gpu=is_gpu)
+            if ill is not None and result.worker == ill[0]:
+                lanes = _beside_healthy(lanes, _healthy(summary, run, result))
+                title = f"{ill[0]} is {text.number(ill[1], 0)} % slower than the middle worker. {title}"
             return Data(
-                over=head(summary, _title(result, lanes, is_gpu=is_gpu), *_facts(result, frame)),
+                over=head(summary, title, *_facts(result, frame)),
                 trial=result.trial_id,
                 lanes=lanes,
                 phases=_phases(frame),
@@ -146,13 +160,35 @@ def gather(summary: Summary, run: Run) -> Data | None:
     return None
 
 
-def _candidates(summary: Summary, run: Run) -> list[TrialResult]:
-    """Trials by how telling their telemetry is: the best training configuration first, then others that succeeded."""
+def _telemetry(run: Run, result: TrialResult) -> pd.DataFrame | None:
+    return telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / TELEMETRY_FILE)
+
+
+def _candidates(summary: Summary, run: Run, sick: str | None) -> list[TrialResult]:
+    """Trials by how telling their telemetry is: the sick worker's first, then the best training configuration's."""
     speed = {
         row.label: row.measured.useful_tokens_per_sec.value for row in summary.measured_rows if row.measured is not None
     }
     good = [result for result in run.results if result.status is End.SUCCEEDED]
-    return sorted(good, key=lambda result: -speed.get(run.label_of[result.trial_id], 0.0))
+    return sorted(good, key=lambda one: (one.worker != sick, -speed.get(run.label_of[one.trial_id], 0.0)))
+
+
+def _healthy(summary: Summary, run: Run, ill: TrialResult) -> tuple[Lane, ...]:
+    """The lanes of the same configuration on the worker in the middle; none where it left no telemetry."""
+    label = run.label_of[ill.trial_id]
+    away = next((worker_map.deviations(row) for row in summary.rows if row.label == label), {})
+    for worker in sorted(set(away) - {ill.worker}, key=lambda one: abs(away[one])):
+        same = (one for one in run.results if one.worker == worker and run.label_of[one.trial_id] == label)
+        result = next((one for one in same if one.status is End.SUCCEEDED), None)
+        frame = None if result is None else _telemetry(run, result)
+        if result is not None and frame is not None:
+            return tuple(_lanes(result, frame, is_gpu=bool(frame["gpu_utilization_percent"].notna().any())))
+    return ()
+
+
+def _beside_healthy(lanes: tuple[Lane, ...], healthy: tuple[Lane, ...]) -> tuple[Lane, ...]:
+    means = {lane.title: lane.measured_mean for lane in healthy}
+    return tuple(replace(lane, healthy=means.get(lane.title)) for lane in lanes)
 
 
 def _lanes(result: TrialResult, frame: pd.DataFrame, *, is_gpu: bool) -> Iterator[Lane]:
@@ -271,5 +307,6 @@ TELEMETRY = Chart(
     name="09_telemetry",
     title="Telemetry of a trial",
     needs="telemetry.csv beside the result of a trial that succeeded: inv collect brings it",
+    folded=True,
     gather=gather,
 )

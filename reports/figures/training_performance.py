@@ -17,7 +17,7 @@ from reports.figures.drawing.palette import BAND, INK, MARKERS, MUTED, PAPER
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
-_ROW_IN = 0.66
+_ROW_IN = 0.52
 _LEGEND_IN = 0.3
 _LANES = 0.42  # height of a row that its workers' lanes share, in row units
 _FURTHEST_PERCENT = 60.0  # a step that was stopped for a while would squeeze all others into one line
@@ -80,7 +80,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
     every = -(-len(mine) // _MOST_STEPS)
     shown = mine.iloc[::every] if every > 1 else mine
     thinned = f"1 in {every} of {len(mine):,} steps drawn" if every > 1 else ""
-    title = _title(drawn)
+    title = _title(drawn, mine["off_percent"])
     return Data(
         over=head(summary, title, *rows.facts(summary), thinned),
         rows=drawn,
@@ -88,11 +88,15 @@ def gather(summary: Summary, run: Run) -> Data | None:
     )
 
 
-def _title(drawn: tuple[ConfigurationRow, ...]) -> str:
-    shares = [row.measured.padding_percent for row in drawn if row.measured is not None]
-    low, high = text.number(min(shares), 0), text.number(max(shares), 0)
-    spent = f"{low} %" if low == high else f"{low} to {high} %"
-    return f"Step times of {text.count(len(drawn), 'configuration')}; padding takes {spent} of the tokens computed"
+def _title(drawn: tuple[ConfigurationRow, ...], off_percent: pd.Series) -> str:
+    shares = {row.label: row.measured.padding_percent for row in drawn if row.measured is not None}
+    least, most = min(shares, key=lambda label: shares[label]), max(shares, key=lambda label: shares[label])
+    low, high = text.number(shares[least], 0), text.number(shares[most], 0)
+    spent = f"{high} % of the tokens computed"
+    if low != high:
+        spent = f"{high} % of the tokens that {most} computes, {low} % of {least}'s"
+    near = text.number(float(off_percent.abs().quantile(0.9)), 1)
+    return f"Padding takes {spent}; 9 in 10 steps are within {near} % of their configuration's step time"
 
 
 TRAINING_PERFORMANCE = Chart(

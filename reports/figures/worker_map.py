@@ -94,6 +94,14 @@ def _middle(worker: str, found: Sequence[Mapping[str, float]]) -> float:
     return statistics.median([one[worker] for one in found if worker in one])
 
 
+def sick(summary: Summary) -> tuple[str, float] | None:
+    """The worker that is slow throughout, with the percent that its steps take longer; None where there is none."""
+    found = [one for row in rows.drawn(summary) if (one := deviations(row))]
+    middles = {worker: _middle(worker, found) for worker in sorted({worker for one in found for worker in one})}
+    worst = max(middles, key=lambda worker: middles[worker], default=None)
+    return None if worst is None or middles[worst] < NOTABLE_PERCENT else (worst, middles[worst])
+
+
 def _title(found: Sequence[Mapping[str, float]], workers: Sequence[str]) -> str:
     middles = {worker: _middle(worker, found) for worker in workers}
     worst = max(workers, key=lambda worker: abs(middles[worker]))
@@ -148,4 +156,5 @@ WORKER_MAP = Chart(
     title="Workers against each other",
     needs="training trials on at least two workers",
     gather=gather,
+    folded=True,
 )

@@ -126,7 +126,8 @@ def _draw(
 ) -> tuple[tuple[Picture, ...], tuple[Absent, ...]]:
     """Every chart that has data, drawn; and those that have none, with what would make them appear."""
     found = [(chart, chart.gather(summary, run)) for chart in charts]
-    pictures = studio.draw(Job(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None)
+    jobs = [Job(chart=chart, drawing=drawing) for chart, drawing in found if drawing is not None]
+    pictures = [replace(one, folded=job.chart.folded) for one, job in zip(studio.draw(jobs), jobs, strict=True)]
     absent = tuple(
         Absent(title=chart.title, needs=chart.needs, command=chart.command)
         for chart, drawing in found

@@ -5,6 +5,7 @@ whose texts matplotlib escaped, go in as they are. The page forbids the browser 
 """
 
 import base64
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from markupsafe import Markup, escape
 
 from reports import text
 from reports.figures.drawing.chart import Absent, Picture
-from reports.output import method
+from reports.output import grouping, method
 from reports.read.run import Run
 from reports.summary import highlights, sentences
 from reports.summary.cautions import MOST_SHOWN
@@ -47,27 +48,12 @@ def render(
     refresh_sec: int | None = None,
 ) -> str:
     """index.html's text. `refresh_sec` makes the page load itself again, for a run that goes on."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "three": text.number,
-        "at": lambda value, of, least=None: text.number(value, text.places(of, least)),
-        "mark": text.mark,
-        "fixed": text.number,
-        "some": text.some,
-        "count": text.count,
-        "memory": _memory,
-        "ends": _ends,
-    }
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(
+    return _template().render(
         s=summary,
         rows=_shown(summary),
+        failures=grouping.failures(summary.failures),
+        missing=grouping.missing(summary.missing),
         most_failures=MOST_FAILURES,
         most_cautions=MOST_SHOWN,
         run=summary.record,
@@ -94,6 +80,29 @@ def render(
         ],
         trials_left_out=max(0, len(run.trials) - MOST_RAW),
     )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """The page's template, compiled once a process: that took longer than to fill it in."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "three": text.number,
+        "at": lambda value, of, least=None: text.number(value, text.places(of, least)),
+        "mark": text.mark,
+        "fixed": text.number,
+        "some": text.some,
+        "count": text.count,
+        "memory": _memory,
+        "ends": _ends,
+    }
+    return environment.get_template("page.html.j2")
 
 
 def _shown(summary: Summary) -> tuple[ConfigurationRow, ...]:
@@ -131,6 +140,8 @@ def _placed(picture: Picture) -> dict[str, object]:
         "wide": _labelled(picture.wide_svg, "wide", picture),
         "narrow": _labelled(picture.narrow_svg, "narrow", picture),
         "caption": picture.caption,
+        "finding": picture.finding,
+        "folded": picture.folded,
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from reports import text
 from reports.figures.drawing.chart import Absent, Picture
-from reports.output import method
+from reports.output import grouping, method
 from reports.summary import highlights, sentences
 from reports.summary.cautions import MOST_SHOWN
 from reports.summary.summary import ConfigurationRow, Summary
@@ -140,13 +140,13 @@ def _failures(summary: Summary) -> list[str]:
     parts = []
     if summary.failures:
         ends = [
-            (one.trial_id, one.worker or "none", one.end.value, one.reason or "not known", *taken)
-            for one in summary.failures
-            for taken in [(str(one.n_steps), str(one.n_measurements))]
+            (one.name, one.workers("none"), one.first.end.value, one.first.reason or "not known", *taken)
+            for one in grouping.failures(summary.failures)
+            for taken in [(one.span("n_steps"), one.span("n_measurements"))]
         ]
         parts.append(_table(("trial", "worker", "end", "reason", "steps", "measurements"), ends))
     if summary.missing:
-        rows = [(one.trial_id, one.worker or "any", one.reason) for one in summary.missing]
+        rows = [(one.name, one.workers("any"), one.first.reason) for one in grouping.missing(summary.missing)]
         parts.append(_table(("planned trial without a usable result", "worker", "why"), rows))
     if summary.rejected:
         rows_of_files = [(one.file, one.reason) for one in summary.rejected]

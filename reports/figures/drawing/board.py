@@ -106,9 +106,9 @@ def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
 
 
 def name_lines(label: str) -> list[str]:
-    """A name on at most three lines; what does not fit is cut, and marked."""
+    """A name on at most two lines; what does not fit is cut, and marked."""
     lines = text_size.wrap(label, _NAME_IN, NAME_SIZE)
-    return lines if len(lines) <= 3 else [*lines[:2], text_size.shorten(f"{lines[2]} {lines[3]}", _NAME_IN, NAME_SIZE)]
+    return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", _NAME_IN, NAME_SIZE)]
 
 
 def _wrapped(facts: Sequence[str], limit_in: float) -> list[str]:

@@ -20,6 +20,8 @@ class Drawing(Protocol):
     `alt` the same figure for those who cannot see it."""
 
     @property
+    def over(self) -> Head: ...
+    @property
     def caption(self) -> str: ...
     @property
     def alt(self) -> str: ...
@@ -29,27 +31,33 @@ class Drawing(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """One figure. `gather` gives its drawing, None where the run has no data for it; `needs` then says what would make
-    it appear, and `command` what to type for that, where one command does it."""
+    it appear, and `command` what to type for that, where one command does it. `folded` on the page are those that
+    support a decision rather than lead to it: there its title stands, and a click opens it."""
 
     name: str
     title: str
     needs: str
     gather: Callable[[Summary, Run], Drawing | None]
     command: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A drawn chart: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text."""
+    """A drawn chart: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text.
+
+    `finding` is what the figure says, in a sentence."""
 
     name: str
     title: str
+    finding: str
     png: bytes
     svg: bytes
     wide_svg: str
     narrow_svg: str
     caption: str
     alt: str
+    folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,13 +51,19 @@ def diamond(axes: Any, x: float, y: float) -> None:
 
 
 def end_labels(axes: Any, at: Sequence[tuple[float, float, str, str]], height_in: float) -> None:
-    """Labels right of points (x, y, words, colour), moved apart where they would overlap. Call with final limits."""
+    """Labels right of points (x, y, words, colour), moved apart where they would overlap and none below the axis. Call
+    with final limits."""
     if not at:
         return
     transform = axes.transData + axes.transAxes.inverted()
     heights = [float(transform.transform((x, y))[1]) for x, y, _, _ in at]
     gap = 0.15 / height_in
-    for (x, y, words, colour), place in zip(at, spread(heights, gap), strict=True):
+    places = spread(heights, gap)
+    lowest = 0.0
+    for number in sorted(range(len(places)), key=lambda one: places[one]):
+        places[number] = max(places[number], lowest)
+        lowest = places[number] + gap
+    for (x, y, words, colour), place in zip(at, places, strict=True):
         shift = (place - float(transform.transform((x, y))[1])) * height_in * 72
         axes.annotate(
             words, (x, y), xytext=(6, shift), textcoords="offset points", va="center", fontsize=8.5, color=colour

@@ -13,7 +13,7 @@ from reports.figures.drawing.palette import BAND, INK, PAPER
 from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.figures.drawing.style import NAME_SIZE
 
-ROW_IN = 0.56
+ROW_IN = 0.42
 WORDS_SIZE, LEAST_WORDS_SIZE = 8.5, 7.5
 WORDS_ABOVE = 0.22  # how far over a mark's middle, in rows, its words begin
 
@@ -43,8 +43,10 @@ class RowFigure:
             for one in self.groups
             if one.names
         ]
+        below = [len(one.panels) if sheet.narrow else 1 for one in shown]
         heights = [
-            rows_height_in(len(one.names), ROW_IN, sheet) * (len(one.panels) if sheet.narrow else 1) for one in shown
+            count * rows_height_in(len(one.names), row_in(sheet), sheet)
+            for count, one in zip(below, shown, strict=True)
         ]
         drawing = board(self.over, sheet, sum(heights))
         left_in = names_width_in([name for one in shown for name in one.names], sheet)
@@ -56,7 +58,7 @@ class RowFigure:
 def _draw_panels(drawing: Board, group: Group, *, left_in: float, top_in: float) -> None:
     """A group's panels beside each other, on a narrow sheet below each other."""
     sheet = drawing.sheet
-    height_in = rows_height_in(len(group.names), ROW_IN, sheet)
+    height_in = rows_height_in(len(group.names), row_in(sheet), sheet)
     across = drawing.columns(1 if sheet.narrow else len(group.panels), left_in=left_in, gap_in=0.3)
     for number, one in enumerate(group.panels):
         left, width = across[0] if sheet.narrow else across[number]
@@ -64,6 +66,11 @@ def _draw_panels(drawing: Board, group: Group, *, left_in: float, top_in: float)
         axes = drawing.panel(left, top, width, height_in)
         label_rows(axes, group.names, sheet, shown=number == 0)
         draw_rows(axes, group.names, one, sheet, width)
+
+
+def row_in(sheet: Sheet) -> float:
+    """Height of a row: its words above its mark."""
+    return ROW_IN + (0.08 if sheet.narrow else 0.0)
 
 
 def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width_in: float) -> None:

@@ -6,7 +6,7 @@ from reports import text
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
 from reports.figures.drawing.panel import Mark
 from reports.read.readings import Reading
-from reports.summary.cost import Amount
+from reports.summary.cost import SAMPLES, Amount, seconds_for
 from reports.summary.summary import ConfigurationRow, Summary
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
@@ -69,6 +69,14 @@ def estimate_mark(row: ConfigurationRow, name: str, *, more: str = "", published
         tone=tone(row),
         published=published,
     )
+
+
+def minutes_mark(row: ConfigurationRow) -> Mark:
+    """How long 1,000 samples take on one GPU."""
+    if row.measured is None:
+        return Mark(value=None, words=text.UNKNOWN)
+    took = seconds_for(SAMPLES, row.measured.samples_per_sec).times(1 / 60)
+    return Mark(value=took.value, words=text.estimate(took), low=took.low, high=took.high, tone=tone(row))
 
 
 def dollars_mark(of: Amount, *, tone: str, more: str = "", published: tuple[float, ...] = ()) -> Mark:

@@ -483,6 +483,6 @@ def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
     made = build(folder)
     said = page_text(made)
     assert "201 slower configurations are in summary.json." in said
-    assert "10 more trials are in summary.json." in said
+    assert "10 more lines are in summary.json." in said
     assert "101 more trials are in summary.json." in said
     assert made.index.stat().st_size < 2_000_000

@@ -148,12 +148,30 @@ def test_loading_and_inference_take_their_values_over_workers(a10):
 
 
 def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_not_fit(a10):
-    effect = rows_of(diagnostic.gather(*a10))
+    effect = rows_of(diagnostic.gather(*a10), group=1)
     assert len(effect) == 11
     assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
     assert (off.value, off.words) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
+
+
+def test_the_way_from_the_baseline_to_what_is_recommended_changes_one_thing_after_the_other(a10):
+    summary, run = a10
+    figure = diagnostic.gather(summary, run)
+    arrow = "\N{RIGHTWARDS ARROW}"
+    assert figure.groups[0].names == (
+        "baseline",
+        f"batch 4 {arrow} 8 = seq-1024",
+        f"sequence 1024 {arrow} 512 = optimized",
+        f"samples padded {arrow} packed = packed",
+    )
+    useful, minutes = figure.groups[0].panels
+    assert useful.marks[2].words.endswith("1.91x the row above")
+    assert minutes.marks[3].value == pytest.approx(2.04, rel=0.01)
+    settings = {one.label: one.planned[0].trial for one in run.configurations}
+    alone = showcase.replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
+    assert diagnostic.journey(alone, settings) == []
 
 
 def test_memory_shows_predictions_where_there_are_any_and_bars_alone_where_there_are_none(h200):
@@ -243,7 +261,8 @@ def test_memory_shows_what_ran_out_of_it_also_without_a_prediction(a10):
     summary, run = a10
     bare = showcase.replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED])
     figure = memory.gather(summary, bare)
-    assert rows_of(figure)["seq-2048"].words == "out of memory"
+    assert rows_of(figure)["seq-2048"].words == "out of memory: it needs more than 23.7 GB"
+    assert rows_of(figure)["seq-2048"].is_hollow
     assert "2 configurations ran out of memory" in figure.over.title
     assert (
         "out of memory in 9 of 11 trials"
@@ -323,6 +342,22 @@ def test_telemetry_says_what_the_gpu_can_do_at_most_and_that_power_held_it_back(
     assert "what this GPU can do at most" in data.caption
 
 
+def test_telemetry_is_of_the_worker_that_is_slow_throughout_beside_a_healthy_ones_means(a10):
+    summary, run = a10
+
+    def slowed(row):
+        medians = {"gpu-node-1": 1.17, "gpu-node-2": 1.0} | ({"gpu-node-3": 1.0} if row.label != "packed" else {})
+        measured = row.measured and showcase.replace(row.measured, worker_medians=medians)
+        return showcase.replace(row, measured=measured)
+
+    data = telemetry_figure.gather(showcase.replace(summary, rows=tuple(map(slowed, summary.rows))), run)
+    assert data.trial == "packed.gpu-node-1"
+    assert data.over.title.startswith("gpu-node-1 is 17 % slower than the middle worker. The GPU was ")
+    (clock,) = (lane for lane in data.lanes if lane.title == "SM clock, MHz")
+    assert clock.healthy == pytest.approx(1458, rel=0.02)
+    assert "(a healthy worker: 1,4" in clock.heading
+
+
 def test_telemetry_claims_nothing_that_the_driver_did_not_tell(a10):
     summary, run = a10
     silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
@@ -350,6 +385,7 @@ def test_a_loss_that_does_not_fall_is_the_title(folder):
     loaded = load(folder)
     data = loss_curves.gather(summarize(loaded), loaded)
     assert data.over.title == "The loss did not fall in baseline"
+    assert [curve.falls for curve in data.curves] == [False, True]
 
 
 def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):

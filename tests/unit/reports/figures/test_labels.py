@@ -60,7 +60,7 @@ def test_a_label_stands_beside_its_point_where_nothing_is_in_the_way():
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_the_dashed_line_makes_room_for_words(a10, sheet):
     figure = diagnostic.gather(*a10).draw(sheet)
-    for axes in figure.axes:
+    for axes in figure.axes[2:]:  # the way from the baseline is above them, in bars
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" or line.is_dashed()]
         boxes = [box for text, box in words_on(figure) if text.axes is axes]
         assert len(dashed) == len(axes.get_yticks())  # a piece for every row
