@@ -32,7 +32,7 @@ from tasks.cli.terminal import for_programs
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
-from tasks.settings.load import Settings, load
+from tasks.settings.load import load
 
 COMPARE_FILE = "compare.json"
 _METRICS = {
@@ -48,24 +48,25 @@ def compare_runs(
     context: Context, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None, as_json: bool
 ) -> None:
     """Compare all runs with the first of `names`."""
-    with for_programs(as_json) as say:
-        compared = _compared(load(context), names, allow=allow, tolerance=tolerance, out=out)
-        say(json.loads(to_json(compared)))
-        _conclude(compared)
-
-
-def _compared(
-    settings: Settings, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None
-) -> Comparison:
-    """The comparison, written and shown."""
+    settings = load(context)
     allowed = _allowed(allow, comparing.ALLOWABLE)
     share = number("--tolerance", tolerance, "percent, from 0 to below 100", lambda given: 0.0 <= given < 100.0) / 100.0
     folders = [find_run(settings.results_folder, name) for name in names]
     if any(map(is_training, folders)):
+        if as_json:
+            raise UsageError("compare: --json is for benchmarks; without it two trainings are compared in words")
         _compare_trainings(folders)
         return
+    with for_programs(as_json) as say:
+        compared = _compared(folders, allow=allowed, tolerance=share, out=out)
+        say(json.loads(to_json(compared)))
+        _conclude(compared)
+
+
+def _compared(folders: Sequence[Path], *, allow: Sequence[str], tolerance: float, out: str | None) -> Comparison:
+    """The comparison, written and shown."""
     try:
-        compared = comparing.compare(load_all(folders), allow=allowed, tolerance=share)
+        compared = comparing.compare(load_all(folders), allow=allow, tolerance=tolerance)
     except (ReportError, comparing.CompareError) as error:
         raise UsageError(str(error)) from None
     path = folders[-1] / REPORT_FOLDER / COMPARE_FILE if out is None else Path(out)
