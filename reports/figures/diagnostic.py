@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.records import Trial
 from bench.records.result import End
+from bench.records.trial import Trial
 from reports import text
 from reports.figures.drawing import marks, rows
 from reports.figures.drawing.chart import Chart, head
