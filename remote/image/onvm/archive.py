@@ -6,6 +6,7 @@ leaves a valid archive of nothing.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import hashlib
@@ -16,11 +17,12 @@ import stat
 import subprocess
 import threading
 from pathlib import Path
+from subprocess import PIPE
 from typing import IO, Any, cast
 
 from remote.image.onvm.client import ANSWER_BYTES, ask, bounded, reason
 from remote.image.onvm.job import Failed, Watcher
-from remote.jobs.onhost.files import PIECE, digest_of
+from remote.jobs.onhost.files import PIECE
 
 # The first that is installed is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
 COMPRESSORS = (
@@ -32,6 +34,7 @@ DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
 NOTE = "# image "  # sha256sum --check ignores such lines
 MEGABYTES_BETWEEN_WORDS = 512
 CHECKSUM_BYTES = 4096
+HELD_PIECES = 2  # the last one may be short
 
 
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
@@ -75,31 +78,35 @@ def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    """Load the archive `path` after verifying its checksum."""
+    """Load the archive `path`, which is read once; one whose checksum is wrong never reaches the engine whole."""
     docker, environment = job["docker"], job["environment"]
     path = Path(job["path"])
     checksum = path.with_name(f"{path.name}.sha256")
     if not path.is_file() or not checksum.is_file():
         absent = checksum if path.is_file() else path
         raise Failed("refused", f"{absent}: not found; an archive without its checksum may be half of one")
-    watcher.say(f"sha256 of {path}", "checksum")
     digest, image_id = read_checksum(checksum)
-    if digest_of(path)[1] != digest:
-        raise Failed("refused", f"{path}: its sha256 is not the one in {checksum.name}; copy it there again")
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
         raise Failed("failed", f"{path}: nothing here can unpack {path.suffix or 'it'}; install zstd")
     watcher.say(f"{program} -dc {path} | docker load", "load")
-    with subprocess.Popen([program, "-dc", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as unpack:
+    with path.open("rb") as file, subprocess.Popen([program, "-dc"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as unpack:
         output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
+        feeder = Feeder(file, cast("IO[bytes]", unpack.stdin), digest)
+        feeder.start()
         try:
             loaded = bounded([*docker, "load"], environment, stdin=output)
         finally:
             output.close()
+            feeder.join()
         complaint = errors.read(ANSWER_BYTES).decode(errors="replace")
     lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
     for line in lines:
         watcher.say(line)
+    if feeder.failure is not None:
+        raise feeder.failure
+    if not feeder.is_whole:
+        raise Failed("refused", f"{path}: its sha256 is not the one in {checksum.name}; copy it there again")
     if loaded.returncode != 0:  # first: an unpacker whose reader has gone fails, too
         raise reason(lines, loaded.returncode)
     if unpack.returncode != 0:
@@ -107,6 +114,41 @@ def load(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     if image_id is not None and ask(docker, environment, "image", "inspect", image_id) is None:
         raise Failed("failed", f"{path} was loaded, but the engine has no image {image_id}")
     return {"path": str(path), "image_id": image_id}
+
+
+class Feeder(threading.Thread):
+    """Hands a file on and hashes it.
+
+    Its last pieces wait until all of it has the sha256 `wanted`: they hold the image's manifest, without which the
+    engine keeps nothing of what it was given.
+    """
+
+    def __init__(self, file: IO[bytes], into: IO[bytes], wanted: str | None) -> None:
+        super().__init__(daemon=True)
+        self._file, self._into, self._wanted = file, into, wanted
+        self.is_whole = False
+        self.failure: OSError | None = None
+
+    def run(self) -> None:
+        digest, held = hashlib.sha256(), collections.deque[bytes]()
+        try:
+            while piece := self._file.read(PIECE):
+                digest.update(piece)
+                held.append(piece)
+                if len(held) > HELD_PIECES:
+                    self._hand_on(held.popleft())
+            self.is_whole = digest.hexdigest() == self._wanted
+            for piece in held if self.is_whole else ():
+                self._hand_on(piece)
+        except OSError as error:
+            self.failure = error
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                self._into.close()
+
+    def _hand_on(self, piece: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more, and says why; the checksum still counts
+            self._into.write(piece)
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:

@@ -1,6 +1,8 @@
 """What of this subject starts a process."""
 
+import gzip
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,36 @@ def test_a_pipe_is_what_both_its_ends_say(watcher: Watcher, tmp_path: Path) -> N
 def test_a_source_that_never_ends_is_ended_when_the_compressor_dies(watcher: Watcher, tmp_path: Path) -> None:
     with pytest.raises(Failed):
         archive.pipe(watcher, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
+
+
+@pytest.mark.parametrize("spoil", ["nothing", "a byte in the middle", "a byte at the end", "its end"])
+def test_an_archive_is_read_once_and_a_wrong_one_never_reaches_the_engine_whole(
+    watcher: Watcher, tmp_path: Path, spoil: str
+) -> None:
+    content = os.urandom(4 * archive.PIECE) + b"its manifest"  # gzip makes it no smaller
+    path = tmp_path / "image.tar.gz"
+    path.write_bytes(gzip.compress(content, 1))
+    whole = path.read_bytes()
+    (tmp_path / "image.tar.gz.sha256").write_text(f"{hashlib.sha256(whole).hexdigest()}  image.tar.gz\n")
+    at = {"a byte in the middle": len(whole) // 2, "a byte at the end": len(whole) - 9}.get(spoil)
+    if at is not None:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    elif spoil == "its end":
+        path.write_bytes(whole[: 2 * archive.PIECE])
+    engine = tmp_path / "docker"
+    engine.write_text(f"#!/bin/sh\nexec cat > '{tmp_path}/given'\n")
+    engine.chmod(0o755)
+    job = {"action": "load", "path": str(path), "docker": [str(engine)], "environment": {}}
+    if spoil == "nothing":
+        archive.act(watcher, job)
+        assert (tmp_path / "given").read_bytes() == content
+        return
+    with pytest.raises(
+        Failed, match=r"its sha256 is not the one in image\.tar\.gz\.sha256; copy it there again"
+    ) as failed:
+        archive.act(watcher, job)
+    assert failed.value.kind == "refused"
+    assert b"its manifest" not in (tmp_path / "given").read_bytes()
 
 
 def test_an_engine_that_does_not_answer_may_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
