@@ -69,6 +69,14 @@ def size(context: Context, mbps: str = "1000", allocatable_gb: str = "37") -> No
     show_size(context, mbps, allocatable_gb)
 
 
+@task
+def bom(context: Context) -> None:
+    """Write what the image is made of: CycloneDX, SPDX, how built."""
+    from tasks.image.bom import write_documents
+
+    write_documents(context)
+
+
 @task(help={"path": "folder on the build VM for the archive and its checksum"})
 def archive(context: Context, path: str) -> None:
     """Save the image as one compressed file with its checksum."""

@@ -1,0 +1,86 @@
+"""`inv image.bom`: what the image is made of and how it was built, as files that others' tools read."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from invoke.context import Context
+
+from bench.records.durable import write_atomic
+from remote.hosts.delivery import source
+from remote.image import bom, engine
+from remote.image import sdk as images
+from remote.image.bom import Subject
+from tasks.connect.buildvm import build_vm
+from tasks.errors import TaskFailed, UsageError, cannot_write
+from tasks.image import profiles
+from tasks.image.build import client
+from tasks.settings.load import Settings, load
+
+LOOK_SEC = 300.0
+_LOOK = ("python", "-I", "-c", source("remote.image.onvm.scripts.contents"))
+
+
+def write_documents(context: Context) -> None:
+    settings = load(context)
+    name = profiles.image_name(settings)
+    lock = settings.root / "image" / "locks" / f"{settings.image.profile}.txt"
+    with build_vm(settings, "inv image.bom") as host:
+        facts = engine.observe(host, client(settings))
+        with images.connected(host, client(settings), facts) as sdk:
+            image = sdk.images.get(name)
+            ended = images.run_check(sdk, name, _LOOK, timeout_sec=LOOK_SEC)
+        base = engine.inspect(host, client(settings), image.labels.get("org.opencontainers.image.base.name", "none"))
+    about = _subject(settings, name, str(image.id), dict(image.labels))
+    contents = _contents(name, ended.stdout, ended.stderr)
+    try:
+        inside = bom.parts(contents, lock.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{lock}: {error.strerror}; `inv image.lock` makes it") from None
+    how = {"profile": settings.image.profile, "target": settings.image.target, "image": name}
+    documents = {
+        "bom.cdx.json": bom.cyclonedx(about, inside),
+        "bom.spdx.json": bom.spdx(about, inside),
+        "provenance.json": bom.provenance(about, base_digest=_digest_of(base), parameters=how),
+    }
+    folder = settings.results_folder / "image"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, document in documents.items():
+            write_atomic(folder / file, (json.dumps(document, indent=1) + "\n").encode())
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    kinds = [sum(one.kind == kind for one in inside) for kind in ("python", "debian", "model")]
+    print(
+        f"{about.repository}@{about.digest}: {kinds[0]} Python packages, {kinds[1]} Debian packages, {kinds[2]} models"
+    )
+    print(f"wrote {', '.join(documents)} to {folder}; none of them is signed")
+
+
+def _contents(name: str, stdout: str, stderr: str) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = " ".join(stderr.split()[-30:])
+        raise TaskFailed(f"{name}: what it holds could not be read: {last or 'no output'}") from None
+    return found
+
+
+def _subject(settings: Settings, name: str, image_id: str, labels: Mapping[str, str]) -> Subject:
+    """The image by the digest under which it was pushed; before that by the engine's own, which is another."""
+    moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
+        if pushed["labels"] == labels:
+            return Subject(repository=pushed["repository"], digest=pushed["digest"], moment=moment, labels=labels)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # never pushed from here
+    print(f"{name} was not pushed as it is now: the documents name the engine's own id; type the same after `inv push`")
+    return Subject(repository=name.partition(":")[0], digest=image_id, moment=moment, labels=labels)
+
+
+def _digest_of(base: Mapping[str, Any] | None) -> str | None:
+    """The base image's digest in its registry, where the engine pulled it from one."""
+    digests = [str(one) for one in (base or {}).get("RepoDigests") or []]
+    return digests[0].rpartition("sha256:")[2] if digests else None
