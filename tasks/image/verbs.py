@@ -71,7 +71,7 @@ def size(context: Context, mbps: str = "1000", allocatable_gb: str = "37") -> No
 
 @task
 def bom(context: Context) -> None:
-    """Write what the image is made of: CycloneDX, SPDX, how built."""
+    """Write what the image holds: CycloneDX, SPDX, provenance."""
     from tasks.image.bom import write_documents
 
     write_documents(context)

@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 20
 def python_packages() -> list[dict[str, Any]]:
     found = {}
     for one in metadata.distributions():
-        about = one.metadata
+        about: Any = one.metadata  # an email.message.Message, which its declared type does not say
         classifiers = about.get_all("Classifier") or []
         named = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
         text = (about.get("License") or "").strip()
@@ -91,7 +91,7 @@ def system(root: Path) -> str:
         text = (root / "etc/os-release").read_text(encoding="utf-8")
     except OSError:
         return "linux"
-    return dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE)).get("ID", "linux")
+    return str(dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE)).get("ID", "linux"))
 
 
 def main() -> None:
