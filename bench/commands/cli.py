@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         "--strict", action="store_true", help="a result with a flag (shared or throttled GPU, CPU) is FAILED"
     )
     run.set_defaults(act=_run)
+
+    train = commands.add_parser(
+        "train",
+        help="in a pod of a Job: its part in a training, attempt after attempt",
+        description="What the pods of `inv train --job` run. Exit codes: 0 trained; 143 stopped by SIGTERM; 2 there is "
+        "no order; 1 any other end.",
+    )
+    train.add_argument("--rank", type=int, required=True, metavar="N", help="this pod's index in the Job")
+    train.add_argument("--service", required=True, metavar="NAME", help="the headless Service of the pods")
+    train.set_defaults(act=_train)
 
     profile = commands.add_parser(
         "profile",
@@ -208,6 +219,12 @@ def _run(arguments: argparse.Namespace) -> int:
             attempt=arguments.attempt,
         )
     )
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from bench.commands.attempts import Attempts, order_of
+
+    return Attempts(order_of(os.environ), arguments.rank, arguments.service).until_the_end()
 
 
 def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:

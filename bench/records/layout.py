@@ -12,6 +12,7 @@
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, as it goes |
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
 | a training's folder | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
+| on the shared volume | ORDER_END_FILE | the first pod of a Job that trains by itself, last |
 
 `remote.fleet.gang` sets the variables that give each machine of a trial its place; `bench.kinds.distributed.machines`
 reads them.
@@ -35,5 +36,6 @@ MANIFEST_FILE = "MANIFEST.json"  # in a checkpoint, written last: {"files": {nam
 
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
+ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
 
 EXIT_NOT_WRITTEN = 74  # a trial's process did its work but could not write its result (sysexits' EX_IOERR)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.checks import TrialError
-from bench.records.layout import RUN_FILE
-from bench.records.sealed import read_sealed, write_sealed
+from bench.records.layout import ORDER_END_FILE, RUN_FILE
+from bench.records.result import End
+from bench.records.sealed import ResultError, read_sealed, write_sealed
 from bench.records.trial import Trial
 
 
@@ -75,3 +76,47 @@ class Progress:
     useful_tokens_per_sec: float | None = None
     checkpoint_step: int | None = None
     restarts: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A training for a Kubernetes Job, which trains with no operator behind it; its pods find it in ORDER_VARIABLE.
+
+    `shared` is the folder of all runs on the volume that its pods share. A run may be ordered again: `turn` counts from
+    1, and attempts up to number `after` are of earlier turns. At `port` of the first pod the ranks meet, who show
+    `token`.
+    """
+
+    run_id: str
+    planned: PlannedTrial
+    shared: str
+    turn: int
+    after: int
+    max_restarts: int
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderEnd:
+    """How an order ended, in the run's folder on the shared volume. Written last, by the first pod."""
+
+    attempt: int
+    end: str
+    reason: str | None
+
+    def __post_init__(self) -> None:
+        if self.end not in {one.value for one in End}:
+            raise TrialError(f"end: expected an end, found {self.end[:80]!r}")
+
+    def write(self, folder: Path, turn: int) -> Path:
+        """Raises OSError."""
+        return write_sealed(folder / ORDER_END_FILE.format(turn=turn), "order", self)
+
+    @classmethod
+    def found(cls, folder: Path, turn: int) -> OrderEnd | None:
+        """None where there is none that can be read."""
+        try:
+            return read_sealed(cls, folder / ORDER_END_FILE.format(turn=turn), "order")
+        except ResultError:
+            return None

@@ -29,6 +29,7 @@ from remote.hosts.scratch import scratch_folder
 
 DIGEST = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER = "qlora-fleet-bench"
+JOB = "job-"  # how the names of overlays begin that train by themselves
 _SIZED = ("pods", "preemptible")
 _DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
@@ -89,6 +90,7 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         *(["emptydir"] if values.volume_handle is None else []),
         "settings",
         *(["size"] if values.overlay in _SIZED else []),
+        *(["order"] if values.overlay.startswith(JOB) else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
         *values.components,
         *(["public-image"] if values.pull_secret is None else []),

@@ -59,15 +59,20 @@ class GangAgent(Agent):
         return busy or super().start(job, spec_of(0), slot=slot, claim_sec=claim_sec)
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
-        """As `Agent.cancel`, for every member. One that does not answer ends by itself once the leader has ended."""
+        """As `Agent.cancel`, for every member. One that does not answer ends by itself once the leader has ended.
+
+        The leader first: its result then says that it was asked to stop, and not that another rank was.
+        """
 
         def cancel(agent: Agent) -> None:
             with contextlib.suppress(HostError):
                 agent.cancel(job, grace_sec=grace_sec)
 
-        with ThreadPoolExecutor(max_workers=min(32, max(1, len(self._others)))) as pool:
-            list(pool.map(cancel, self._others))
-        return super().cancel(job, grace_sec=grace_sec)
+        try:
+            return super().cancel(job, grace_sec=grace_sec)
+        finally:
+            with ThreadPoolExecutor(max_workers=min(32, max(1, len(self._others)))) as pool:
+                list(pool.map(cancel, self._others))
 
     def holder(self, slot: str) -> str | None:
         """As `Agent.holder`: the first job that holds the slot of any member. Every member is asked."""

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,15 +84,21 @@ class Ledger:
                 ledger._append("planned", trial_id)
         return ledger
 
-    def started(self, trial_id: str, attempt: int, worker: str, folder: str, workers: int = 1) -> None:
+    # `at`: seconds since 1970 of an event that is learned of later; None: now.
+
+    def started(
+        self, trial_id: str, attempt: int, worker: str, folder: str, workers: int = 1, *, at: float | None = None
+    ) -> None:
         """`workers` is how many run this attempt together."""
         more = {"workers": workers} if workers > 1 else {}
-        self._append("started", trial_id, attempt=attempt, worker=worker, folder=folder, **more)
+        self._append("started", trial_id, at, attempt=attempt, worker=worker, folder=folder, **more)
 
-    def retried(self, trial_id: str, attempt: int, reason: str) -> None:
-        self._append("retried", trial_id, attempt=attempt, reason=reason)
+    def retried(self, trial_id: str, attempt: int, reason: str, *, at: float | None = None) -> None:
+        self._append("retried", trial_id, at, attempt=attempt, reason=reason)
 
-    def ended(self, trial_id: str, end: End, reason: str | None, attempt: int | None = None) -> bool:
+    def ended(
+        self, trial_id: str, end: End, reason: str | None, attempt: int | None = None, *, at: float | None = None
+    ) -> bool:
         """Write the trial's end; False (and nothing written) when it has one already: the first end stands.
 
         `attempt` is the one whose outcome this is; None where none ran.
@@ -99,7 +106,7 @@ class Ledger:
         with self._lock:
             if self._entry(trial_id).end is not None:
                 return False
-            self._append("ended", trial_id, attempt=attempt, end=end.value, reason=reason)
+            self._append("ended", trial_id, at, attempt=attempt, end=end.value, reason=reason)
             return True
 
     def restarted(self, trial_id: str, attempt: int, **cost: float | None) -> None:
@@ -148,12 +155,13 @@ class Ledger:
         # the ledger of a run that goes on must not change it.
         self._torn_at = whole if whole < len(content) else None
 
-    def _append(self, event: str, trial_id: str, **more: Any) -> None:
+    def _append(self, event: str, trial_id: str, at: float | None = None, **more: Any) -> None:
         document = {"event": event, "trial_id": trial_id, **more}
         with self._lock:
             self._check(document)
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-            self._write((json.dumps({"time": now, **document}, ensure_ascii=False) + "\n").encode())
+            moment = datetime.datetime.fromtimestamp(time.time() if at is None else at, datetime.timezone.utc)
+            stamp = moment.isoformat(timespec="milliseconds")
+            self._write((json.dumps({"time": stamp, **document}, ensure_ascii=False) + "\n").encode())
             self._take(document)
 
     def _write(self, line: bytes) -> None:

@@ -1,13 +1,14 @@
 """`inv deploy`: observe, plan, act, observe again. A deployment that is there and unchanged is only read."""
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from invoke.context import Context
 
 from remote.cluster.client import Cluster
 from remote.cluster.labels import Object
-from remote.cluster.manifests import Image, render
+from remote.cluster.manifests import JOB, Image, render
 from remote.cluster.plan import Plan, Verb, plan
 from remote.cluster.pullsecret import pull_secret
 from remote.hosts.command import Secret
@@ -48,9 +49,26 @@ class Choices:
 
 def deploy_fleet(context: Context, choices: Choices) -> None:
     settings = load(context)
+    if settings.cluster.overlay.startswith(JOB):
+        raise UsageError(f"cluster.overlay: {settings.cluster.overlay} trains by itself: type `inv train --job`")
+    bring(settings, choices)
+
+
+def bring(
+    settings: Settings,
+    choices: Choices,
+    *,
+    more: Mapping[str, str | int] | None = None,
+    begin: Callable[[], object] | None = None,
+) -> None:
+    """Bring the cluster to the settings, with `more` values for the manifests.
+
+    With `begin`, which is called once nothing is refused any more, the pods are not waited for.
+    """
     image = image_of(settings)
+    values = values_of(settings, image)
     with errors():
-        desired = render(values_of(settings, image), settings.root / MANIFESTS)
+        desired = render(replace(values, copied={**values.copied, **(more or {})}), settings.root / MANIFESTS)
     with cluster_of(settings, changes=not choices.dry_run, yes=choices.yes) as cluster:
         live = cluster.live()
         makes_secret = _makes_secret(settings, cluster, image, renew=choices.renew_secret)
@@ -77,9 +95,11 @@ def deploy_fleet(context: Context, choices: Choices) -> None:
             lost = refuse_losing_results(settings, cluster, planned, may_lose=choices.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
+            if begin is not None:
+                begin()
             _act(settings, cluster, planned, image, secret, take_over=choices.take_over)
             write_down(settings, cluster, lost)
-        if jobs:
+        if jobs and begin is None:
             old_pods = not any(action.kind == "Job" for action in planned.changes)
             wait(settings, cluster, jobs, plain=choices.plain, new_login=makes_secret and old_pods)
 
@@ -110,11 +130,6 @@ def _print_plan(planned: Plan, image: Image, settings: Settings) -> None:
     if planned.makes_secret:
         print(f"{'write':9}  secret/{settings.cluster.pull_secret}")
     print(f"plan: overlay {settings.cluster.overlay}: {len(planned.changes)} to change, {kept} unchanged", flush=True)
-    if settings.cluster.overlay.startswith("job-") and settings.cluster.fss.volume_handle is None and shown:
-        print(
-            "ATTENTION: without cluster.fss the result of this job ends with its pod, and only its log is left "
-            "(`inv logs`)"
-        )
 
 
 def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:

@@ -77,13 +77,18 @@ class Crew:
 def crews(settings: Settings, hosts: list[Host], run: RunRecord) -> list[Crew]:
     """The crews of a run, which work one after the other: every worker by itself, then all workers together.
 
-    Over pods a distributed trial has one rank in each pod, and the first pod leads.
+    Over pods a distributed trial has one rank in each pod, and the first worker of the run's plan leads.
     """
-    together = frozenset(planned.trial_id for planned in run.planned if is_gang(settings, planned))
+    gangs = [planned for planned in run.planned if is_gang(settings, planned)]
+    together = frozenset(planned.trial_id for planned in gangs)
     alone = frozenset(planned.trial_id for planned in run.planned) - together
     made = [Crew(hosts=hosts, agents=Agent, trial_ids=alone)] if alone or not together else []
-    if together and isinstance(leader := hosts[0], PodHost):
-        made.append(Crew(hosts=hosts[:1], agents=lambda _: GangAgent(hosts, leader.address), trial_ids=together))
+    # No more than take part: one that does not would be waited for, too.
+    by_name = {host.name: host for host in hosts}
+    size = max((planned.trial.world_size for planned in gangs), default=0)
+    members = [by_name[name] for name in run.workers if name in by_name][:size]
+    if members and isinstance(leader := members[0], PodHost):
+        made.append(Crew(hosts=members[:1], agents=lambda _: GangAgent(members, leader.address), trial_ids=together))
     return made
 
 

@@ -11,5 +11,6 @@ collect      every worker's results into the run's folder
 adapter      a training's adapter and record, to where one looks for them
 monitor      what every worker's GPU is doing
 folders      the runs on this machine
+ordered/     trainings that a Kubernetes Job runs by itself
 uncollected  runs whose results are still in the pods
 """

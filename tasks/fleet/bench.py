@@ -26,6 +26,8 @@ from tasks.errors import Resumable, UsageError
 from tasks.fleet import execute, plan
 from tasks.fleet.folders import TRAIN, open_run, resuming
 from tasks.fleet.liveview import duration
+from tasks.fleet.ordered import stop
+from tasks.fleet.ordered.reach import is_ordered
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_of, steps_of
 from tasks.settings.load import Settings, load
 
@@ -104,6 +106,9 @@ def cancel_run(context: Context, name: str | None) -> None:
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if not ledger.open_trials():
             print(f"run {run.run_id}: nothing to cancel, every trial has its end")
+            return
+        if is_ordered(run):
+            stop.cancel(settings, run, folder, ledger)
             return
         for fleet in execute.fleets_of(settings, run, folder, ledger, workers(settings), None):
             fleet.stop()

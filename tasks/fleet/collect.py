@@ -32,7 +32,7 @@ from bench.records.sealed import ResultError
 from remote.fleet.attempt import OUT_FOLDER
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.shared_volume import place_of
-from remote.hosts.host import HostError, OperatorRefused, one_line
+from remote.hosts.host import Host, HostError, OperatorRefused, one_line
 from remote.jobs.agent import Agent
 from remote.jobs.incoming import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
@@ -42,6 +42,8 @@ from tasks.connect.workers import workers
 from tasks.errors import Refused, Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet.adapter import bring_up
 from tasks.fleet.folders import TRAIN, open_run, resuming
+from tasks.fleet.ordered.learn import learn
+from tasks.fleet.ordered.reach import is_ordered, reached
 from tasks.fleet.uncollected import not_whole
 from tasks.settings.load import Settings, load
 
@@ -75,12 +77,12 @@ def collect_runs(context: Context, name: str | None, *, every: bool) -> None:
         _collect_all(settings)
         return
     run, folder = open_run(settings, name)
-    _collect(settings, run, folder, [Agent(host) for host in workers(settings)])
+    bring_home(settings, run, folder, workers(settings))
 
 
 def _collect_all(settings: Settings) -> None:
     """Every run that is not whole here, oldest first; one that cannot be had keeps none of the others back."""
-    names, agents, failed = not_whole(settings.results_folder), [Agent(host) for host in workers(settings)], []
+    names, hosts, failed = not_whole(settings.results_folder), workers(settings), []
     for name in names:
         try:
             run, folder = open_run(settings, name)
@@ -88,7 +90,7 @@ def _collect_all(settings: Settings) -> None:
             print(f"left out: {error}")
             continue
         try:
-            _collect(settings, run, folder, agents)
+            bring_home(settings, run, folder, hosts)
         except (Refused, Resumable, SomeTrialsFailed) as error:
             failed.append(error)
     if failed:
@@ -97,13 +99,41 @@ def _collect_all(settings: Settings) -> None:
     print("every run is here")
 
 
-def _collect(settings: Settings, run: RunRecord, folder: Path, agents: Sequence[Agent]) -> None:
+def bring_home(
+    settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host], *, may_be_open: bool = False
+) -> None:
+    """Everything of one run that is on these workers; of a training by itself, what is on its volume.
+
+    Where it `may_be_open`, a training that has not ended is no error. Raises Refused, Resumable, SomeTrialsFailed and
+    UsageError.
+    """
+    if not is_ordered(run):
+        _bring_home(settings, run, folder, hosts)
+        return
+    try:
+        with reached(settings, run) as host:
+            ledger = Ledger(folder / LEDGER_FILE)
+            learn(run, folder, ledger, host)
+            if may_be_open and ledger.open_trials():
+                return
+            _bring_home(settings, run, folder, [host])
+    except LedgerError as error:
+        raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
+    except OperatorRefused as error:
+        raise UsageError(str(error)) from None
+    except HostError as error:
+        raise Resumable(f"{one_line(error)}; then type the same again") from None
+
+
+def _bring_home(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
+    agents = [Agent(host) for host in hosts]
     try:
         entries = Ledger(folder / LEDGER_FILE).entries
     except LedgerError as error:
         raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
     by_name = {agent.host.name: agent for agent in agents}
-    collection = _Collection(run=run, folder=folder, entries=entries, agents=by_name, shared=settings.shared_results)
+    shared = run.provenance["inputs"]["job"]["shared"] if is_ordered(run) else settings.shared_results
+    collection = _Collection(run=run, folder=folder, entries=entries, agents=by_name, shared=shared)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
             done = pool.map(collection.bring, run.planned)

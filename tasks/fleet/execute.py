@@ -131,6 +131,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
     """Put the plan on disk before anything starts."""
     try:
+        settings.results_folder.mkdir(parents=True, exist_ok=True)
         run_id, folder = make_folder(settings.results_folder, run.run_id)
         run = dataclasses.replace(run, run_id=run_id)
         run.write(folder)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,14 +19,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bench.records.run import RunRecord
 from remote.fleet.attempt import PROGRESS
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_of
 from tasks.connect.workers import sample, workers
 from tasks.errors import Resumable, one_line
+from tasks.fleet.folders import open_run
+from tasks.fleet.ordered import learn as volume
+from tasks.fleet.ordered.reach import is_ordered, pods_of
 from tasks.fleet.trainview import Trainings
-from tasks.settings.load import load
+from tasks.settings.load import Settings, load
 
 EVERY_SEC = 2.0
 COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")
@@ -51,12 +55,16 @@ class Look:
     trouble: str | None = None
 
 
-def show_workers(context: Context, *, once: bool, plain: bool) -> None:
+def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> None:
     settings = load(context)
-    agents, trainings = {host.name: Agent(host) for host in workers(settings)}, Trainings(settings)
+    ordered = None if name is None else _ordered(settings, name)
+    hosts: Sequence[Host] = workers(settings) if ordered is None else pods_of(settings, ordered)
+    agents, trainings = {host.name: Agent(host) for host in hosts}, Trainings(settings)
 
     def ask(worker: str) -> Look:
-        return look(agents[worker], lambda host: sample(settings, host), trainings.line)
+        agent = agents[worker]
+        found = look(agent, lambda host: sample(settings, host), trainings.line)
+        return found if ordered is None else _of_its_volume(found, ordered, agent.host, trainings)
 
     watch = Watch(list(agents), ask)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -73,6 +81,28 @@ def show_workers(context: Context, *, once: bool, plain: bool) -> None:
         return  # the usual way to leave
     finally:
         watch.close()
+
+
+def _ordered(settings: Settings, name: str) -> RunRecord | None:
+    """The run, where a Job runs it by itself; None where the fleet's workers do. Raises UsageError."""
+    run, _ = open_run(settings, name)
+    return run if is_ordered(run) else None
+
+
+def _of_its_volume(found: Look, run: RunRecord, host: Host, trainings: Trainings) -> Look:
+    """The same look, with what the shared volume says of the training that this pod has a part in."""
+    if found.trouble is not None:
+        return found
+    try:
+        seen = volume.look(run, host)
+    except HostError as error:
+        return replace(found, trouble=one_line(str(error)))
+    if not seen.attempts:
+        return replace(found, phase="starting")
+    progress, trial = seen.progress or {}, run.planned[0].trial_id
+    job = f"{volume.place_of_run(run)}/{trial}.{seen.attempts[-1][0]}"
+    line = trainings.line(job, seen.progress) if host.name == run.workers[0] else None
+    return replace(found, trial=trial, phase=phase_of(progress), training=line)
 
 
 def look(
@@ -92,7 +122,7 @@ def look(
         return Look(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
     phase = None
     if progress is not None:
-        phase = f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
+        phase = phase_of(progress)
     return Look(
         worker=worker,
         gpus=measured["gpus"],
@@ -101,6 +131,10 @@ def look(
         phase=phase,
         training=None if holder is None else training(holder, progress),
     )
+
+
+def phase_of(progress: Mapping[str, Any]) -> str:
+    return f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
 
 
 def check_all_answered(looks: Sequence[Look]) -> None:

@@ -19,6 +19,7 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import slot_of
 from tasks.connect.workers import pod_hosts
 from tasks.fleet.folders import resuming
+from tasks.fleet.ordered.reach import is_ordered
 from tasks.settings.load import Settings
 
 DISCARDED_FILE = "discarded"  # in a run's folder: its results in the pods were given up
@@ -52,7 +53,7 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
         cluster = run.provenance.get("cluster") or {}
         is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         missing = _missing(folder, run.run_id, [planned.trial_id for planned in run.planned])
-        if run.fleet_kind == "pods" and is_here and missing:
+        if run.fleet_kind == "pods" and is_here and missing and not is_ordered(run):  # that one's are on its volume
             found.append(Uncollected(folder=folder, line=f"run {run.run_id}: {missing}"))
     return found
 

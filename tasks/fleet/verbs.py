@@ -76,9 +76,15 @@ def collect(context: Context, run: str | None = None, all: bool = False) -> None
     collect_runs(context, run, every=all)
 
 
-@task(help={"once": "print one table and leave", "plain": _PLAIN})
-def monitor(context: Context, once: bool = False, plain: bool = False) -> None:
+@task(
+    help={
+        "once": "print one table and leave",
+        "plain": _PLAIN,
+        "run": "the pods of this training, which a Job runs by itself (`inv train --job`)",
+    }
+)
+def monitor(context: Context, once: bool = False, plain: bool = False, run: str | None = None) -> None:
     """Show what every worker's GPU is doing, live."""
     from tasks.fleet.monitor import show_workers
 
-    show_workers(context, once=once, plain=plain)
+    show_workers(context, run, once=once, plain=plain)

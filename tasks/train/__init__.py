@@ -6,5 +6,6 @@ train     inv train: what is checked before anything begins, a new training, a r
 planned   from settings, flags and a trial file to the trial that a training is
 foreseen  hours, dollars, memory and communication, before it starts
 going     a training until its end: losses, restarts, fewer workers
+order     inv train --job: a training that Kubernetes runs by itself
 printed   the answers for a terminal and as a page
 """

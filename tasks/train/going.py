@@ -26,6 +26,7 @@ from tasks.cli.interrupt import interrupted_by
 from tasks.connect.workers import checkpoints_at
 from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, UsageError
 from tasks.fleet import execute, trainview
+from tasks.fleet.collect import bring_home
 from tasks.fleet.folders import resuming
 from tasks.fleet.trainview import Spent, TrainingView
 from tasks.settings.load import Settings
@@ -91,36 +92,42 @@ class Going:
         entry = self.ledger.entries[TRIAL_ID]
         if not self.settings.train.elastic or entry.end is not End.LOST:
             return False
-        there = answering(self.hosts)
-        if not there or len(there) >= self.trial.world_size:
+        there, planned = answering(self.hosts), self.run.workers
+        if not there or all(name in [host.name for host in there] for name in planned):
             return False
+        there.sort(key=lambda host: host.name not in planned)  # those that have trained until now come first
         self.hosts = [*there, *(host for host in self.hosts if host not in there)]
         reason = entry.reason
-        self.plan_again(dataclasses.replace(self.trial, world_size=len(there)))
-        view.note(f"{reason}; it goes on with {', '.join(host.name for host in there)}")
+        self.plan_again(dataclasses.replace(self.trial, world_size=min(self.trial.world_size, len(there))))
+        view.note(f"{reason}; it goes on with {', '.join(self.run.workers)}")
         return True
 
     def plan_again(self, trial: Trial) -> None:
-        """Open a training that has ended for now with another plan. What earlier attempts may still run is stopped."""
+        """Open a training that has ended for now with another plan: this trial, on the first of `hosts`.
+
+        What earlier attempts may still run is stopped.
+        """
         by_name = {host.name: host for host in self.hosts}
         attempts = [one for one in self.ledger.entries[TRIAL_ID].attempts if one.reason is None]
         for attempt in attempts:
             if (host := by_name.get(attempt.worker)) is not None:
                 _stop(host, attempt.folder)
         (before,) = self.run.planned
-        planned = dataclasses.replace(before, trial=trial, worker=self.hosts[0].name)
-        self.run = dataclasses.replace(self.run, planned=[planned])
+        names = [host.name for host in self.hosts[: trial.world_size]]
+        planned = dataclasses.replace(before, trial=trial, worker=names[0])
+        self.run = dataclasses.replace(self.run, workers=names, planned=[planned])
         self.run.write(self.folder)
         self.ledger.reopened(TRIAL_ID)
         for attempt in attempts:
             self.ledger.retried(TRIAL_ID, attempt.number, "the training was planned anew")
 
     def conclude(self) -> None:
-        """Say how it ended: printed where it succeeded, raised else, with the command that goes on."""
+        """Say how it ended, and bring the adapter home; else raised, with the command that goes on."""
         entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
         reason, again = entry.reason or "", f"`{resuming(run_id)}` goes on"
         if entry.end is End.SUCCEEDED:
-            print(f"run {run_id}: trained; `inv collect report` brings the adapter and the record")
+            print(f"run {run_id}: trained")
+            bring_home(self.settings, self.run, self.folder, self.hosts)
             return
         if is_at_its_limit(reason):
             limits = limits_of(self.settings)

@@ -4,6 +4,7 @@ Observe (settings, a trial file, what the workers say of model and data), plan (
 hours, dollars and memory), act (`tasks.train.going`). Nothing begins before everything that can be checked was.
 """
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,17 @@ from remote.hosts.host import Host
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import console
 from tasks.connect.workers import workers
-from tasks.errors import Refused, UsageError
+from tasks.errors import Refused, Resumable, UsageError
 from tasks.fleet import execute
+from tasks.fleet.collect import bring_home
 from tasks.fleet.folders import TRAIN, newest_training, open_run
+from tasks.fleet.ordered.reach import is_ordered
+from tasks.fleet.ordered.stop import is_under_way
 from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings, load
-from tasks.train import foreseen, planned, printed
-from tasks.train.going import Going
+from tasks.train import foreseen, order, planned, printed
+from tasks.train.going import Going, answering
+from tasks.train.order import How
 from tasks.train.planned import TRIAL_ID
 
 
@@ -38,12 +43,23 @@ class Choices:
     resume: str | None
     dry_run: bool
     plain: bool
+    job: bool
+    yes: bool
+    discard_results: bool
+
+    @property
+    def how(self) -> How:
+        return How(yes=self.yes, discard_results=self.discard_results, dry_run=self.dry_run)
 
 
 def train_fleet(context: Context, given: Choices) -> None:
     settings = load(context)
     if given.elastic:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
+    if given.job:
+        order.check(settings)
+    elif given.yes or given.discard_results:
+        raise UsageError("train: --yes and --discard-results are for a training that is deployed; type them with --job")
     if given.resume:
         if given.trial is not None:
             raise UsageError("train: --resume goes on with a run's own plan; leave out --trial")
@@ -53,6 +69,9 @@ def train_fleet(context: Context, given: Choices) -> None:
     settings, file_trial = planned.with_trial_file(settings, given.trial)
     count = planned.how_many(settings, given.workers)
     trial = planned.trial_of(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
+    if given.job:
+        _order(settings, trial, given)
+        return
     hosts = workers(settings)
     seen = foreseen.ask(settings, hosts[:count], trial)
     foreseen.refuse(settings, trial, seen)
@@ -77,13 +96,31 @@ def train_fleet(context: Context, given: Choices) -> None:
         _going(settings, run, folder, ledger, hosts).follow(plain=given.plain)
 
 
+def _order(settings: Settings, trial: Trial, given: Choices) -> None:
+    """Have Kubernetes train. Its data and model are looked at by the pods alone."""
+    names = [f"worker-{rank}" for rank in range(trial.world_size)]
+    run = order.new(settings, _planned(_limited(settings, trial, ""), names[0]), names)
+    order.order(settings, run, given.how, lambda: execute.write_plan(settings, run))
+    _say_ordered(run.run_id, given)
+
+
+def _say_ordered(run_id: str, given: Choices) -> None:
+    if not given.dry_run:
+        print(
+            f"run {run_id}: ordered; it goes on without you. `inv monitor --run={run_id}` shows it, "
+            f"`inv collect --run={run_id}` brings the adapter once it has ended, `inv cancel --run={run_id}` stops it"
+        )
+
+
 def _planned(trial: Trial, leader: str) -> PlannedTrial:
     return PlannedTrial(trial_id=TRIAL_ID, trial=trial, worker=leader)
 
 
 def _limited(settings: Settings, trial: Trial, device: str) -> Trial:
-    """The trial with the hours that train.max_hours and train.budget_usd allow in all. Raises UsageError."""
-    at = price_of(settings, [device])
+    """The trial with the hours that train.max_hours and train.budget_usd allow in all; `device` may be unknown, "".
+    Raises UsageError.
+    """
+    at = price_of(settings, [device] if device else [])
     hours = planned.limits_of(settings).hours(None if at is None else at.usd_per_gpu_hour, trial.world_size)
     if trial.training is None or hours == trial.training.max_hours:
         return trial
@@ -100,6 +137,11 @@ def _resume(settings: Settings, name: str | None, given: Choices) -> None:
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(f"run {run.run_id} is no training; `inv bench --resume={run.run_id}` goes on with it")
+    if is_ordered(run):
+        _resume_ordered(settings, run, folder, given)
+        return
+    if given.job:
+        raise UsageError(f"train: --job: run {run.run_id} has workers that follow it; leave --job out")
     with execute.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID]) if not given.dry_run else Ledger(folder / LEDGER_FILE)
     entry = ledger.entries.get(TRIAL_ID)
@@ -121,11 +163,56 @@ def _resume(settings: Settings, name: str | None, given: Choices) -> None:
             raise UsageError(
                 f"train: --workers: run {run.run_id} has not ended, so its workers stay; `inv cancel` stops it first"
             )
+        elif missing := [name for name in run.workers if name not in [host.name for host in going.hosts]]:
+            raise UsageError(f"fleet.size: {settings.fleet.size}, and the training is on {missing[0]} too; raise it")
         going.follow(plain=given.plain)
+
+
+def _resume_ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -> None:
+    """Have Kubernetes go on with a training that it did not finish, in another turn."""
+    run_id, again = run.run_id, f"`inv train --job --resume={run.run_id}`"
+    if not given.job or given.workers is not None:
+        raise UsageError(f"run {run_id} is a Job's, on as many pods as before: {again} goes on with it")
+    with execute.ledger_errors(run_id):
+        if Ledger(folder / LEDGER_FILE).is_open(TRIAL_ID):
+            if is_under_way(settings, run):
+                raise Resumable(
+                    f"run {run_id}: its Job is there and goes on by itself; `inv monitor --run={run_id}` shows it"
+                )
+            with contextlib.suppress(Resumable):  # where no pod is left to read the volume, its next pods know the rest
+                bring_home(settings, run, folder, [], may_be_open=True)
+        ledger = Ledger(folder / LEDGER_FILE)
+        entry = ledger.entries[TRIAL_ID]
+        if not ledger.needs_work(TRIAL_ID):
+            end = entry.end.value if entry.end else "unknown"
+            raise UsageError(f"run {run_id}: it has ended as {end}; nothing to do")
+        (before,), job = run.planned, run.provenance["inputs"]["job"]
+        trial = before.trial
+        if trial.training is not None:
+            unlimited = dataclasses.replace(trial.training, max_hours=settings.train.max_hours)
+            trial = _limited(settings, dataclasses.replace(trial, training=unlimited), "")
+        after = max((attempt.number for attempt in entry.attempts), default=0)
+        inputs = {**run.provenance["inputs"], "job": {**job, "turn": job["turn"] + 1, "after": after}}
+        following = dataclasses.replace(
+            run,
+            planned=[dataclasses.replace(before, trial=trial)],
+            provenance={**run.provenance, "inputs": inputs},
+        )
+
+        def write_down() -> None:
+            following.write(folder)
+            if entry.end is not None:
+                ledger.reopened(TRIAL_ID)
+
+        order.order(settings, following, given.how, write_down)
+    _say_ordered(run_id, given)
 
 
 def _open_again(settings: Settings, going: Going, asked: str | None) -> None:
     """A training that was stopped goes on with the limits of now, and with other workers where that is asked for."""
+    if settings.train.elastic:
+        there = answering(going.hosts)
+        going.hosts = [*there, *(host for host in going.hosts if host not in there)]
     before, hosts = going.trial, going.hosts
     count = before.world_size if asked is None else planned.how_many(settings, asked)
     if count > len(hosts):
@@ -139,7 +226,7 @@ def _open_again(settings: Settings, going: Going, asked: str | None) -> None:
             "new training"
         )
     trial = _limited(settings, trial, seen.device)
-    if trial != before or going.run.planned[0].worker != hosts[0].name:
+    if trial != before or going.run.workers != [host.name for host in hosts[:count]]:
         going.plan_again(trial)
     else:
         going.ledger.reopened(TRIAL_ID)

@@ -21,6 +21,9 @@ def check(context: Context, page: str | None = None, json: bool = False) -> None
         "resume": "go on with the newest training, or with the run of this id, from its last checkpoint",
         "dry-run": "print steps, hours, dollars and memory and the plan, and start nothing",
         "plain": "plain lines instead of the live line, also on a terminal",
+        "job": "have Kubernetes train by itself: deploy a Job, and leave; needs cluster.fss",
+        "yes": "with --job: do not ask before changing a cluster that looks like production",
+        "discard-results": "with --job: go on though results in the pods were not collected; they are lost",
     },
 )
 def train(
@@ -31,9 +34,22 @@ def train(
     resume: str | None = None,
     dry_run: bool = False,
     plain: bool = False,
+    job: bool = False,
+    yes: bool = False,
+    discard_results: bool = False,
 ) -> None:
     """Fine-tune the model on your data, or --resume that."""
     from tasks.train.train import Choices, train_fleet
 
-    choices = Choices(workers=workers, trial=trial, elastic=elastic, resume=resume, dry_run=dry_run, plain=plain)
+    choices = Choices(
+        workers=workers,
+        trial=trial,
+        elastic=elastic,
+        resume=resume,
+        dry_run=dry_run,
+        plain=plain,
+        job=job,
+        yes=yes,
+        discard_results=discard_results,
+    )
     train_fleet(context, choices)

@@ -54,6 +54,8 @@ BASIC = Values(
         "model": "/models/mistralai--Mistral-7B-Instruct-v0.3",
         "data": "/shared-data/chats.jsonl",
         "profile": "gpu",
+        "order": '{"run_id": "20261122-101500-train-0a1b2c"}',
+        "run_id": "20261122-101500-train-0a1b2c",
     },
 )
 
@@ -67,7 +69,7 @@ VARIANTS = {
     "pods": BASIC,
     "preemptible": changed(overlay="preemptible"),
     "interactive": changed(overlay="interactive"),
-    "job-1gpu": changed(overlay="job-1gpu"),
+    "job-1gpu": changed(overlay="job-1gpu", size=1),
     "job-4gpu": changed(overlay="job-4gpu"),
     "job-4gpu-jobset": changed(overlay="job-4gpu-jobset"),
     "job-4gpu-kueue": changed(overlay="job-4gpu-kueue"),
@@ -259,10 +261,17 @@ def test_drained_nodes_give_up_one_worker_at_a_time() -> None:
         assert of_kind(name, "PodDisruptionBudget") == []
 
 
-def test_one_lost_rank_ends_the_distributed_job() -> None:
-    assert job_spec("job-4gpu")["backoffLimit"] == 0
-    assert job_spec("job-4gpu")["completions"] == 4
-    assert "podFailurePolicy" not in job_spec("job-4gpu"), "a rank that is drained is lost as well"
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("job-")])
+def test_a_training_outlives_lost_pods_and_ends_with_its_own_end(name: str) -> None:
+    job = job_spec(name)
+    assert job["completions"] == (1 if name == "job-1gpu" else 4)
+    assert job["backoffLimit"] >= 10
+    ignored, fails = job["podFailurePolicy"]["rules"]
+    assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget"), "a drain"
+    assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [1, 2])
+    assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "a TERM reaches it"
+    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.copied["order"]
+    assert job["template"]["metadata"]["annotations"]["qlora-fleet/run"] == BASIC.copied["run_id"]
 
 
 def test_the_numbers_and_names_are_the_settings() -> None:

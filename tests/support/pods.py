@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
@@ -69,9 +70,10 @@ def volume() -> list[dict[str, Any]]:
     ]
 
 
-def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
+def job(size: int, *, limit: int = 1000, gpus: int = 1, grace_sec: int = 2) -> dict[str, Any]:
     """Workers as manifests/worker has them, on any node, without the image's own settings."""
-    stay = "trap 'exit 143' TERM; while :; do sleep 3600 & wait $!; done"
+    worker = yaml.safe_load((ROOT / "manifests" / "worker" / "job.yaml").read_text())
+    stay = worker["spec"]["template"]["spec"]["containers"][0]["args"][-1]
     mounts = [{"name": "scratch", "mountPath": "/scratch"}, {"name": "shared", "mountPath": SHARED}]
     lost = [
         {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
@@ -82,6 +84,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
         "image": "registry.local/bench:1",
         "imagePullPolicy": "Always",  # so that a pull can fail for a replacement too
         "args": ["sh", "-c", stay],
+        "env": [{"name": "HOME", "value": "/scratch/home"}, {"name": "TMPDIR", "value": "/tmp"}],
         "volumeMounts": mounts,
         "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
     }
@@ -98,7 +101,7 @@ def job(size: int, *, limit: int = 1000, gpus: int = 1) -> dict[str, Any]:
                 "metadata": {"labels": {"app": "bench"}},
                 "spec": {
                     "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": 2,
+                    "terminationGracePeriodSeconds": grace_sec,
                     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, *lost],
                     "containers": [container],
                     "volumes": [

@@ -38,6 +38,7 @@ LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
 FIRST_SIGN_SEC = 180.0  # torchrun and then every rank import torch: 3 s each, tens of seconds from a cold disk
 GONE_SEC = 10.0
 LOG_LINES = 8
+DID_NOT_COME = "did not come within"  # in the reason of a trial that has waited in vain for a machine
 
 
 class RankFailed(RuntimeError):
@@ -164,7 +165,7 @@ class Torchrun:
                 limit += GONE_SEC  # it has died: torchrun reports the cause in a moment
             if now - seen.heard > limit:
                 if not seen.sign and rank not in self._here:
-                    raise RankGone(f"rank {rank} did not come within {limit:g} s: nothing was heard of its machine")
+                    raise RankGone(f"rank {rank} {DID_NOT_COME} {limit:g} s: nothing was heard of its machine")
                 stopped = " (its process is stopped)" if state in ("T", "t") else ""
                 where = f"{seen.place}{stopped}{self.last(rank)}"
                 raise RankKilled(f"rank {rank} has been silent for {limit:g} s in {where}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first
 from remote.cluster.diagnosis.imagepull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
-from remote.cluster.labels import Object
+from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.hosts.host import one_line
 
 
@@ -201,7 +201,9 @@ def _job(job: Object, about: Sequence[Object]) -> list[Finding]:
     if failed is not None and failed["status"] == "True":
         why = failed.get("reason", "")
         message = failed.get("message") or _JOB_ENDS.get(why, "it failed")
-        remedy = "see `inv logs` and `inv status`; `inv deploy --replace` starts it again"
+        run = (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
+        again = "inv deploy --replace" if run is None else f"inv train --job --resume={run}"
+        remedy = f"see `inv logs` and `inv status`; `{again}` starts it again"
         return [Finding("deadline" if why == "DeadlineExceeded" else "job-failed", message, remedy, SOON_SEC)]
     if spec.get("suspend"):
         remedy = "see the queue (`kubectl get workloads`), or set its spec.suspend to false"

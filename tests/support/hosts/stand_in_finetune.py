@@ -5,27 +5,33 @@ checkpoints' ways and its limits. Its process, record, stops, progress and resul
 adds its number to the "weights", so that the adapter shows whether each step counts once; there is a checkpoint every
 CHECKPOINT_EVERY steps. While the file `hold` is there it stays in its next step.
 
-Not covered: ranks, gangs, the checkpoints' real content, evaluations.
+Over pods each machine's part has its connection to the first one, as the real one has.
+
+Not covered: ranks, the checkpoints' real content, evaluations.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
 from bench.data.trial_inputs import check_trial
-from bench.harness.ends import Stopped, Stops
+from bench.harness.ends import Stopped, Stops, WorkerGone
 from bench.harness.record import Record
+from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
 from bench.records import Trial
 from bench.records.durable import write_atomic
 from bench.records.result import End
 from bench.records.run import Progress
 from bench.records.training import LIMIT_REACHED, Evaluation, Restart, TrainedSteps, TrainingRecord
 
-STEP_SEC, CHECKPOINT_EVERY, TOKENS = 0.05, 5, 64
+STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
 HOLD = Path(__file__).with_name("hold")
 ADAPTER = "adapter_model.safetensors"
 
@@ -40,11 +46,41 @@ def check_inputs(trial: Trial) -> Inputs:
     return check_trial(trial)
 
 
-def follow(_request: object, _trial: object, _machines: object, stops: Stops) -> int:
-    """Another machine's share: nothing to do until it is ended."""
-    while True:
-        time.sleep(STEP_SEC)
-        stops.check()
+def follow(_request: object, _trial: object, machines: Machines, stops: Stops) -> int:
+    """Another machine's share: nothing to do until it is told to stop, or the first machine has ended."""
+    try:
+        with Link(machines, SILENCE_SEC) as link:
+            try:
+                while True:
+                    time.sleep(STEP_SEC)
+                    link.check()
+                    stops.check()
+            except Stopped:
+                link.end({"stopped": []})
+                raise
+    except LeaderGone:
+        return 1
+
+
+@contextlib.contextmanager
+def others(world_size: int, stops: Stops) -> Iterator[Callable[[], None]]:
+    """The other machines, once all of them are there; what is given raises WorkerGone where one has ended."""
+    machines = Machines.from_environment()
+    if machines is None:
+        yield lambda: None
+        return
+    with tempfile.TemporaryDirectory() as folder, Hub(machines, world_size, Path(folder)) as hub:
+
+        def check() -> None:
+            for path in Path(folder).glob("failures-*.json"):
+                if "gone" not in json.loads(path.read_text()):
+                    raise Stopped(End.PREEMPTED, "one of its workers was told to stop")
+                raise WorkerGone(f"rank {path.stem.rpartition('-')[2]} is gone with its machine")
+
+        while len(hub._links) < machines.count - 1:
+            stops.check()
+            time.sleep(STEP_SEC)
+        yield check
 
 
 def measure(record: Record, _: Inputs, stops: Stops) -> None:
@@ -58,7 +94,7 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
         record.request.attempt > 1
     )
     began = time.monotonic()
-    with record.timed("train"):
+    with others(record.trial.world_size, stops) as look, record.timed("train"):
         stop = "finished"
         while done < steps:
             try:
@@ -66,7 +102,9 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
                 while HOLD.exists():
                     time.sleep(STEP_SEC)
                     stops.check()
+                    look()
                 stops.check()
+                look()
             except Stopped:
                 _write(folder, done, total)
                 raise

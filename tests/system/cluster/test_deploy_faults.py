@@ -244,11 +244,10 @@ def test_the_registrys_user_name_is_looked_at_before_anything_is_sent(operator: 
 
 @pytest.mark.parametrize(("overlay", "name"), [("job-4gpu-jobset", "JobSet"), ("job-4gpu-kueue", "Kueue")])
 def test_a_controller_that_is_not_installed_is_named(overlay: str, name: str, operator: Operator) -> None:
-    operator.set(overlay=overlay)
-    assert operator.changes("deploy", stdin=f"{operator.password}\n", code=2) == []
-    said = operator.inv("deploy", stdin=f"{operator.password}\n", code=2)
+    operator.set(overlay=overlay, fss={"volume_handle": "ocid1.filesystem:10.0.0.1:/export"})
+    assert operator.changes("train", "--job", stdin=f"{operator.password}\n", code=2) == []
+    said = operator.inv("train", "--job", stdin=f"{operator.password}\n", code=2)
     assert f"this cluster knows no {name}" in said
-    assert "ATTENTION: without cluster.fss the result of this job ends with its pod" in said
 
 
 def test_an_image_that_cannot_be_pulled_ends_the_wait_with_its_cause(operator: Operator) -> None:

@@ -1,154 +1,173 @@
-"""The overlays that train: the Job's own command, in pods under its own rules, writes a verified result.
+"""`inv train --job`: a training that Kubernetes runs by itself, from the order to the adapter at home.
 
-`job-1gpu` in one pod; `job-4gpu` with torchrun in four, which find each other by name, and what a rank that is killed
-does to them. The tiny model on the CPU and gloo stand in for GPUs and NCCL; the tests' cluster for a real one, with a
-hosts file for its DNS, and all pods on one network: the port where ranks meet is another one here, since a torch store
-listens on every address of the machine.
+Real kubectl, the tests' own cluster with a hosts file for its DNS, the pods' own command; steps compute nothing
+(tests/support/hosts/stand_in_finetune.py), and the adapter is the sum of the numbers of its steps. Not covered: the
+controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_train_pods.py has them).
 """
 
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.records.layout import RESULT_FILE
-from bench.records.result import End, TrialResult
 from tests.support.forked import ForkServer
+from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.kubernetes import Cluster, unavailable
-from tests.support.machines.ports import free_ports
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # What its waits may take in all, on a busy machine, is more than any other test's.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
-RANKS = 4
+PODS, STEPS = 2, 40
+WAIT_SEC = 200.0
 
 
 @pytest.fixture(scope="module")
-def training_cluster(tiny_model: Path, tiny_data: Path) -> Iterator[Cluster]:
-    why = unavailable()
-    if why:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the image: bench/, whose fine-tunings compute nothing."""
+    folder = tmp_path_factory.mktemp("workspace")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    folder.chmod(0o755)  # the pods run as another user
+    return folder
+
+
+@pytest.fixture(scope="module")
+def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
+    if why := unavailable():
         pytest.skip(why)
-    image = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "QLORA_FLEET_SILENCE_SEC": "20",
-    }
-    folders = (tiny_model.parent, tiny_data.parent)
-    with Cluster(nodes=RANKS, image_paths=folders, image_environment=image) as cluster:
+    image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(workspace)}
+    folders = (tiny_model.parent, tiny_data.parent, workspace)
+    with Cluster(nodes=PODS, image_paths=folders, image_environment=image) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def trainer(
-    training_cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_path: Path, inv_server: ForkServer
+    training_cluster: Cluster,
+    tiny_model: Path,
+    tiny_data: Path,
+    workspace: Path,
+    tmp_path: Path,
+    inv_server: ForkServer,
 ) -> Iterator[Operator]:
-    """An operator whose overlays train the tiny model, in a namespace of its own."""
+    """An operator in a namespace of its own, whose trainings stay in their next step while `hold` is there."""
     operator = make_operator(training_cluster, tmp_path, inv_server)
-    operator.settings |= {"model": {"path": str(tiny_model)}, "data": {"path": str(tiny_data)}}
+    operator.settings |= {
+        "model": {"path": str(tiny_model)},
+        "data": {"path": str(tiny_data)},
+        "train": {"max_steps": STEPS, "max_seq_len": 256},
+    }
+    hold = put_into(workspace)
     yield operator
-    operator.inv("teardown", "--yes", "--discard-results")
+    hold.unlink(missing_ok=True)
+    with contextlib.suppress(AssertionError):
+        operator.inv("teardown", "--yes", "--discard-results")
 
 
-def meet_at(operator: Operator, port: int) -> None:
-    """The operator's own manifests, in which the ranks meet at this port."""
-    manifests = operator.project / "manifests"
-    manifests.unlink()
-    shutil.copytree(ROOT / "manifests", manifests)
-    job = manifests / "overlays" / "job-4gpu" / "job.yaml"
-    text = job.read_text()
-    assert "QLORA_FLEET_RANK0_PORT=29500" in text
-    job.write_text(text.replace("QLORA_FLEET_RANK0_PORT=29500", f"QLORA_FLEET_RANK0_PORT={port}"))
+class Volume:
+    """The run's folder on the shared volume."""
+
+    def __init__(self, operator: Operator, run_id: str, hold: Path) -> None:
+        self.operator, self.hold = operator, hold
+        self.folder = operator.cluster.claim_folder("shared", operator.namespace) / run_id
+
+    def goes_on_to(self, step: int) -> None:
+        """Until there is a checkpoint of this step; then the training stays in its next step."""
+        self.hold.unlink(missing_ok=True)
+        name = f"step-{step:08}"
+        there = lambda: any(path.name >= name for path in self.folder.glob("checkpoints/step-*"))  # noqa: E731
+        self.operator.cluster.wait_until(there, name, within_sec=WAIT_SEC)
+        self.hold.touch()
+
+    def attempt(self, number: int) -> None:
+        there = self.folder / f"train.{number}"
+        self.operator.cluster.wait_until(there.exists, f"attempt {number}", within_sec=WAIT_SEC)
+
+
+def pod(operator: Operator, index: int) -> str:
+    """The pod of this index that lives."""
+
+    def found() -> list[str]:
+        return [
+            one["metadata"]["name"]
+            for one in operator.objects("pods")
+            if one["metadata"]["name"].startswith(f"train-{index}-")
+            and not one["metadata"].get("deletionTimestamp")
+            and one.get("status", {}).get("phase") == "Running"
+        ]
+
+    operator.cluster.wait_until(found, f"pod {index}")
+    return found()[0]
 
 
 def conditions(operator: Operator) -> dict[str, str]:
     (job,) = operator.objects("jobs.batch")
-    return {one["type"]: one["status"] for one in job["status"].get("conditions", [])}
+    return {one["type"]: one["status"] for one in job.get("status", {}).get("conditions", [])}
 
 
-def results(operator: Operator) -> list[TrialResult]:
-    """What lies on the shared volume."""
-    folder = operator.cluster.claim_folder("shared", operator.namespace) / "train"
-    return [TrialResult.read(path) for path in sorted(folder.glob(f"*/{RESULT_FILE}"))]
+def events(operator: Operator, kind: str) -> list[dict[str, Any]]:
+    lines = (operator.results / "latest" / "ledger.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def ranks(operator: Operator) -> dict[str, list[int]]:
-    """The pids of the ranks of torchrun that run, by pod."""
-    found = {}
-    for pod in operator.objects("pods"):
-        if pod.get("status", {}).get("phase") == "Running":
-            name = pod["metadata"]["name"]
-            with contextlib.suppress(RuntimeError):  # it went away in between
-                words = operator.cluster.processes(name, operator.namespace)
-                own = [
-                    pid
-                    for pid, argv in words.items()
-                    if "bench.kinds.distributed.rank" in argv and "bench.kinds.distributed.torchrun" not in argv
-                ]
-                found[name] = own
-    return found
-
-
-def test_a_job_of_one_gpu_trains_and_leaves_its_result(trainer: Operator) -> None:
-    cluster = trainer.cluster
-    trainer.set(overlay="job-1gpu", size=1, fss=FSS)
-    trainer.inv("deploy", stdin=f"{PASSWORD}\n")
-
-    def done() -> bool:
-        now = conditions(trainer)
-        assert now.get("Failed") != "True", trainer.inv("logs")
-        return now.get("Complete") == "True"
-
-    cluster.wait_until(done, "the Job to complete", within_sec=200.0)
-    (result,) = results(trainer)
-    assert (result.status, result.trial.name) == (End.SUCCEEDED, "optimized")
-    assert (result.worker or "").startswith("train-0-")
-    assert "1 of 1 pods are up" in trainer.inv("status")
-    # It is done; the same again leaves it so, and --replace asks for another.
-    assert "nothing to do" in trainer.inv("deploy")
-    assert "replace    job/train  (it completed)" in trainer.inv("deploy", "--dry-run", "--replace")
-    said = trainer.inv("teardown", "--yes")
-    assert f"persistentvolume/qlora-fleet-{trainer.namespace}" in said
-    assert "stays: " in said
-    assert cluster.objects("persistentvolumes") == []
-
-
-def test_a_job_of_four_gpus_trains_until_a_rank_dies_which_stops_all_and_is_named(trainer: Operator) -> None:
-    cluster = trainer.cluster
-    meet_at(trainer, free_ports())
+def test_what_no_job_can_train_is_refused_before_anything_changes(trainer: Operator) -> None:
     trainer.set(overlay="job-4gpu", fss=FSS)
-    trainer.inv("deploy", stdin=f"{PASSWORD}\n")
-    # The first time a rank is killed while it measures, the second time none is.
-    cluster.wait_until(lambda: sum(map(len, ranks(trainer).values())) == RANKS, "four ranks", within_sec=120.0)
-    cluster.wait_until(lambda: "measure" in trainer.inv("logs", "--tail", "1000"), "steps", within_sec=120.0)
-    victim = next(name for name in ranks(trainer) if name.startswith("train-2-"))
-    (pid,) = ranks(trainer)[victim]
-    cluster.faults.kill(victim, pid, trainer.namespace)
-    cluster.wait_until(lambda: conditions(trainer).get("Failed") == "True", "the Job to fail", within_sec=120.0)
-    cluster.wait_until(lambda: not ranks(trainer), "every pod to end")
-    cluster.wait_until(lambda: results(trainer), "what the first pod writes")
-    (result,) = results(trainer)
-    assert (result.worker or "").startswith("train-0-"), "only the first pod writes"
-    assert result.status is not End.SUCCEEDED
-    assert "rank 2" in (result.reason or "")
-    assert "SIGKILL" in (result.reason or "")
-    # It was killed and said nothing; what the others felt stands beside it.
-    assert any("rank 0: " in line for line in result.log_tail), result.log_tail
-    assert "`inv deploy --replace` starts it again" in trainer.inv("status")
-    assert "replace    job/train  (it failed)" in trainer.inv("deploy", "--dry-run", "--replace")
-    trainer.inv("deploy", "--replace")
+    assert "trains by itself: type `inv train --job`" in trainer.inv("deploy", code=2)
+    said = trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
+    assert "create     job/train" in said
+    assert "dry run: nothing was changed" in said
+    trainer.set(fss={"volume_handle": None})
+    assert "without a volume that its pods share" in trainer.inv("train", "--job", code=2)
+    trainer.settings["fleet"]["kind"] = "local"
+    assert "a Job has pods" in trainer.inv("train", "--job", code=2)
+    assert trainer.objects("jobs.batch") == []
+    assert list(trainer.results.glob("*-train*")) == []
 
-    def done() -> bool:
-        now = conditions(trainer)
-        assert now.get("Failed") != "True", trainer.inv("logs")
-        return now.get("Complete") == "True"
 
-    cluster.wait_until(done, "the Job to complete", within_sec=200.0)
-    good = [result for result in results(trainer) if result.status is End.SUCCEEDED]
-    assert len(good) == 1
-    assert {m.context.get("rank") for m in good[0].measurements if m.name == "step_time_sec"} >= set(range(RANKS))
+def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_and_comes_home(
+    trainer: Operator, workspace: Path
+) -> None:
+    faults, hold = trainer.cluster.faults, put_into(workspace)
+    trainer.set(fss=FSS)
+    said = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
+    assert "ordered; it goes on without you" in said
+    run_id = (trainer.results / "latest").resolve().name
+    volume = Volume(trainer, run_id, hold)
+
+    volume.goes_on_to(5)
+    looked = trainer.inv("monitor", "--once", f"--run={run_id}")
+    assert f"{run_id}: train " in looked
+    faults.delete_pod(pod(trainer, 1), trainer.namespace)  # a drain: there is time for a checkpoint
+    volume.attempt(2)
+    volume.goes_on_to(10)
+    faults.delete_pod(pod(trainer, 0), trainer.namespace, grace=0)
+    volume.attempt(3)
+    volume.goes_on_to(15)
+    assert "still training" in trainer.inv("teardown", "--yes", code=4)
+    assert "its Job is there and goes on by itself" in trainer.inv("train", "--job", f"--resume={run_id}", code=3)
+
+    assert "cancelled" in trainer.inv("cancel", f"--run={run_id}")
+    assert trainer.objects("jobs.batch") == []
+    trainer.inv("train", "--job", f"--resume={run_id}")
+    volume.goes_on_to(20)
+    hold.unlink()
+    trainer.cluster.wait_until(
+        lambda: conditions(trainer).get("Complete") == "True", "the Job to complete", within_sec=WAIT_SEC
+    )
+    assert conditions(trainer).get("Failed") != "True"
+
+    said = trainer.inv("collect", f"--run={run_id}")
+    assert "making pod reader" in said
+    assert "verified" in said
+    folder = trainer.results / run_id
+    assert (folder / "adapter" / "adapter_model.safetensors").read_text() == f"{STEPS * (STEPS + 1) // 2}\n"
+    assert [event["end"] for event in events(trainer, "ended")] == ["CANCELLED", "SUCCEEDED"]
+    assert [event["attempt"] for event in events(trainer, "started")] == [1, 2, 3, 4]
+    assert [one["metadata"]["name"] for one in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
+    assert "nothing to do" in trainer.inv("train", "--job", f"--resume={run_id}", code=2)
+    trainer.inv("teardown", "--yes")

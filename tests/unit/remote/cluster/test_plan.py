@@ -246,4 +246,4 @@ def test_the_jobset_is_copied_after_everything_else() -> None:
     )
     assert top["resources"] == ["m/overlays/job-4gpu", "settings.yaml"]
     names = [component.rsplit("/", 1)[1] for component in top["components"]]
-    assert names == ["preemptible", "emptydir", "settings", "public-image", "jobset"]
+    assert names == ["preemptible", "emptydir", "settings", "order", "public-image", "jobset"]

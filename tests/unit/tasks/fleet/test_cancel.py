@@ -15,7 +15,8 @@ from tasks.fleet import bench
 @pytest.fixture
 def cancel(monkeypatch, tmp_path):
     def run(reason: str) -> None:
-        run = SimpleNamespace(run_id="20261122-080000-quick", planned=[SimpleNamespace(trial_id="baseline")])
+        planned = [SimpleNamespace(trial_id="baseline")]
+        run = SimpleNamespace(run_id="20261122-080000-quick", planned=planned, provenance={})
 
         def fleet(_settings, _run, _folder, ledger, *_):
             ledger.started("baseline", 1, "worker-0", "/w/baseline.1")

@@ -1,0 +1,93 @@
+"""`inv train --job`: a training that Kubernetes runs by itself. It is planned here, deployed, and left.
+
+The pods of the overlay find the order in their environment (`bench.commands.attempts`); everything else, from the
+attempts to the adapter, is on the volume that they share. `inv monitor`, `cancel` and `collect` find it by its run.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from bench.records import NODE_PORT, NODE_TOKEN, schema
+from bench.records.run import Order, PlannedTrial, RunRecord
+from remote.cluster.manifests import JOB
+from remote.fleet.gang import place
+from tasks.cluster import deploy
+from tasks.errors import UsageError
+from tasks.fleet import execute
+from tasks.fleet.folders import TRAIN
+from tasks.settings.load import Settings
+
+LONGEST_ORDER = 100_000  # bytes; Linux takes 128 KiB in one variable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class How:
+    """The flags of `inv train --job` that are `inv deploy`'s, and whether it is tried only."""
+
+    yes: bool
+    discard_results: bool
+    dry_run: bool
+
+
+def check(settings: Settings) -> None:
+    """Raises UsageError where no Job can train."""
+    if settings.fleet.kind != "pods":
+        raise UsageError("train: --job: fleet.kind is local, and a Job has pods; set it to pods")
+    if settings.cluster.fss.volume_handle is None:
+        raise UsageError(
+            "train: --job: cluster.fss.volume_handle is null: without a volume that its pods share, nobody brings the "
+            "checkpoints to a pod's replacement; set it, or type the same without --job and stay"
+        )
+
+
+def overlay_of(settings: Settings, workers: int) -> str:
+    """cluster.overlay where that trains by itself, else one for this many pods."""
+    chosen = settings.cluster.overlay
+    return chosen if chosen.startswith(JOB) else f"{JOB}1gpu" if workers == 1 else f"{JOB}4gpu"
+
+
+def new(settings: Settings, planned: PlannedTrial, names: list[str]) -> RunRecord:
+    """The run of a training that a Job will run. Nobody has looked at its data: the pods do, and say what is wrong."""
+    overlay, shared = overlay_of(settings, len(names)), settings.shared_results
+    inputs = {
+        "model": {"path": planned.trial.model},
+        "job": {"overlay": overlay, "shared": shared, "turn": 1, "after": 0},
+    }
+    return execute.record_of(settings, TRAIN, [planned], names, inputs=inputs)
+
+
+def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[], object]) -> None:
+    """Deploy the Job of a run. `write_down` is called once nothing is refused any more. Raises as `inv deploy`."""
+    job, (planned,) = run.provenance["inputs"]["job"], run.planned
+    meeting = place(run.run_id, "", 0)
+    made = Order(
+        run_id=run.run_id,
+        planned=planned,
+        shared=job["shared"],
+        turn=job["turn"],
+        after=job["after"],
+        max_restarts=settings.train.max_restarts,
+        port=int(meeting[NODE_PORT]),
+        token=meeting[NODE_TOKEN],
+    )
+    text = json.dumps(schema.to_json(made), ensure_ascii=False)
+    if len(text.encode()) > LONGEST_ORDER:
+        size = len(text.encode())
+        raise UsageError(f"train.prompts: the order of the Job has {size} bytes, more than {LONGEST_ORDER}; give fewer")
+    section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
+    deploy.bring(
+        settings.model_copy(update={"cluster": section}),
+        deploy.Choices(
+            dry_run=how.dry_run,
+            yes=how.yes,
+            renew_secret=False,
+            replace=True,
+            partial=True,
+            take_over=False,
+            discard_results=how.discard_results,
+            plain=True,
+        ),
+        more={"order": text, "run_id": run.run_id, "size": planned.trial.world_size},
+        begin=write_down,
+    )

@@ -1,0 +1,207 @@
+"""A training over pods: one rank a pod, and what becomes of it when pods, nodes and operators go.
+
+Real kubectl, the tests' own cluster. The last test trains the tiny model with real ranks; in the others steps compute
+nothing (tests/support/hosts/stand_in_finetune.py), and the adapter is the sum of the numbers of its steps: one that was
+repeated or left out shows. Not covered: GPUs, a network between pods other than this machine's own.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records.training import TrainingRecord
+from tests.support.hosts.stand_in_finetune import put_into
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
+from tests.support.pods import EVICTION, SELECTOR, SHARED, job, volume
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PODS, STEPS = 2, 60
+SUM_OF_STEPS = f"{STEPS * (STEPS + 1) // 2}\n"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pods run: bench/, whose fine-tunings compute nothing."""
+    folder = tmp_path_factory.mktemp("workspace")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    put_into(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    seen = [tiny_model, tiny_data.parent, workspace]
+    own = {"GLOO_SOCKET_IFNAME": "lo"}
+    with Cluster(nodes=PODS, image_paths=seen, image_environment=own, toleration_scale=EVICTION) as cluster:
+        cluster.apply(*volume(), job(PODS, grace_sec=30))
+        yield cluster
+
+
+class Training:
+    """A project whose fleet is the cluster's two pods."""
+
+    def __init__(self, project: Any, cluster: Cluster, workspace: Path, label: str) -> None:
+        self.project, self.cluster, self.label = project, cluster, label
+        self.hold = put_into(workspace)
+        self.settings: dict[str, Any] = {
+            "fleet": {
+                "kind": "pods",
+                "size": 2,
+                "workspace": str(workspace),
+                "lost_after_sec": 21.0,  # 15 s of these are for the last try
+                "pods": {
+                    "selector": SELECTOR,
+                    "python": sys.executable,
+                    "scratch": f"/scratch/{label}",
+                    "shared": f"{SHARED}/{label}",
+                    "threads": 1,
+                },
+            },
+            "train": {"max_steps": STEPS, "max_seq_len": 256},
+            "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
+        }
+        del project.environment["INVOKE_FLEET_SIZE"]
+        project.options = ("-f", "pods.yaml")
+        self.set()
+
+    def set(self, **sections: dict[str, Any]) -> None:
+        for name, more in sections.items():
+            self.settings[name] |= more
+        (self.project.folder / "pods.yaml").write_text(json.dumps(self.settings))
+
+    def goes_on_to(self, step: int) -> None:
+        """Until there is a checkpoint of this step on the shared volume; then it stays in its next step."""
+        self.hold.unlink(missing_ok=True)
+        there = self.cluster.claim_folder("shared") / self.label
+        name = f"step-{step:08}"
+        self.project.wait_until(
+            lambda: any(path.name >= name for path in there.glob("*/checkpoints/step-*")), f"checkpoint {name}"
+        )
+        self.hold.touch()
+
+    def follows(self, process: Any) -> None:
+        while "followed again" not in (line := process.stdout.readline()):
+            assert line, process.communicate()
+
+    def says(self, process: Any) -> str:
+        """The next line of an operator."""
+        return str(process.stdout.readline())
+
+    def node_of(self, worker: str) -> str:
+        return str(self.cluster.pod(self.pod_of(worker))["spec"]["nodeName"])
+
+    def pod_of(self, worker: str) -> str:
+        """The pod of this worker that lives."""
+        index = worker.rpartition("-")[2]
+        names = [name for name in live(self.cluster) if name.startswith(f"bench-{index}-")]
+        return names[0] if names else ""
+
+    def ends_well(self, process: Any) -> str:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        assert [event["end"] for event in self.project.events("ended")][-1] == "SUCCEEDED"
+        assert "verified" in out
+        adapter = self.project.run_folder() / "adapter" / "adapter_model.safetensors"
+        assert adapter.read_text() == SUM_OF_STEPS
+        return str(out + err)
+
+
+def live(cluster: Cluster) -> list[str]:
+    return [
+        pod["metadata"]["name"]
+        for pod in cluster.objects("pods", "default")
+        if not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") == "Running"
+    ]
+
+
+@pytest.fixture
+def training(project: Any, cluster: Cluster, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Training]:
+    for node in cluster.objects("nodes"):
+        cluster.faults.find_node(node["metadata"]["name"])
+    cluster.wait_until(lambda: len(live(cluster)) == PODS, "a pod for every index")
+    ready = "--for=condition=Ready", "--selector", SELECTOR
+    assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
+    made = Training(project, cluster, workspace, f"t{abs(hash(request.node.name))}")
+    yield made
+    made.hold.unlink(missing_ok=True)
+
+
+def test_pods_a_node_and_operators_go_one_after_the_other_and_every_step_counts_once(training: Training) -> None:
+    project, faults = training.project, training.cluster.faults
+    operator = project.start("train")
+    training.goes_on_to(5)
+    second = project.inv("train", INVOKE_RESULTS_FOLDER="of another operator")
+    assert (second.returncode, second.stderr.count("\n")) == (3, 1), second.stderr
+    assert "another operator's" in second.stderr
+
+    faults.delete_pod(training.pod_of("worker-1"))  # as a drain does it, with time to write a checkpoint
+    project.wait_until(lambda: len(project.events("started")) == 2, "a second attempt")
+    training.goes_on_to(10)
+    faults.delete_pod(training.pod_of("worker-0"), grace=0)
+    project.wait_until(lambda: len(project.events("started")) == 3, "a third attempt")
+    training.goes_on_to(15)
+    faults.delete_pod(training.pod_of("worker-1"), grace=0)
+    project.wait_until(lambda: len(project.events("started")) == 4, "a fourth attempt")
+    training.goes_on_to(20)
+    os.killpg(operator.pid, signal.SIGKILL)
+    operator.communicate(timeout=10)
+
+    node = training.node_of("worker-0")
+    operator = project.start("train", "--resume")
+    training.follows(operator)
+    faults.silence_node(node)
+    assert "worker-0: worker lost" in training.says(operator)
+    faults.find_node(node)
+    training.hold.unlink()
+    training.ends_well(operator)
+    assert len(project.events("started")) == 4, "a node that is silent for a while costs nothing"
+    reasons = [event["reason"] for event in project.events("retried")]
+    assert "one of its workers was told to stop" in reasons[0]
+    assert "its job died with its worker" in reasons[1]
+    assert "rank 1 is gone with its machine" in reasons[2]
+
+
+def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_elsewhere(training: Training) -> None:
+    project = training.project
+    training.settings["fleet"]["pods"]["shared"] = None
+    training.set(train={"wait": 3.0})
+    operator = project.start("train", "--elastic")
+
+    def at_home() -> list[Path]:
+        return list((project.run_folder() / "checkpoints").glob("step-*"))
+
+    project.wait_until(at_home, "a checkpoint at home")
+    training.hold.touch()
+    training.cluster.faults.lose_node(training.node_of("worker-0"))
+    project.wait_until(lambda: [one["worker"] for one in project.events("started")][-1:] == ["worker-1"], "worker-1")
+    os.killpg(operator.pid, signal.SIGKILL)
+    said, _ = operator.communicate(timeout=10)
+    assert "it goes on with worker-1" in said
+    operator = project.start("train", "--resume")
+    training.follows(operator)
+    training.hold.unlink()
+    training.ends_well(operator)
+
+
+def test_real_ranks_in_two_pods_train_one_adapter_and_it_comes_home(training: Training) -> None:
+    """What a killed rank changes is shown on one machine (test_finetune_ranks.py), a lost one above."""
+    project, steps = training.project, 4
+    training.hold.unlink(missing_ok=True)
+    real = {"max_steps": steps, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 2, "checkpoint_sec": 0.0}
+    training.set(fleet={"workspace": str(ROOT)}, train=real)
+    done = project.inv("train")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verified" in done.stdout
+    found = TrainingRecord.read(project.run_folder() / "training.json")
+    assert (found.world_size, found.stop, found.steps.step) == (2, "finished", list(range(1, steps + 1)))
+    assert (found.fingerprint["backend"], found.restarts) == ("gloo", [])
