@@ -1,12 +1,15 @@
 """Whether the tenancy's credentials are there, whole and accepted; for whoever wants to know, such as a check-up.
 
-To import this needs Oracle's SDK: import it within `needs_sdk()` of `tasks.tenancy.access.needed`.
+To import this raises UsageError where Oracle's SDK is not installed.
 """
 
 from dataclasses import dataclass
 
 from tasks.settings.load import Settings
-from tasks.tenancy.access.clients import access, namespace_of
+from tasks.tenancy.access.needed import needs_sdk
+
+with needs_sdk():
+    from tasks.tenancy.access.clients import access, namespace_of
 
 
 @dataclass(frozen=True, kw_only=True)
