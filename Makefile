@@ -12,7 +12,8 @@ install: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
 	@echo "Installing PyTorch and the other packages into .venv: 1 to 2 minutes, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
+	@$(BIN)/python -m compileall -q -j 0 -x '/(oci|tests)/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
 	@touch $@
 
 # A worker per core, 4 at most: workers that share a core measure each other.
