@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install demo quick check test system benchmark clean
+.PHONY: install demo demo-train quick check test system benchmark clean
 
 install: .venv/installed
 
@@ -20,6 +20,11 @@ install: .venv/installed
 demo: export INVOKE_FLEET_SIZE ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4)))
 demo: install
 	$(BIN)/inv model.demo bench --quick collect report
+
+# A real model of 135 million weights learns to write orders as JSON: at most 6 minutes on two cores, install aside.
+demo-train: install
+	@$(BIN)/python -c 'import gguf' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt gguf
+	$(BIN)/inv --config docs/demo-train.yaml model.demo --real train collect report
 
 # Half of what is slow waits: two at a time on each core. tests/conftest.py says which tests stay together.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))

@@ -20,6 +20,7 @@ from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials
 from bench.records.durable import read_regular
 from bench.records.training_data import TrainingData
 from bench.records.trial import MOST_BYTES
+from bench.train import orders
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -394,6 +395,10 @@ def _sample(_arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    module = importlib.import_module("bench.data.real_demo" if arguments.real else "bench.data.demo")
-    module.make(Path(arguments.model), Path(arguments.data))
+    model, data = Path(arguments.model), Path(arguments.data)
+    if arguments.real:
+        print("made" if orders.make(data) else "verified", data)
+        importlib.import_module("bench.data.real_demo").make(model)
+    else:
+        importlib.import_module("bench.data.demo").make(model, data)
     return 0

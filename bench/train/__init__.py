@@ -6,4 +6,5 @@ dataset: all data files of a training to its examples, training and validation a
 order: which examples train in which step
 cache: examples on the disk, by the digest of what they were made from
 check: what a training would train on, as a report
+orders: a small data set of our own, for the real demo model
 """

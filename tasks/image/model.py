@@ -22,18 +22,20 @@ from tasks.settings.load import Settings, load
 from tasks.settings.sections import Sections
 
 DEMO_DEADLINE_SEC = 1800.0
-REAL_MODEL = "models/HuggingFaceTB--SmolLM2-135M-Instruct"
+REAL_MODEL, REAL_DATA = "models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"
 
 
 def make_demo(context: Context, *, real: bool = False) -> None:
-    settings = load(context)
-    default = settings.model.path == Sections().model.path
-    path = REAL_MODEL if real and default else settings.model.path
+    settings, default = load(context), Sections()
+    model, data = settings.model.path, settings.data.path
+    if real:
+        model = REAL_MODEL if model == default.model.path else model
+        data = REAL_DATA if data == default.data.path else data
     command = Command(
         argv=(
             *(sys.executable, "-m", "bench", "demo"),
-            *("--model", str(settings.workspace / path)),
-            *("--data", str(settings.workspace / settings.data.path)),
+            *("--model", str(settings.workspace / model)),
+            *("--data", str(settings.workspace / data)),
             *(["--real"] if real else []),
         ),
         folder=str(settings.root),
@@ -51,8 +53,8 @@ def make_demo(context: Context, *, real: bool = False) -> None:
         raise Refused(f"model.demo: {complaint}")
     if ended.returncode != 0:
         raise TaskFailed(f"model.demo: exit {ended.returncode}: {command.render()}: {command.tail(complaint, lines=1)}")
-    if path != settings.model.path:
-        print(f"to use it: set model.path to {path}, e.g. INVOKE_MODEL_PATH={path} inv train")
+    if (model, data) != (settings.model.path, settings.data.path):
+        print(f"to use them: INVOKE_MODEL_PATH={model} INVOKE_DATA_PATH={data} inv train; or `make demo-train`")
 
 
 @dataclass(frozen=True, kw_only=True)
