@@ -181,7 +181,7 @@ def _row_sec(settings: Settings, trial: Trial, seen: Seen) -> tuple[Amount | Non
     if seen.forecast.row_sec is not None:
         row = Amount(value=seen.forecast.row_sec, low=None, high=None)
         return row, f"estimated from the figures of {seen.device}; no run here measured this configuration"
-    return None, f"unknown: no run here measured this configuration on {seen.device}"
+    return None, f"no run here measured this configuration on {seen.device}"
 
 
 def _is_alike(result: TrialResult, trial: Trial, seen: Seen) -> bool:
