@@ -107,21 +107,19 @@ class Fleet:
         `stops_when_interrupted` is False: it is raised. Raises LedgerError when the run's folder can no longer be
         written (jobs go on, resume later), and whatever else broke a worker's thread.
         """
-        threads = [
-            threading.Thread(target=self._guard, args=(worker,), name=worker.name, daemon=True)
-            for worker in self._workers.values()
-        ]
-        for thread in threads:
-            thread.start()
+        ends = []
+        for worker in self._workers.values():
+            ends.append(threading.Event())
+            threading.Thread(target=self._guard, args=(worker, ends[-1]), name=worker.name, daemon=True).start()
         try:
-            self._join(threads)
+            self._join(ends)
         except KeyboardInterrupt:
             if not stops_when_interrupted:
                 self._patience.abandoning.set()
                 self._queue.close()
                 raise
             self.stop()
-            self._join(threads)
+            self._join(ends)
         if self._failure is not None:
             raise self._failure
         for trial in self._queue.open_trials():
@@ -150,15 +148,19 @@ class Fleet:
         self._queue.close()
 
     @staticmethod
-    def _join(threads: Sequence[threading.Thread]) -> None:
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(0.1)  # in slices, so that a signal reaches the main thread
+    def _join(ends: Sequence[threading.Event]) -> None:
+        """Not `Thread.join`: interrupted, CPython 3.11 takes a running thread for one that has ended, and its job would
+        be left running."""
+        while not all(end.is_set() for end in ends):
+            for end in ends:
+                end.wait(0.1)  # in slices, so that a signal reaches the main thread
 
-    def _guard(self, worker: Worker) -> None:
+    def _guard(self, worker: Worker, end: threading.Event) -> None:
         try:
             worker.serve()
         except BaseException as error:  # noqa: BLE001 - carried to the caller of run(); the jobs go on without us
             self._failure = self._failure or error
             self._patience.abandoning.set()
             self._queue.close()
+        finally:
+            end.set()
