@@ -1,6 +1,6 @@
 """What other modules say, for the document: each is called with an example of the fault, so that the words are its own.
 
-As (what, remedy). What bench says cannot be called from here; a test compares those rows with bench's own words.
+As (what, remedy). What bench says cannot be called from here: those rows are copies.
 """
 
 import copy
@@ -228,7 +228,7 @@ def room() -> Rows:
 
 
 def inputs() -> Rows:
-    """What `python -m bench inspect` says; tests/integration/tasks/doctor compares."""
+    """What `python -m bench inspect` says, copied by hand; no test compares the two."""
     return [
         ("MODEL: no such model folder", "`inv model.demo` makes a small one"),
         ("DATA: no such data file", "`inv model.demo` makes one"),
