@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.records.durable import sha256_of
 from bench.records.layout import LEDGER_FILE, RUN_FILE, SUMS_FILE
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
@@ -113,5 +114,7 @@ def _missing(folder: Path, run_id: str, trial_ids: list[str]) -> str | None:
         sums = (folder / SUMS_FILE).read_text(encoding="utf-8")
     except OSError:
         return f"it was never collected; {brings}"
+    if f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}\n" not in sums:
+        return f"it went on after it was collected; {brings}"
     absent = [trial_id for trial_id in trial_ids if f"  trials/{trial_id}/" not in sums]
     return f"{len(absent)} of {len(trial_ids)} trials were not collected; {brings}" if absent else None

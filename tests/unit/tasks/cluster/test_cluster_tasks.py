@@ -9,6 +9,7 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial
+from bench.records.durable import sha256_of
 from bench.records.layout import LEDGER_FILE, SUMS_FILE
 from bench.records.result import End
 from bench.records.run import PlannedTrial, RunRecord
@@ -102,9 +103,14 @@ def run(results: Path, make_trial: Callable[..., Trial], run_id: str = "r1", **c
     return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
 
 
-def ended(ledger: Ledger) -> None:
-    ledger.started("small", 1, "worker-0", "/scratch/x")
-    ledger.ended("small", End.SUCCEEDED, None, 1)
+def ended(ledger: Ledger, end: End = End.SUCCEEDED, *, attempt: int = 1) -> None:
+    ledger.started("small", attempt, "worker-0", "/scratch/x")
+    ledger.ended("small", end, None, attempt)
+
+
+def summed(folder: Path, name: str) -> None:
+    """Sums as `inv collect` leaves them, of the ledger and one more file."""
+    (folder / SUMS_FILE).write_text(f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}\n{'0' * 64}  {name}\n")
 
 
 def lines(results: Path) -> list[str]:
@@ -122,10 +128,22 @@ def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(
     folder, ledger = run(tmp_path, make_trial)
     ended(ledger)
     assert "it was never collected" in lines(tmp_path)[0]
-    (folder / SUMS_FILE).write_text(f"{'0' * 64}  run.json\n")
+    summed(folder, "run.json")
     assert "1 of 1 trials were not collected" in lines(tmp_path)[0]
-    (folder / SUMS_FILE).write_text(f"{'0' * 64}  trials/small/result.json\n")
+    summed(folder, "trials/small/result.json")
     assert lines(tmp_path) == []
+
+
+def test_a_run_that_went_on_after_it_was_collected_is_not_collected(
+    tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    folder, ledger = run(tmp_path, make_trial)
+    ended(ledger, End.CANCELLED)
+    summed(folder, "trials/small/result.json")
+    assert lines(tmp_path) == []
+    ledger.reopened("small")
+    ended(ledger, attempt=2)
+    assert "run r1: it went on after it was collected; `inv collect --run=r1` brings it" in lines(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +193,7 @@ def test_what_all_brings_is_every_run_that_is_not_whole_and_was_not_given_up(
     (run(tmp_path, make_trial, "given-up")[0] / DISCARDED_FILE).touch()
     folder, ledger = run(tmp_path, make_trial, "whole")
     ended(ledger)
-    (folder / SUMS_FILE).write_text(f"{'0' * 64}  trials/small/result.json\n")
+    summed(folder, "trials/small/result.json")
     (tmp_path / "latest").symlink_to("planned")
     assert not_whole(tmp_path) == ["done-elsewhere", "planned"]
 
