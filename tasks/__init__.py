@@ -36,7 +36,7 @@ ns = Collection(
     adapter.chat,
     Collection("adapter", adapter.check, adapter.merge, adapter.push),
     Collection("data", train.check),
-    Collection("image", image.archive, image.bom, image.load, image.lock, image.size, image.verify),
+    Collection("image", image.archive, image.bom, image.load, image.lock, image.show, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
     Collection("tenancy", tenancy.kubeconfig, tenancy.nodes, tenancy.prices, tenancy.repository, tenancy.show),
     Collection("serve", adapter.served),

@@ -1,8 +1,8 @@
 """The build VM: models brought there, the image built and pushed there.
 
 artifact: files in a registry, as ORAS lays them out
-bom: what an image is made of, for others' tools
 context: what goes into the build context
+documents: what is said of an image, for others' tools
 engine: the container engine, its data-root and its disks
 ground: our folder below --tmpdir
 modelfetch: brings models to the VM

@@ -16,9 +16,8 @@ from typing import Any
 from bench.records.durable import sha256_of
 from remote.image.names import Reference
 from remote.image.onvm.job import ATTEMPTS, Failed
-from remote.image.onvm.registry import Registry
+from remote.image.onvm.registry.api import MANIFEST, Registry
 
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 EMPTY, EMPTY_CONTENT = "application/vnd.oci.empty.v1+json", b"{}"
 FILE = "application/octet-stream"
 TITLE = "org.opencontainers.image.title"

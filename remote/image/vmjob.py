@@ -60,7 +60,7 @@ class Outcome:
 
 def agent_on(host: Host) -> Agent:
     """The agent of the build VM; its program holds the modules that jobs run there."""
-    return Agent(host, program(ONHOST, _ONVM))
+    return Agent(host, program(ONHOST, _ONVM, f"{_ONVM}.registry"))
 
 
 def slot(agent: Agent) -> str:
@@ -124,7 +124,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
 
 
 def ask(agent: Agent, question: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
-    """The answer of `remote.image.onvm.ask`, which is no job: it takes no slot and leaves nothing behind.
+    """The answer of `remote.image.onvm.registry.ask`, which is no job: it takes no slot and leaves nothing behind.
 
     The question may hold a secret, which goes over standard input. Raises as `Agent` and JobFailed.
     """

@@ -13,7 +13,7 @@ from bench.records.durable import sha256_of, write_atomic
 from remote.image import artifact
 from remote.image.names import USER_FORMS, NameWrong, Reference, reference
 from remote.image.onvm.job import Failed
-from remote.image.onvm.registry import Registry
+from remote.image.onvm.registry.api import Registry
 from remote.image.registry import outcome_json
 from tasks.adapter import card
 from tasks.adapter.trained import Trained, open_training, said
@@ -26,7 +26,7 @@ CARD_FILE, PUSH_FILE = "README.md", "adapter-push.json"
 KINDS = {
     "transient": Resumable,
     "refused": Refused,
-    **dict.fromkeys(("unauthorized", "forbidden", "usage"), UsageError),
+    **dict.fromkeys(("unauthorized", "forbidden", "absent", "usage"), UsageError),
 }
 
 

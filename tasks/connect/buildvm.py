@@ -91,7 +91,7 @@ def _job_failed(error: JobFailed, again: str) -> TaskFailed:
         "stopped": f"; `{again}` starts it anew",
         "lost": f"; `{again}` starts it anew",
     }
-    if error.kind in ("unauthorized", "forbidden", "usage"):
+    if error.kind in ("unauthorized", "forbidden", "absent", "usage"):
         return UsageError(str(error))
     if error.kind == "refused":
         return Refused(str(error))

@@ -4,7 +4,7 @@ verbs     signatures and help
 build     the image, as a job on the build VM
 push      the image into the registry, its digest into results/image.json
 verify    the proof that an image works
-bom       what it is made of, for others' tools
+documents what it is made of, for others' tools, and its signature
 size      its layers, and what a push, a pull and a node need
 archive   the image as a file
 jobs      a job on the VM: followed, its log kept, stopped by whoever started it

@@ -6,25 +6,30 @@ more if the registry stops accepting it halfway.
 
 import contextlib
 import datetime
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from invoke.context import Context
 
 from bench.records.durable import write_atomic
+from remote.hosts.command import Secret
 from remote.hosts.host import Host, HostError
 from remote.image import engine, registry, vmjob
 from remote.image.context import ContextError
-from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from remote.image.names import Reference
 from remote.image.plan import outdated
 from remote.image.registry import outcome_json
 from remote.image.vmjob import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
 from tasks.connect.buildvm import build_vm, build_vm_job
-from tasks.connect.secrets import check_registry_user, registry_password
+from tasks.connect.registry import address
+from tasks.connect.secrets import registry_password
 from tasks.errors import Resumable, UsageError, cannot_write
 from tasks.image import jobs, profiles
 from tasks.image.build import client, wanted
+from tasks.image.documents.sign import sign, signing_key
 from tasks.settings.load import Settings, load
 
 AGAIN = "inv push"
@@ -38,19 +43,24 @@ def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) ->
         with build_vm(settings, f"{AGAIN} --cancel") as host:
             jobs.cancel(vmjob.agent_on(host), "push")
         return
-    where, user = _where(settings)
+    where, user = address(settings)
     image = profiles.image_name(settings)
     if dry_run:
         print(f"{image} -> {where} as {user}; nothing was touched")
         return
     again = f"{AGAIN} --stale" if stale else AGAIN
+    key = signing_key(settings)
+    password = functools.cache(lambda: registry_password(settings, user, where.host, again))  # asked for once
     with build_vm_job(settings, again, STOP) as host:
         image_id = _image_id(settings, host, image, stale=stale)
-        outcome = _work(settings, vmjob.agent_on(host), _request(settings, where, user, image, image_id), again)
-    facts = outcome.facts
-    _write(settings, where, facts)
-    how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
-    print(f"{where.repository}@{facts['digest']} {how}; {facts['compressed_bytes'] / 1e6:.2f} MB in the registry")
+        request = _request(settings, where, user, image, image_id)
+        outcome = _work(settings, vmjob.agent_on(host), request, password, again)
+        facts = outcome.facts
+        _write(settings, where, facts)
+        how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
+        print(f"{where.repository}@{facts['digest']} {how}; {facts['compressed_bytes'] / 1e6:.2f} MB in the registry")
+        if key is not None:
+            sign(settings, host, where, facts["digest"], (user, password()), key)
 
 
 def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str:
@@ -86,23 +96,9 @@ def _request(settings: Settings, where: Reference, user: str, image: str, image_
     }
 
 
-def _where(settings: Settings) -> tuple[Reference, str]:
-    section = settings.registry
-    if section.image is None:
-        raise UsageError(
-            "registry.image: not set; REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG, in invoke.yaml or ~/.invoke.yaml"
-        )
-    if section.user is None:
-        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
-    try:
-        where = reference(section.image, settings.image.profile)
-    except NameWrong as error:
-        raise UsageError(f"registry.image: {error}") from None
-    check_registry_user(section.user, where.repository)
-    return where, section.user
-
-
-def _work(settings: Settings, agent: Agent, request: dict[str, Any], again: str) -> Outcome:
+def _work(
+    settings: Settings, agent: Agent, request: dict[str, Any], password: Callable[[], Secret], again: str
+) -> Outcome:
     """Follow the push that does the same, or log in and start one."""
     job = vmjob.running(agent)
     if job is not None:
@@ -111,7 +107,7 @@ def _work(settings: Settings, agent: Agent, request: dict[str, Any], again: str)
         print(f"{agent.host.name}: a push is running already ({job.folder}); following it", flush=True)
         return jobs.follow(settings, job)
     host, user = request["host"], request["user"]
-    secret = registry_password(settings, user, host, again)
+    secret = password()
     for login in range(1, LOGINS + 1):
         folder = registry.log_in(agent.host, client(settings), host, user, secret, tidy=True)
         job = vmjob.new(agent, "push", f"{request['path']}-{request['tag']}", request)

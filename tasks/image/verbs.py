@@ -69,12 +69,20 @@ def size(context: Context, mbps: str = "1000", allocatable_gb: str = "37") -> No
     show_size(context, mbps, allocatable_gb)
 
 
-@task
-def bom(context: Context) -> None:
+@task(help={"push": "put the documents beside the pushed image in its registry, too (OCI 1.1 referrers)"})
+def bom(context: Context, push: bool = False) -> None:
     """Write what the image holds: CycloneDX, SPDX, provenance."""
-    from tasks.image.bom import write_documents
+    from tasks.image.documents.write import write_documents
 
-    write_documents(context)
+    write_documents(context, push=push)
+
+
+@task(help={"digest": "sha256:... of the image (default: the one that was pushed from here, or else the tag)"})
+def show(context: Context, digest: str | None = None) -> None:
+    """Show a pushed image: base, packages, models, signature."""
+    from tasks.image.documents.show import show_image
+
+    show_image(context, digest)
 
 
 @task(help={"path": "folder on the build VM for the archive and its checksum"})

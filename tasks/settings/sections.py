@@ -202,6 +202,9 @@ class ImageSection(Section):
     client: Text = Field(default="docker", description="a program's name or path")
     engine: Text | None = Field(default=None, description="an engine's address")
     deadline_sec: float = Field(default=14_400.0, ge=60, le=604_800)
+    sign_key: Text | None = Field(default=None, description="a file's path")
+    sign_password_file: Text | None = Field(default=None, description="a file's path")
+    verify_key: Text | None = Field(default=None, description="a file's path")
 
 
 class RegistrySection(Section):

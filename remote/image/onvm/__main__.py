@@ -9,7 +9,7 @@ if __name__ == "__main__":
     # The folder above `remote` instead of this one, whose modules have names that others may have too.
     sys.path = [folder.rsplit("/", 3)[0], *(path for path in sys.path if path != folder)]
     if sys.argv[1:] == ["ask"]:
-        from remote.image.onvm.ask import main
+        from remote.image.onvm.registry.ask import main
     else:
         from remote.image.onvm.job import main
 

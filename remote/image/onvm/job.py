@@ -31,7 +31,7 @@ NOISE = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
 class Failed(Exception):
     """The job failed.
 
-    `kind` is full, transient, unauthorized, forbidden, usage, refused, changed, stopped or failed.
+    `kind` is full, transient, unauthorized, forbidden, absent, usage, refused, changed, stopped or failed.
     """
 
     def __init__(self, kind: str, message: str) -> None:

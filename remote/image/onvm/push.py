@@ -13,7 +13,7 @@ from typing import Any
 
 from remote.image.onvm.client import ask, follow, follow_push, reason
 from remote.image.onvm.job import ATTEMPTS, Failed, Watcher, retried
-from remote.image.onvm.registry import Registry, login_of, may_not
+from remote.image.onvm.registry.api import Registry, login_of, may_not
 
 FIRST_WAIT_SEC = 2.0
 

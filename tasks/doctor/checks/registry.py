@@ -1,13 +1,13 @@
 """The registry: its name, the login, the right to push. The build VM asks it, as it does in a push."""
 
-import base64
 from collections.abc import Mapping
 from typing import Any
 
+from remote.hosts.command import Secret
 from remote.hosts.host import Host
 from remote.image import vmjob
 from remote.image.names import USER_FORMS, NameWrong, Reference, reference
-from tasks.connect import secrets
+from tasks.connect import registry, secrets
 from tasks.connect.secrets import check_registry_user
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
 from tasks.doctor.check import Check
@@ -54,14 +54,7 @@ def login(facts: Facts) -> Answer:
         raise NotAsked("registry.password_file is null: `inv push` asks for the password")
     password = secrets.read(facts.settings, "registry.password_file", section.password_file)
     facts.machine.get()
-    question = {
-        "host": where.host,
-        "path": where.path,
-        "tag": where.tag,
-        "login": base64.b64encode(f"{section.user}:{password.reveal()}".encode()).decode(),
-        "token_hosts": list(section.token_hosts),
-    }
-    found = facts.on_vm(lambda host: _asked(host, question))
+    found = facts.on_vm(lambda host: _asked(facts, host, where, (str(section.user), password)))
     if isinstance(found, vmjob.JobFailed):
         return _BY_KIND.get(found.kind, ODD).seen(message=found.message.partition("; ")[0])
     if found["digest"] is None:
@@ -69,9 +62,11 @@ def login(facts: Facts) -> Answer:
     return fine(f"the login works and may push; {where} is {found['digest'][:19]}")
 
 
-def _asked(host: Host, question: Mapping[str, Any]) -> Mapping[str, Any] | vmjob.JobFailed:
+def _asked(
+    facts: Facts, host: Host, where: Reference, login: tuple[str, Secret]
+) -> Mapping[str, Any] | vmjob.JobFailed:
     try:
-        return vmjob.ask(vmjob.agent_on(host), question, timeout_sec=_ASK_SEC)
+        return registry.ask(facts.settings, host, where, login, {}, _ASK_SEC)
     except vmjob.JobFailed as failed:  # the registry's answer, not an error of the VM
         return failed
 

@@ -252,6 +252,16 @@ class BuildVm:
         self.password_file.touch(mode=0o600)
         self.password_file.write_text(password + "\n")
 
+    def make_signing_key(self, name: str = "sign") -> tuple[Path, Path]:
+        """A private key whose pass phrase is the registry's password, as openssl makes one; and its public key."""
+        key, public = self.folder / f"{name}.key", self.folder / f"{name}.pub"
+        phrase = {**os.environ, "PHRASE": PASSWORD}
+        make = ("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-aes-256-cbc", "-out", str(key))
+        for words in ((*make, "-pass"), ("pkey", "-in", str(key), "-pubout", "-out", str(public), "-passin")):
+            subprocess.run(("openssl", *words, "env:PHRASE"), env=phrase, check=True, capture_output=True, timeout=60)
+        key.chmod(0o600)
+        return key, public
+
     def jobs(self) -> list[Path]:
         """The folders of all jobs on the VM, the newest last."""
         found = (self.network.home / ".qlora-fleet" / "jobs").glob("[!.]*")

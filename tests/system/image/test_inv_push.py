@@ -6,6 +6,7 @@ The registry plays fra.ocir.io. What it does not play is OCIR's own repositories
 import base64
 import json
 import os
+import re
 import shlex
 import signal
 import threading
@@ -104,6 +105,44 @@ def test_a_push_is_confirmed_by_the_registry_and_its_digest_written_down(build_v
     assert found["compressed_bytes"] == manifest["config"]["size"] + sum(part["size"] for part in manifest["layers"])
     assert found["labels"]["qlora-fleet.profile"] == "tiny"
     assert logins_left(build_vm) == []
+
+
+def test_a_pushed_image_is_signed_and_says_what_it_is_made_of(build_vm: BuildVm) -> None:
+    key, public = build_vm.make_signing_key()
+    signing = {"IMAGE_SIGN_KEY": str(key), "IMAGE_SIGN_PASSWORD_FILE": str(build_vm.password_file)}
+    key.chmod(0o640)
+    done = build_vm.inv("push", **signing)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"image.sign_key: {key}: others may read it; type: chmod 600" in done.stderr
+    key.chmod(0o600)
+    said = build_vm.inv("push", check=True, **signing).stdout
+    digest = record(build_vm)["digest"]
+    assert f"signed by image.sign_key: {REPOSITORY}:{digest.replace(':', '-')}.sig" in said
+    assert "signed by image.sign_key already" in build_vm.inv("push", check=True, **signing).stdout
+    # Debian's registry is from before OCI 1.1: the list of documents is under a tag.
+    done = build_vm.inv("image.bom", "--push", check=True)
+    assert re.search(r"\d Python packages, [1-9]\d+ Debian packages, 0 models", done.stdout), done.stdout
+    assert f"beside {REPOSITORY}@{digest}: 3 documents, by tag {digest.replace(':', '-')}" in done.stdout
+    folder = build_vm.project / "results" / "image"
+    packages = json.loads((folder / "bom.spdx.json").read_text())["packages"]
+    assert next(one for one in packages if one["name"] == "tinystack")["checksums"], "the lock has one file for it"
+    statement = json.loads((folder / "provenance.json").read_text())
+    assert f"sha256:{statement['subject'][0]['digest']['sha256']}" == digest
+    shown = build_vm.inv("image.show", check=True, IMAGE_VERIFY_KEY=str(public)).stdout
+    for line in (
+        f"image       {digest}",
+        "base        standin:base",
+        "of Debian",
+        "good: by the key of image.verify_key",
+    ):
+        assert line in shown
+    assert "lock: sha256 " in shown
+    # Another digest of the repository has none of that, and a key that is somebody else's none of its signatures.
+    other = build_vm.make_signing_key("other")[1]
+    done = build_vm.inv("image.show", IMAGE_VERIFY_KEY=str(other))
+    assert (done.returncode, "1 signatures, none of them by the key of image.verify_key" in done.stderr) == (4, True)
+    done = build_vm.inv("image.show", "--digest", f"sha256:{'0' * 64}")
+    assert (done.returncode, "`inv push` puts it there" in done.stderr) == (2, True)
 
 
 def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(build_vm: BuildVm) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from remote.image import bom
+from remote.image.documents import bom
 from remote.image.onvm.scripts import contents
 from tests.support.paths import ROOT
 

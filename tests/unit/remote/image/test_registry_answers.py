@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from remote.image.onvm import registry as registries
 from remote.image.onvm.job import Failed
-from remote.image.onvm.registry import Registry
+from remote.image.onvm.registry import api as registries
+from remote.image.onvm.registry.api import Registry
 from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
@@ -194,4 +194,4 @@ def test_a_repository_that_must_be_made_first_is_named_before_anything_is_sent(p
     proxy.arm(Answer(status=404), method="POST")
     with pytest.raises(Failed, match=r"has no repository ns/repo; .* \(OCIR: `inv tenancy.repository`\)") as no:
         registry(proxy).check_may_push()
-    assert no.value.kind == "usage"
+    assert no.value.kind == "absent"

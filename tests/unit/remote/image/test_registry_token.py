@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from remote.image.onvm.job import Failed
-from remote.image.onvm.registry import Registry
+from remote.image.onvm.registry.api import Registry
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()

@@ -1,4 +1,7 @@
-"""`inv image.bom`: what the image is made of and how it was built, as files that others' tools read."""
+"""`inv image.bom`: what the image is made of and how it was built, as files that others' tools read.
+
+With `--push` they are put beside the image in its registry, too.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,22 +12,33 @@ from invoke.context import Context
 
 from bench.records.durable import write_atomic
 from remote.hosts.delivery import source
-from remote.image import bom, engine
+from remote.image import engine
 from remote.image import sdk as images
-from remote.image.bom import Subject
+from remote.image.documents import bom
+from remote.image.documents.bom import Subject
+from remote.image.names import Reference
+from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
+from tasks.connect.registry import address
+from tasks.connect.secrets import registry_password
 from tasks.errors import TaskFailed, UsageError, cannot_write
 from tasks.image import profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
 
 LOOK_SEC = 300.0
+MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+CREATED = "org.opencontainers.image.created"
+KINDS = {"bom.cdx.json": bom.CYCLONEDX, "bom.spdx.json": bom.SPDX, "provenance.json": bom.PROVENANCE}
+TITLES = {kind: file for file, kind in KINDS.items()}
+NOTES = {bom.PROVENANCE: {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
 _LOOK = ("python", "-I", "-c", source("remote.image.onvm.scripts.contents"))
 
 
-def write_documents(context: Context) -> None:
+def write_documents(context: Context, *, push: bool) -> None:
     settings = load(context)
     name = profiles.image_name(settings)
+    where, user = address(settings) if push else (None, "")
     lock = settings.root / "image" / "locks" / f"{settings.image.profile}.txt"
     with build_vm(settings, "inv image.bom") as host:
         facts = engine.observe(host, client(settings))
@@ -33,6 +47,8 @@ def write_documents(context: Context) -> None:
             ended = images.run_check(sdk, name, _LOOK, timeout_sec=LOOK_SEC)
         base = engine.inspect(host, client(settings), image.labels.get("org.opencontainers.image.base.name", "none"))
     about = _subject(settings, name, str(image.id), dict(image.labels))
+    if where is not None and about.repository != where.repository:
+        raise UsageError(f"{name} was not pushed to {where.repository} as it is now; `inv push`, then the same again")
     contents = _contents(name, ended.stdout, ended.stderr)
     try:
         inside = bom.parts(contents, lock.read_text(encoding="utf-8"))
@@ -44,11 +60,12 @@ def write_documents(context: Context) -> None:
         "bom.spdx.json": bom.spdx(about, inside),
         "provenance.json": bom.provenance(about, base_digest=_digest_of(base), parameters=how),
     }
+    texts = {file: json.dumps(document, indent=1) + "\n" for file, document in documents.items()}
     folder = settings.results_folder / "image"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, document in documents.items():
-            write_atomic(folder / file, (json.dumps(document, indent=1) + "\n").encode())
+        for file, text in texts.items():
+            write_atomic(folder / file, text.encode())
     except OSError as error:
         raise cannot_write(folder, error) from None
     kinds = [sum(one.kind == kind for one in inside) for kind in ("python", "debian", "model")]
@@ -56,6 +73,21 @@ def write_documents(context: Context) -> None:
         f"{about.repository}@{about.digest}: {kinds[0]} Python packages, {kinds[1]} Debian packages, {kinds[2]} models"
     )
     print(f"wrote {', '.join(documents)} to {folder}; none of them is signed")
+    if where is not None:
+        _push(settings, where, user, about, {KINDS[file]: text for file, text in texts.items()})
+
+
+def _push(settings: Settings, where: Reference, user: str, about: Subject, texts: Mapping[str, str]) -> None:
+    again = "inv image.bom --push"
+    documents = [
+        {"kind": kind, "title": TITLES[kind], "text": text, "notes": {CREATED: about.moment, **NOTES.get(kind, {})}}
+        for kind, text in texts.items()
+    ]
+    what = {"do": "attach", "subject": about.digest, "documents": documents}
+    secret = registry_password(settings, user, where.host, again)
+    with build_vm(settings, again) as host:
+        answer = registry.ask(settings, host, where, (user, secret), what)
+    print(f"beside {where.repository}@{about.digest}: {len(answer['digests'])} documents, by {answer['lists']}")
 
 
 def _contents(name: str, stdout: str, stderr: str) -> Mapping[str, Any]:
@@ -69,14 +101,16 @@ def _contents(name: str, stdout: str, stderr: str) -> Mapping[str, Any]:
 
 def _subject(settings: Settings, name: str, image_id: str, labels: Mapping[str, str]) -> Subject:
     """The image by the digest under which it was pushed; before that by the engine's own, which is another."""
-    moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     try:
         pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
         if pushed["labels"] == labels:
+            # The moment of the push, so that the same image has the same documents.
+            moment = datetime.fromisoformat(pushed["pushed_at"]).astimezone(timezone.utc).strftime(MOMENT)
             return Subject(repository=pushed["repository"], digest=pushed["digest"], moment=moment, labels=labels)
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never pushed from here
     print(f"{name} was not pushed as it is now: the documents name the engine's own id; type the same after `inv push`")
+    moment = datetime.now(timezone.utc).strftime(MOMENT)
     return Subject(repository=name.partition(":")[0], digest=image_id, moment=moment, labels=labels)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import io
 import json
 import re
 import ssl
@@ -25,13 +26,16 @@ from remote.image.onvm.job import Failed
 ASK_SEC = 60.0  # for one answer, its body included
 MANIFEST_BYTES = 4 << 20  # the most that registries take (distribution-spec, "Pushing Manifests")
 TOKEN_BYTES = 1 << 20
+BLOB_BYTES = 16 << 20  # of what is read whole: a document, an image's configuration
+PAGES = 20
 REDIRECTS = 5
 CERTIFICATES = Path("/etc/docker/certs.d")
+MANIFEST, INDEX = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"
 MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.oci.image.manifest.v1+json",
+    MANIFEST,
     "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.oci.image.index.v1+json",
+    INDEX,
 )
 PASSING = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host's name; registry.token_hosts names more.
@@ -41,14 +45,15 @@ _PIECE = 1 << 16
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+)(:|$)")
 
 
+def digest_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
 def login_of(folder: str, host: str) -> str | None:
     """`user:password` in base64, as the client keeps it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"])
     return None
-
-
-MAKES_ONE = "where a repository is to be made first, make it (OCIR: `inv tenancy.repository`)"
 
 
 class Registry:
@@ -74,13 +79,65 @@ class Registry:
 
     def manifest(self, name: str) -> tuple[str, dict[str, Any]] | None:
         """Digest and content of the manifest that a tag or digest names; None where there is none."""
+        content = self.manifest_bytes(name)
+        return None if content is None else (digest_of(content), self._manifest(content))
+
+    def manifest_bytes(self, name: str) -> bytes | None:
+        """The same as it was sent, by its digest if `name` is one; None where there is none."""
         url = f"{self.base}/{self.path}/manifests/{name}"
         content = self._authorized(lambda more: self._open(url, {"Accept": ", ".join(MANIFESTS), **more}))
-        if content is None:
-            return None
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        if name.startswith("sha256:") and name != digest:
+        if content is not None:
+            self._check_digest(name, content)
+            self._manifest(content)
+        return content
+
+    def referrers(self, digest: str) -> list[Any] | None:
+        """What the registry says refers to a manifest, all pages; None where it has no such list (OCI 1.1)."""
+        url: str | None = f"{self.base}/{self.path}/referrers/{digest}"
+        found: list[Any] = []
+        for _ in range(PAGES):
+            try:
+                content, url = self._page(str(url))
+            except Failed as failed:
+                if failed.kind == "failed":  # an older registry knows no such address, and says so in its own way
+                    return None
+                raise
+            if content is None:
+                return None
+            found += self._manifest(content).get("manifests") or []
+            if url is None:
+                return found
+        raise Failed("refused", f"{self.host} lists what refers to {digest} on more than {PAGES} pages; given up")
+
+    def _page(self, url: str) -> tuple[bytes | None, str | None]:
+        """A page of a list, and the address of the next one."""
+        links: list[str] = []
+
+        def get(more: dict[str, str]) -> bytes:
+            return self._open(url, {"Accept": INDEX, **more}, then=lambda got, _: links.append(got.get("Link", "")))
+
+        content = self._authorized(get)
+        following = re.match(r'<([^>]+)>; *rel="?next"?', links[-1] if links else "")
+        if following is None:
+            return content, None
+        url = urllib.parse.urljoin(url, following[1])
+        if _origin(url) != _origin(self.base):
+            raise Failed("refused", f"{self.host} continues its list at {_name_of(url)}; refused")
+        return content, url
+
+    def blob(self, digest: str) -> bytes | None:
+        """A small blob, verified; None where there is none."""
+        url = f"{self.base}/{self.path}/blobs/{digest}"
+        content = self._authorized(lambda more: self._open(url, more, most=BLOB_BYTES))
+        if content is not None:
+            self._check_digest(digest, content)
+        return content
+
+    def _check_digest(self, name: str, content: bytes) -> None:
+        if name.startswith("sha256:") and name != digest_of(content):
             raise Failed("refused", f"{self.host} answers with other bytes than {name} for {self.path}; refused")
+
+    def _manifest(self, content: bytes) -> dict[str, Any]:
         try:
             manifest = json.loads(content)
             if not isinstance(manifest, dict) or "schemaVersion" not in manifest:
@@ -91,7 +148,7 @@ class Registry:
             raise Failed(
                 "usage", f"{self.host} answers with {what} instead of the manifest of {self.path}; {advice}"
             ) from None
-        return digest, manifest
+        return manifest
 
     def check_may_push(self) -> None:
         """Begin an upload and drop it: a login without the right to push is named before gigabytes are tried.
@@ -107,20 +164,22 @@ class Registry:
                 raise
             return
         if begun is None:
-            raise Failed("usage", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
+            raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
 
     def has_blob(self, digest: str) -> bool:
         url = f"{self.base}/{self.path}/blobs/{digest}"
         return self._authorized(lambda more: self._open(url, more, method="HEAD")) is not None
 
-    def send_blob(self, path: Path, digest: str) -> None:
-        """Upload a file whole. The registry compares its digest before it keeps it."""
+    def send_blob(self, content: Path | bytes, digest: str) -> None:
+        """Upload a file, or bytes, whole. The registry compares its digest before it keeps it."""
         places: list[str] = []
         begin = f"{self.base}/{self.path}/blobs/uploads/"
         self._authorized(
-            lambda more: self._open(begin, more, method="POST", then=lambda place, _: places.append(place))
+            lambda more: self._open(
+                begin, more, method="POST", then=lambda got, _: places.append(got.get("Location", ""))
+            )
         )
-        if not places:
+        if not places or not places[-1]:
             raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
         url = urllib.parse.urljoin(f"{self.base}/", places[-1])
         if not (url.startswith("https://") or (self.base.startswith("http://") and _is_loopback(url))):
@@ -129,25 +188,38 @@ class Registry:
         ours = _origin(url) == _origin(self.base)  # the login goes nowhere else
 
         def put(more: dict[str, str]) -> bytes:
-            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
-            with path.open("rb") as file:
-                return self._open(url, headers | (more if ours else {}), method="PUT", data=file)
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            headers |= more if ours else {}
+            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+                return self._open(url, headers, method="PUT", data=file)
 
         if self._authorized(put) is None:
             raise Failed("transient", f"{self.host} no longer knows an upload to {self.path}")
 
-    def send_manifest(self, name: str, content: bytes, kind: str) -> None:
-        """Put a manifest under a tag or its digest."""
+    def send_manifest(self, name: str, content: bytes, kind: str) -> bool:
+        """Put a manifest under a tag or its digest; whether the registry itself lists it with its subject (OCI 1.1)."""
         url = f"{self.base}/{self.path}/manifests/{name}"
-        if (
-            self._authorized(lambda more: self._open(url, {"Content-Type": kind, **more}, method="PUT", data=content))
-            is None
-        ):
-            raise Failed("failed", f"{self.host} has no repository {self.path}; make it there first")
+        subjects: list[str] = []
 
-    def _drop(self, location: str, headers: dict[str, str]) -> None:
-        url = urllib.parse.urljoin(f"{self.base}/", location)
-        if _origin(url) == _origin(self.base):
+        def put(more: dict[str, str]) -> bytes:
+            headers = {"Content-Type": kind, **more}
+            return self._open(
+                url,
+                headers,
+                method="PUT",
+                data=content,
+                then=lambda got, _: subjects.append(got.get("OCI-Subject", "")),
+            )
+
+        if self._authorized(put) is None:
+            raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
+        return any(subjects)
+
+    def _drop(self, got: Any, headers: dict[str, str]) -> None:
+        place = got.get("Location")
+        url = urllib.parse.urljoin(f"{self.base}/", place or "")
+        if place and _origin(url) == _origin(self.base):
             with contextlib.suppress(OSError, ValueError, Failed):  # it expires by itself as well
                 self._open(url, headers, method="DELETE")
 
@@ -176,10 +248,9 @@ class Registry:
         method: str = "GET",
         data: Any = None,
         most: int = MANIFEST_BYTES,
-        then: Callable[[str, dict[str, str]], None] | None = None,
+        then: Callable[[Any, dict[str, str]], None] | None = None,
     ) -> bytes:
-        """The body of the answer. `data` is sent: bytes, or a file. `then` gets the answer's Location and the headers
-        that were sent."""
+        """The body of the answer. `data` is sent: bytes, or a file. `then` gets the headers of answer and request."""
         content = bytearray()
         data = b"" if method == "POST" else data
         request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - https, or this machine
@@ -196,8 +267,8 @@ class Registry:
                         raise TimeoutError(f"an answer that is not complete after {ASK_SEC:.0f} s")
                 if getattr(answer, "length", None):  # read1 takes the end of a cut answer for the end of the answer
                     raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
-                if then is not None and answer.headers.get("Location"):
-                    then(answer.headers["Location"], headers)
+                if then is not None:
+                    then(answer.headers, headers)
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
             raise

@@ -1,0 +1,51 @@
+"""On the build VM: one question about a registry. The login comes on standard input and stays in this process.
+
+    python .../__main__.py ask < {"host": ..., "path": ..., "login": BASE64, "token_hosts": [...], "tag": ...}
+
+`do` in the question says what is asked: nothing, what the tag is and whether the login may push (changes nothing);
+`look`, all that stands beside an image; `attach` and `sign`, to put something there. Answers in one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from remote.image.onvm.job import ATTEMPTS, Failed
+from remote.image.onvm.registry import beside
+from remote.image.onvm.registry.api import Registry
+
+FIRST_WAIT_SEC = 1.0
+
+
+def main() -> int:
+    sys.stdout.write(json.dumps(ask(json.load(sys.stdin))) + "\n")
+    return 0
+
+
+def ask(asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer; or `kind` and `message` of what failed. What may pass is tried again, save where only asked."""
+    for attempt in range(1, ATTEMPTS + 1):
+        registry = Registry(asked["host"], asked["path"], asked["login"], asked["token_hosts"])
+        try:
+            return _answer(registry, asked)
+        except Failed as failed:
+            if failed.kind != "transient" or "do" not in asked or attempt == ATTEMPTS:
+                return {"kind": failed.kind, "message": str(failed)}
+        time.sleep(FIRST_WAIT_SEC * 2 ** (attempt - 1))
+    raise AssertionError("unreachable")
+
+
+def _answer(registry: Registry, asked: dict[str, Any]) -> dict[str, Any]:
+    do = asked.get("do")
+    if do == "look":
+        return beside.look(registry, asked["name"])
+    if do == "attach":
+        return beside.attach(registry, asked["subject"], asked["documents"])
+    if do == "sign":
+        return beside.sign(registry, asked["subject"], asked["payload"], asked["signature"])
+    there = registry.manifest(asked["tag"])
+    registry.check_may_push()
+    return {"digest": None if there is None else there[0]}

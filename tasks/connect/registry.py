@@ -1,0 +1,53 @@
+"""The registry of the settings, and questions about it that the build VM asks."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from remote.hosts.command import Secret
+from remote.hosts.host import Host
+from remote.image import vmjob
+from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from tasks.connect.secrets import check_registry_user
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+
+ASK_SEC = 900.0  # documents of some megabytes, over a slow line
+
+
+def address(settings: Settings) -> tuple[Reference, str]:
+    """registry.image and registry.user. Raises UsageError for what cannot be."""
+    section = settings.registry
+    if section.image is None:
+        raise UsageError(
+            "registry.image: not set; REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG, in invoke.yaml or ~/.invoke.yaml"
+        )
+    if section.user is None:
+        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+    try:
+        where = reference(section.image, settings.image.profile)
+    except NameWrong as error:
+        raise UsageError(f"registry.image: {error}") from None
+    check_registry_user(section.user, where.repository)
+    return where, section.user
+
+
+def ask(
+    settings: Settings,
+    host: Host,
+    where: Reference,
+    login: tuple[str, Secret],
+    what: Mapping[str, Any],
+    timeout_sec: float = ASK_SEC,
+) -> Mapping[str, Any]:
+    """The answer of `remote.image.onvm.registry.ask`, on the VM. Raises HostError; JobFailed is the registry's."""
+    user, password = login
+    question = {
+        "host": where.host,
+        "path": where.path,
+        "tag": where.tag,
+        "login": base64.b64encode(f"{user}:{password.reveal()}".encode()).decode(),
+        "token_hosts": list(settings.registry.token_hosts),
+        **what,
+    }
+    return vmjob.ask(vmjob.agent_on(host), question, timeout_sec=timeout_sec)

@@ -1,0 +1,75 @@
+"""Signs a pushed image by the key of image.sign_key, in cosign's layout; reads the keys of the settings."""
+
+import getpass
+import sys
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+from remote.hosts.command import Secret
+from remote.hosts.host import Host
+from remote.image.documents import signature
+from remote.image.documents.signature import KeyWrong, NeedsPassPhrase
+from remote.image.names import Reference
+from tasks.connect import registry, secrets
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+
+
+def signing_key(settings: Settings) -> EllipticCurvePrivateKey | None:
+    """The key of image.sign_key, None where it is not set. Raises UsageError before anything is pushed."""
+    name = settings.image.sign_key
+    if name is None:
+        return None
+    pem = secrets.read(settings, "image.sign_key", name).reveal()
+    try:
+        try:
+            return signature.private_key(pem, None)
+        except NeedsPassPhrase:
+            return signature.private_key(pem, _pass_phrase(settings, name))
+    except KeyWrong as error:
+        raise UsageError(f"image.sign_key: {name}: {error}") from None
+
+
+def verifying_key(settings: Settings) -> EllipticCurvePublicKey | None:
+    """The key of image.verify_key, None where it is not set. Raises UsageError."""
+    name = settings.image.verify_key
+    if name is None:
+        return None
+    path = settings.root / Path(name).expanduser()
+    try:
+        return signature.public_key(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"image.verify_key: {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def sign(
+    settings: Settings,
+    host: Host,
+    where: Reference,
+    digest: str,
+    login: tuple[str, Secret],
+    key: EllipticCurvePrivateKey,
+) -> None:
+    """Sign the pushed digest, unless it has a signature by this key. Raises HostError."""
+    found = registry.ask(settings, host, where, login, {"do": "look", "name": digest})
+    if signature.is_signed(key.public_key(), where.repository, digest, found["signatures"]):
+        print("signed by image.sign_key already")
+        return
+    text = signature.payload(where.repository, digest)
+    what = {"do": "sign", "subject": digest, "payload": text, "signature": signature.sign(key, text)}
+    tag = registry.ask(settings, host, where, login, what)["tag"]
+    print(f"signed by image.sign_key: {where.repository}:{tag}")
+
+
+def _pass_phrase(settings: Settings, key: str) -> Secret:
+    name = settings.image.sign_password_file
+    if name is not None:
+        return secrets.read(settings, "image.sign_password_file", name)
+    text = getpass.getpass(f"pass phrase of {key}: ") if sys.stdin is not None and sys.stdin.isatty() else ""
+    if not text:
+        raise UsageError(
+            f"image.sign_key: {key}: has a pass phrase, and there is no terminal to ask for it; set "
+            "image.sign_password_file to a file that only you can read"
+        )
+    return Secret(text)
