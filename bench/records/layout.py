@@ -11,7 +11,8 @@
 | a trial's folder | RESULT_FILE | the trial's process, last |
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, as it goes |
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
-| a training's folder | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
+| a training's folder | STEPS_FILE | the trial's process, a line for each step and each held-out loss |
+| | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 | on the shared volume | ORDER_END_FILE | the first pod of a Job that trains by itself, last |
 
 `remote.fleet.gang` sets the variables that give each machine of a trial its place; `bench.kinds.distributed.machines`
@@ -29,6 +30,7 @@ PROGRESS_FILE = "progress.json"
 TELEMETRY_FILE = "telemetry.csv"
 ENVIRONMENT_FILE = "environment.json"
 TRAINING_FILE = "training.json"
+STEPS_FILE = "steps.jsonl"
 ADAPTER_FOLDER = "adapter"
 ADAPTER_CHECK_FILE = "adapter-check.json"
 CHECKPOINTS_FOLDER = "checkpoints"

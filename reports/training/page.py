@@ -45,8 +45,8 @@ def build(run_folder: Path) -> Report:
     found = told.read(run_folder)
     drawn = {name: each.draw(found) for name, each in ((LOSS, curves), (COURSE, course))}
     contents = {
-        "steps.csv": _csv(_steps(found)),
-        "evaluations.csv": _csv([dataclasses.asdict(one) for one in found.record.evaluations]),
+        "steps.csv": _csv(found, _steps(found)),
+        "evaluations.csv": _csv(found, [dataclasses.asdict(one) for one in found.record.evaluations]),
         "report.md": _markdown(found).encode(),
         again.SETTINGS_FILE: again.settings(found),
         INDEX_FILE: _html(found, {name: both[1] for name, both in drawn.items() if both is not None}).encode(),
@@ -139,10 +139,11 @@ def _steps(found: Told) -> list[dict[str, object]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _csv(rows: Sequence[dict[str, object]]) -> bytes:
-    """Numbers alone, so that no cell can be a formula."""
+def _csv(found: Told, rows: Sequence[dict[str, object]]) -> bytes:
+    """The rows, with run and configuration first, so that those of two runs can be put together."""
+    of = {"run_id": found.run.run_id, "configuration": found.run.planned[0].trial.name}
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer = csv.DictWriter(out, fieldnames=[*of, *(rows[0] if rows else [])], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: text.spreadsheet(value) for name, value in {**of, **row}.items()} for row in rows)
     return out.getvalue().encode()

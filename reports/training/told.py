@@ -74,7 +74,7 @@ def read(run_folder: Path) -> Told:
 
 def headline(told: Told) -> str:
     """The training in one sentence: how far the held-out loss came, for what, and what was predicted."""
-    record, last = told.record, _last(told.record)
+    record, last = told.record, of_adapter(told.record)
     first = record.evaluations[0] if record.evaluations else None
     if not told.has_succeeded or first is None or last is None or first.step == last.step:
         return outcome(told)
@@ -102,7 +102,7 @@ def outcome(told: Told) -> str:
     done = f"{record.steps_done:,} of {record.steps_planned:,} steps"
     if not told.has_succeeded:
         return f"The training did not end well: {record.status} after {done}: {record.reason or 'no reason given'}"
-    last = _last(record)
+    last = of_adapter(record)
     if last is None or last.change is None or last.change_low is None or last.change_high is None:
         return f"Trained: {done}; no data was held out, so nothing is known of what it learned"
     low, high = sorted((abs(last.change_low), abs(last.change_high)))
@@ -117,7 +117,7 @@ def outcome(told: Told) -> str:
 
 def tiles(told: Told) -> list[tuple[str, str, str]]:
     """The largest numbers: name, value, what to read with it."""
-    record, last = told.record, _last(told.record)
+    record, last = told.record, of_adapter(told.record)
     found = []
     if last is not None:
         between = "" if last.low is None or last.high is None else f"{last.low:.4f} to {last.high:.4f}"
@@ -178,8 +178,8 @@ def _shown(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return list({one.step: one for one in ends}.values())
 
 
-def _last(record: TrainingRecord) -> Evaluation | None:
-    """The one of the adapter that came home; else the last."""
+def of_adapter(record: TrainingRecord) -> Evaluation | None:
+    """The held-out loss of the adapter that came home; else the last."""
     at = [one for one in record.evaluations if one.step == record.adapter_step]
     return next(iter(at or record.evaluations[-1:]), None)
 

@@ -27,7 +27,7 @@ from reports.read import measurements
 from reports.read.run import ReportError
 from reports.statistics.energy import ENERGY
 from reports.training import beside
-from tasks.cli.flags import number
+from tasks.cli.flags import number, one_of_each
 from tasks.cli.terminal import for_programs
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.folders import find_run, is_training
@@ -49,7 +49,7 @@ def compare_runs(
 ) -> None:
     """Compare all runs with the first of `names`."""
     settings = load(context)
-    allowed = _allowed(allow, comparing.ALLOWABLE)
+    allowed = one_of_each("--allow", allow, comparing.ALLOWABLE)
     share = number("--tolerance", tolerance, "percent, from 0 to below 100", lambda given: 0.0 <= given < 100.0) / 100.0
     folders = [find_run(settings.results_folder, name) for name in names]
     if any(map(is_training, folders)):
@@ -205,14 +205,6 @@ def _times(row: ComparedRow) -> str:
         return "-"
     value = text.number(row.speed_ratio, 3)
     return value if row.low is None else f"{value} ({text.number(row.low, 3)}-{text.number(row.high, 3)})"
-
-
-def _allowed(given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for one in given for name in one.split(",") if name.strip())
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--allow {name}: expected one of {', '.join(known)}")
-    return names
 
 
 def _conclude(compared: Comparison) -> None:

@@ -1,7 +1,7 @@
 """`inv report`: from a run's folder to a page. Reads results/<run-id>/ alone; the workers may be gone."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rich.text import Text
 from bench.records.layout import REPORT_FOLDER
 from bench.records.result import End
 from reports import text
+from reports.exports.write import FORMATS, check, export
 from reports.output import watch as watching
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
@@ -21,6 +22,7 @@ from reports.read.run import ReportError
 from reports.statistics.values import Ratio
 from reports.summary.cautions import MOST_SHOWN
 from reports.training import page as training
+from tasks.cli.flags import one_of_each
 from tasks.cli.interrupt import interrupted_by
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError, one_line
 from tasks.fleet.folders import find_run, is_training
@@ -29,27 +31,42 @@ from tasks.settings.layers import shown
 from tasks.settings.load import load
 
 
-def write_report(context: Context, run: str | None, *, watch: bool, against: str | None) -> None:
+def write_report(
+    context: Context, run: str | None, *, watch: bool, against: str | None, formats: Sequence[str] = ()
+) -> None:
     settings = load(context)
+    wanted = one_of_each("--format", formats, tuple(FORMATS))
+    try:
+        check(wanted)
+    except ReportError as error:
+        raise UsageError(str(error)) from None
     folder = find_run(settings.results_folder, run)
     if is_training(folder):
-        _report_training(folder)
+        _report_training(folder, wanted)
         return
     other = None if against is None else find_run(settings.results_folder, against)
     make = partial(build, folder, pricing=pricing(settings), against=other)
     try:
         made = _watch(folder, make) if watch else make()
+        exported = export(folder, wanted)
     except ReportError as error:
         raise UsageError(str(error)) from None
     show(made)
+    _say(exported)
     if made.exit_code != 0:
         raise SomeTrialsFailed(_shortfall(made))
 
 
-def _report_training(folder: Path) -> None:
+def _say(exported: Iterable[Path]) -> None:
+    for path in exported:
+        print(shown(path))
+
+
+def _report_training(folder: Path, formats: Sequence[str]) -> None:
     """The report of a training. --watch and --against are about trials, and are left aside."""
     try:
         made = training.build(folder)
+        exported = export(folder, formats)
     except ReportError as error:
         raise UsageError(str(error)) from None
     console = Console(highlight=False, soft_wrap=True)
@@ -67,6 +84,7 @@ def _report_training(folder: Path) -> None:
         both.add_row(*cells)
     console.print(both)
     print(shown(made.index))
+    _say(exported)
     if not made.has_succeeded:
         raise SomeTrialsFailed(one_line(f"run {folder.name}: {made.headline}"))
 

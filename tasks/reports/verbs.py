@@ -7,17 +7,25 @@ from invoke.tasks import task
 
 
 @task(
+    iterable=["format"],
     help={
         "run": "the run's id (default: the newest run)",
         "watch": "renew the report as results arrive, until every planned trial has one",
         "against": "a run's id to compare this one with, in a figure",
-    }
+        "format": "also write files of tensorboard, mlflow, wandb, optimum-benchmark or mlperf; may be given again",
+    },
 )
-def report(context: Context, run: str | None = None, watch: bool = False, against: str | None = None) -> None:
+def report(
+    context: Context,
+    run: str | None = None,
+    watch: bool = False,
+    against: str | None = None,
+    format: Sequence[str] | None = None,  # noqa: A002 - the flag is called so
+) -> None:
     """Write a run's report: page, Markdown, data and figures."""
     from tasks.reports.report import write_report
 
-    write_report(context, run, watch=watch, against=against)
+    write_report(context, run, watch=watch, against=against, formats=format or ())
 
 
 @task(help={"json": "print one JSON object for programs"})

@@ -6,5 +6,6 @@ from tests.support.project_copy import (
     no_settings_from_this_machine,
     project,
 )
+from tests.support.reports.fixtures import undrawn
 
-__all__ = ["context", "inv", "no_settings_from_this_machine", "project"]
+__all__ = ["context", "inv", "no_settings_from_this_machine", "project", "undrawn"]

@@ -130,3 +130,18 @@ def test_a_run_that_is_not_comparable_is_a_usage_error_that_says_why(project):
     synthetic.write_run(project.results_folder / "other", other)
     with pytest.raises(UsageError, match=r"not comparable with other: .*profile"):
         report(Context(), against="other")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_files_of_other_tools_are_written_beside_the_report_and_named(project, capsys):
+    report(Context(), format=["mlflow,mlperf", "mlperf"])
+    said = capsys.readouterr().out.splitlines()
+    report_at = f"results/{synthetic.RUN_ID}/report"
+    assert said[-3:] == [f"{report_at}/index.html", f"{report_at}/mlflow", f"{report_at}/mlperf"]
+    assert len(list((project.root / said[-1]).iterdir())) == 8
+
+
+@pytest.mark.usefixtures("project")
+def test_a_format_that_is_unknown_names_those_there_are():
+    with pytest.raises(UsageError, match=r"--format excel: expected one of tensorboard, mlflow, wandb, "):
+        report(Context(), format=["excel"])

@@ -1,0 +1,79 @@
+"""A log as MLPerf's programs write one, a file for each trial: `:::MLLOG` and a JSON object a line.
+
+The keys are those of its llama2_70b_lora benchmark where there is one. It is a log to be read by the same tools, and no
+submission: neither model nor data nor target are MLPerf's.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.records.result import End
+from reports.exports.logged import Logged, Setting
+
+FOLDER = "mlperf"
+_POINT, _START, _STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
+_KEYS = {
+    "seed": "seed",
+    "lora_rank": "lora_rank",
+    "lora_alpha": "lora_alpha",
+    "learning_rate": "opt_base_learning_rate",
+    "training.max_gradient_norm": "opt_gradient_clip_norm",
+    "training.weight_decay": "opt_adamw_weight_decay",
+}
+
+
+def write(report: Path, runs: Sequence[Logged]) -> Path:
+    """Write the logs below a report's folder. Raises OSError."""
+    folder = report / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for one in runs:
+        (folder / f"{one.name}.log").write_text("".join(f"{line}\n" for line in lines(one)), encoding="utf-8")
+    return folder
+
+
+def lines(run: Logged) -> Iterator[str]:
+    """The log of one trial or training."""
+    about = {"run_id": run.run_id, "trial_id": run.name, "worker": run.worker}
+    yield _line(run.began, _POINT, "submission_benchmark", "qlora-fleet", **about, configuration=run.configuration)
+    yield _line(run.began, _START, "init_start")
+    for name, key in _KEYS.items():
+        if name in run.settings:
+            yield _line(run.began, _POINT, key, run.settings[name])
+    for key, value in _batch(run).items():
+        yield _line(run.began, _POINT, key, value)
+    first = next((point for point in run.points if point.phase != "warmup"), None)
+    yield _line(run.began, _STOP, "init_stop")
+    yield _line(run.began if first is None else first.at, _START, "run_start")
+    samples = 0.0
+    for point in run.points:
+        samples += point.values.get("samples", 0.0)
+        where = {"step_num": point.step, "samples_count": samples}
+        if point.phase == "held_out":
+            yield _line(point.at, _POINT, "eval_accuracy", point.values.get("loss"), **where)  # its key for the loss
+        else:
+            yield _line(point.at, _POINT, "tracked_stats", dict(point.values), **where, phase=point.phase)
+    if run.ended is not None:
+        status = "success" if run.end == End.SUCCEEDED.value else "aborted"
+        yield _line(run.ended, _STOP, "run_stop", None, status=status, end=run.end, samples_count=samples)
+
+
+def _batch(run: Logged) -> dict[str, Setting]:
+    """What a step is of: in a training packed rows over all ranks, in a trial one device's samples."""
+    length = "max_sequence_length"
+    if (rows := run.settings.get("training.rows_per_step")) is not None:
+        return {"global_batch_size": rows, length: run.settings["training.data.max_seq_len"]}
+    micro, times = int(run.settings["micro_batch_size"]), int(run.settings["gradient_accumulation_steps"])
+    return {
+        "global_batch_size": micro * times,
+        "gradient_accumulation_steps": times,
+        length: run.settings["max_seq_len"],
+    }
+
+
+def _line(at: float, kind: str, key: str, value: Any = None, **metadata: Any) -> str:
+    document = {"namespace": "", "time_ms": round(at * 1000), "event_type": kind, "key": key, "value": value}
+    return f":::MLLOG {json.dumps({**document, 'metadata': metadata}, allow_nan=False)}"

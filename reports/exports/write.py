@@ -1,0 +1,36 @@
+"""A run's folder in the formats of other tools, by name, below its report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.records.layout import REPORT_FOLDER
+from reports.exports import mlflow, mlperf, offline_wandb, optimum, tensorboard
+from reports.exports.logged import Logged, of_run
+from reports.read.run import ReportError
+
+FORMATS: Mapping[str, Callable[[Path, Sequence[Logged]], Path]] = {
+    "tensorboard": tensorboard.write,
+    "mlflow": mlflow.write,
+    "wandb": offline_wandb.write,
+    "optimum-benchmark": optimum.write,
+    "mlperf": mlperf.write,
+}
+
+
+def check(formats: Sequence[str]) -> None:
+    """Raises ReportError where a format needs a package that is not installed."""
+    if offline_wandb.FOLDER in formats and find_spec("wandb") is None:
+        raise ReportError("--format wandb: wandb is not installed; `pip install wandb`, then type the same again")
+
+
+def export(run_folder: Path, formats: Sequence[str]) -> tuple[Path, ...]:
+    """Write what a run's folder holds in these formats; the folder of each. Raises ReportError."""
+    if not formats:
+        return ()
+    found, report = of_run(run_folder), run_folder / REPORT_FOLDER
+    try:
+        report.mkdir(exist_ok=True)
+        return tuple(FORMATS[name](report, found) for name in formats)
+    except OSError as error:
+        raise ReportError(f"{error.filename or report}: cannot be written: {error.strerror}") from None

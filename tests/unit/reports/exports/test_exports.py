@@ -1,0 +1,207 @@
+"""A run in the formats of other tools. tests/integration/reports/exports has them read by those tools themselves."""
+
+import dataclasses
+import json
+import struct
+
+import pytest
+import yaml
+
+from bench.records.layout import STEPS_FILE
+from bench.records.result import End
+from reports.exports import tensorboard
+from reports.exports.logged import of_run
+from reports.exports.write import check, export
+from reports.read.run import ReportError
+from tests.support.reports import synthetic, training_run
+
+
+@pytest.fixture
+def bench(tmp_path):
+    run = synthetic.record(workers=1)
+    synthetic.write_run(tmp_path / "bench", run)
+    return tmp_path / "bench"
+
+
+@pytest.fixture
+def trained(tmp_path):
+    folder = training_run.a_run(tmp_path / "trained")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def event_file(folder, name):
+    (path,) = (folder / "report" / "tensorboard" / name).iterdir()
+    return path
+
+
+def payloads(content):
+    """The records of an event file, each of its sums checked."""
+    found, at = [], 0
+    while at < len(content):
+        head = content[at : at + 12]
+        (length,) = struct.unpack("<Q", head[:8])
+        body = content[at + 12 : at + 12 + length]
+        for part, sum_ in ((head[:8], head[8:]), (body, content[at + 12 + length : at + 16 + length])):
+            crc = tensorboard.crc32c(part)
+            assert struct.unpack("<I", sum_) == ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF,)
+        found.append(body)
+        at += 16 + length
+    return found
+
+
+def written_so_far(folder, *lines):
+    """The training goes on: instead of its training.json there is what it has measured."""
+    home = folder / "trials" / "train"
+    (home / "training.json").unlink(missing_ok=True)
+    (home / STEPS_FILE).write_text(
+        "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    )
+
+
+def step(number, **changed):
+    values = {
+        "learning_rate": 0.1,
+        "gradient_norm": 1.0,
+        "targets": 5,
+        "tokens": 10,
+        "samples": 1,
+        "step_time_sec": 2.0,
+    }
+    return {"step": number, "loss": 2.0 / number, **values, **changed}
+
+
+HELD_OUT = {"step": 0, "loss": 2.5, "low": 2.4, "high": 2.6, "rows": 9, "targets": 50, "is_best": False}
+
+
+def test_the_check_sum_is_that_of_the_standard():
+    assert tensorboard.crc32c(b"123456789") == 0xE3069283
+
+
+def test_every_trial_has_its_settings_its_steps_and_its_end(bench):
+    first, *_ = of_run(bench)
+    assert (first.run_id, first.name, first.configuration) == (synthetic.RUN_ID, "baseline.worker-1", "baseline")
+    assert (first.worker, first.end) == ("worker-1", "SUCCEEDED")
+    assert first.settings["lora_rank"] == 16
+    assert [point.step for point in first.points] == list(range(1, 19))
+    assert [point.phase for point in first.points] == ["warmup"] * 3 + ["train"] * 15
+    assert {"step_time_sec", "peak_rss_bytes", "samples_per_sec"} <= first.results.keys()
+
+
+def test_a_trainings_held_out_losses_come_after_the_steps_they_were_measured_at(trained):
+    (training,) = of_run(trained)
+    assert [(point.step, point.phase) for point in training.points] == [
+        *((0, "held_out"), (1, "train")),
+        *((2, "train"), (2, "held_out")),
+    ]
+    assert training.results["held_out_loss"] == 1.5
+    assert training.results["usd"] == pytest.approx(4.0)
+    assert training.settings["training.data.max_seq_len"] == 64
+
+
+def test_the_same_run_gives_the_same_event_file(bench):
+    export(bench, ["tensorboard"])
+    before = event_file(bench, "baseline.worker-1").read_bytes()
+    export(bench, ["tensorboard"])
+    assert event_file(bench, "baseline.worker-1").read_bytes() == before
+    assert len(payloads(before)) == 3 + 18
+
+
+def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_reads(trained):
+    written_so_far(trained, {"evaluation": HELD_OUT}, step(1))
+    export(trained, ["tensorboard"])
+    path = event_file(trained, "train")
+    inode, before = path.stat().st_ino, path.read_bytes()
+    written_so_far(trained, {"evaluation": HELD_OUT}, step(1), step(2))
+    export(trained, ["tensorboard"])
+    assert path.stat().st_ino == inode
+    assert path.read_bytes().startswith(before)
+    assert len(payloads(path.read_bytes())) == len(payloads(before)) + 1
+
+
+def test_a_file_that_was_cut_is_completed(trained):
+    export(trained, ["tensorboard"])
+    path = event_file(trained, "train")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    export(trained, ["tensorboard"])
+    assert path.read_bytes() == whole
+
+
+def test_steps_that_a_restart_repeats_come_in_a_new_file(trained):
+    written_so_far(trained, step(1), step(2))
+    export(trained, ["tensorboard"])
+    before = event_file(trained, "train")
+    written_so_far(trained, step(1), step(2, step_time_sec=3.0))
+    export(trained, ["tensorboard"])
+    assert before.suffix == ".000001"
+    assert event_file(trained, "train").suffix == ".000002"
+
+
+def test_of_steps_that_were_cut_or_are_not_ours_the_others_count(trained):
+    written_so_far(trained, step(1), "[]\n", "null\n", step(2, loss="x"), step(3), json.dumps(step(4))[:-9])
+    (training,) = of_run(trained)
+    assert [point.step for point in training.points] == [1, 3]
+    assert training.end is None
+
+
+def test_before_the_first_step_there_is_a_file_with_the_settings(trained):
+    written_so_far(trained)
+    export(trained, ["tensorboard", "mlflow", "mlperf", "optimum-benchmark"])
+    assert len(payloads(event_file(trained, "train").read_bytes())) == 3
+
+
+def test_numbers_that_no_other_tool_can_hold_are_left_out(trained):
+    steps = dataclasses.replace(training_run.RECORD.steps, loss=[1e308, 1.0], step_time_sec=[1e308, 1.0])
+    dataclasses.replace(training_run.RECORD, steps=steps).write(trained / "trials" / "train")
+    export(trained, ["tensorboard", "mlflow", "mlperf", "optimum-benchmark"])
+    (training,) = of_run(trained)
+    assert training.points[-1].at < 2**32
+    assert b"train/loss" not in payloads(event_file(trained, "train").read_bytes())[4]
+
+
+def test_mlflows_store_has_an_experiment_a_run_a_curve_and_the_adapter(trained):
+    export(trained, ["mlflow"])
+    (experiment,) = (trained / "report" / "mlflow").iterdir()
+    assert yaml.safe_load((experiment / "meta.yaml").read_text())["name"] == "r"
+    (run,) = (path for path in experiment.iterdir() if path.is_dir())
+    assert yaml.safe_load((run / "meta.yaml").read_text())["status"] == 3
+    assert (run / "metrics/train/loss").read_text() == "1795307400000 2.0 1\n1795309200000 1.0 2\n"
+    assert (run / "params/training.rows_per_step").read_text() == "4"
+    assert (run / "artifacts/adapter/adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_mlperfs_log_has_one_object_a_line_and_says_how_it_ended(bench):
+    synthetic.write_result(bench, synthetic.result(synthetic.record(workers=1).planned[0], status=End.TIMED_OUT))
+    export(bench, ["mlperf"])
+    lines = (bench / "report/mlperf/baseline.worker-1.log").read_text().splitlines()
+    assert all(line.startswith(":::MLLOG {") for line in lines)
+    last = json.loads(lines[-1].removeprefix(":::MLLOG "))
+    assert (last["key"], last["metadata"]["status"], last["metadata"]["end"]) == ("run_stop", "aborted", "TIMED_OUT")
+
+
+def test_optimum_benchmarks_file_has_the_measured_steps_without_the_warm_up(bench):
+    export(bench, ["optimum-benchmark"])
+    document = json.loads((bench / "report/optimum-benchmark/baseline.worker-1/benchmark.json").read_text())
+    (trial, *_) = of_run(bench)
+    report = document["report"]
+    assert [report[name]["latency"]["count"] for name in ("overall", "warmup", "train")] == [18, 3, 15]
+    assert report["train"]["latency"]["p50"] == trial.results["step_time_sec"]
+    assert report["train"]["memory"]["max_ram"] == trial.results["peak_rss_bytes"] / 1e6
+
+
+def test_without_wandb_its_format_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("reports.exports.write.find_spec", lambda _: None)
+    with pytest.raises(ReportError, match=r"wandb is not installed; `pip install wandb`"):
+        check(["wandb"])
+    check(["tensorboard"])
+
+
+def test_a_run_that_cannot_be_trusted_and_a_place_that_cannot_be_written_are_named(trained):
+    (trained / "report").write_text("no folder")
+    with pytest.raises(ReportError, match=r"report: cannot be written"):
+        export(trained, ["mlperf"])
+    (trained / "run.json").write_text("{")
+    with pytest.raises(ReportError, match=r"run\.json"):
+        export(trained, ["mlperf"])
