@@ -8,7 +8,7 @@ BIN := .venv/bin
 install: .venv/installed
 
 # The stamp is written last, so an interrupted install is not mistaken for a finished one.
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt tasks/cli/inv
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
 	@echo "Installing PyTorch and the other packages into .venv: 1 to 2 minutes, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)."
 	@$(PYTHON) -m venv .venv

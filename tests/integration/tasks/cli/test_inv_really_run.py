@@ -15,7 +15,9 @@ INV = Path(sys.executable).with_name("inv")
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 
 EXTRA_TASKS = """
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from invoke.tasks import task
 from tasks.errors import Refused, SomeTrialsFailed
 
@@ -41,14 +43,20 @@ def waits(context):
     time.sleep(60)
 
 
-for extra in (looks, fails_some, refuses, waits):
+@task
+def shares(context):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        print(pool.submit(abs, -1).result())
+
+
+for extra in (looks, fails_some, refuses, waits, shares):
     ns.add_task(extra)
 """
 
 
 @pytest.fixture
 def chain(project: Path, inv: Inv) -> Inv:
-    """`inv` with four more tasks that end in the ways a task can."""
+    """`inv` with more tasks, which end in the ways a task can."""
     with (project / "tasks" / "__init__.py").open("a") as file:
         file.write(EXTRA_TASKS)
     return inv
@@ -162,6 +170,12 @@ def test_ctrl_c_exits_with_130(project: Path) -> None:
     running.send_signal(signal.SIGINT)
     _, complaint = running.communicate(timeout=30)
     assert (running.returncode, complaint) == (130, b"interrupted\n")
+
+
+@pytest.mark.usefixtures("chain")
+def test_a_process_that_a_task_starts_does_not_type_the_command_again(project: Path) -> None:
+    ended = subprocess.run((str(INV), "shares"), cwd=project, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n", "")
 
 
 STRIKES = """
