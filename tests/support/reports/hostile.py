@@ -1,9 +1,9 @@
 """Run folders that nobody made in good faith: files that are none, damaged JSON, and sealed records of absurd values.
 
-`python -m tests.support.reports.hostile [CASES] [SEED]` makes that many generated ones (10,000 by default), reports on
-each in a process of its own, without drawing, and says which left a traceback, took longer than 5 s of the processor's
-time (a minute in all) or more than 600 MB. Each 40th has one of its figures drawn, each
-in its turn.
+`python -m tests.support.reports.hostile [CASES] [SEED] [FIRST]` makes generated ones up to number CASES (10,000 by
+default), reports on each in a process of its own, without drawing, and says which left a traceback, took longer than 5 s
+of the processor's time (a minute in all) or more than 600 MB. Each 40th has one of its figures drawn, each in its turn.
+What was begun once can go on: with FIRST it begins there.
 """
 
 import contextlib
@@ -231,7 +231,7 @@ def _one(good: Path, number: int, seed: int) -> int:
     return 0
 
 
-def main(cases: int = 10_000, seed: int = 1) -> None:
+def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
     ends: Counter[str] = Counter()
     most, slowest, began = 0, 0.0, time.monotonic()
     with tempfile.TemporaryDirectory() as where:
@@ -239,7 +239,7 @@ def main(cases: int = 10_000, seed: int = 1) -> None:
         write(good)
         report(good, drawn=0)
         gc.freeze()  # what all cases share is not copied for each
-        for number in range(cases):
+        for number in range(first, cases):
             started = time.monotonic()
             child = os.fork()
             if child == 0:
@@ -258,7 +258,7 @@ def main(cases: int = 10_000, seed: int = 1) -> None:
             if code < 0:
                 print(f"case {number}: {end}", flush=True)
             if number % 1000 == 999:
-                print(f"{number + 1:,} cases, {time.monotonic() - began:.0f} s: {dict(ends)}", flush=True)
+                print(f"up to {number + 1:,}, {time.monotonic() - began:.0f} s: {dict(ends)}", flush=True)
     print(f"{dict(ends)}; slowest {slowest:.2f} s, most memory {most / 1e6:.0f} MB")
     sys.exit(0 if set(ends) == {"well"} else 1)
 
