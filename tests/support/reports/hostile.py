@@ -1,8 +1,9 @@
 """Run folders that nobody made in good faith: files that are none, damaged JSON, and sealed records of absurd values.
 
 `python -m tests.support.reports.hostile [CASES] [SEED] [FIRST]` makes generated ones from number FIRST (0) up to CASES
-(10,000), reports on each in a process of its own, without drawing, and says which left a traceback, took longer than 5 s
-of the processor's time (a minute in all) or more than 600 MB. Each 40th has one of its figures drawn, each in its turn.
+(10,000), reports on each in a process of its own, without drawing, and says which left a traceback, took longer than 5
+s of the processor's time (a minute in all) or more than 600 MB. Each 40th has one of its figures drawn, each in its
+turn.
 """
 
 import contextlib
