@@ -39,7 +39,7 @@ ns = Collection(
     Collection("image", image.archive, image.bom, image.load, image.lock, image.show, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
     Collection("tenancy", tenancy.kubeconfig, tenancy.nodes, tenancy.prices, tenancy.repository, tenancy.show),
-    Collection("serve", adapter.served),
+    Collection("serve", adapter.served, adapter.start, adapter.stop),
     Collection("vm", image.check, image.engine),
 )
 for collection in (ns, *ns.collections.values()):

@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from bench import stack
 from bench.adapter import answering, lora
 from bench.adapter.merge import shards_of
+from bench.adapter.same import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.data.safetensors_header import read_header
@@ -61,7 +62,7 @@ class Checker:
         """Raises InputError and Refused."""
         self.wish, self.say, self.trial = wish, say, wish.trial
         model, adapter = Path(wish.trial.model), Path(wish.adapter)
-        lora.check_base(model, adapter, wish.model_sha256)
+        check_base(model, adapter, wish.model_sha256)
         self.model_sha256 = check_model(model).sha256
         shapes = {n: s for name in shards_of(model) for n, s in read_header(model / name).shapes.items()}
         self.lora = lora.read(adapter, shapes)

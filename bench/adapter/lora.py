@@ -17,10 +17,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bench import stack
-from bench.data.inputs import InputError, Refused
-from bench.data.model_folder import check_model
+from bench.data.inputs import InputError
 from bench.kinds.finetune.checkpoints.checkpoint import ADAPTER, ADAPTER_CONFIG
-from bench.kinds.finetune.checkpoints.keeper import TOKENIZER_FILES
 from bench.records.durable import read_regular, sha256_of
 
 MOST_CONFIG_BYTES = 1 << 20
@@ -43,26 +41,6 @@ class Lora:
             return weight
         a, b = (part.to(weight.device) for part in self.pairs[name])
         return weight.addmm(b, a, alpha=self.scale)
-
-
-def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
-    """Refuse another base than the one that was trained on, by content and not by name. Raises Refused and InputError.
-
-    The adapter's folder has the tokenizer and the template of the training, so a change of these is named as such.
-    """
-    found = check_model(model)
-    for name in TOKENIZER_FILES:
-        both = [folder / name for folder in (adapter, model)]
-        if all(path.is_file() for path in both) and len(set(map(sha256_of, both))) > 1:
-            raise Refused(
-                f"{model / name}: changed since the training, whose copy is {adapter / name}; the model would be asked "
-                "in another form than it was trained in; put the file back"
-            )
-    if model_sha256 is not None and found.sha256 != model_sha256:
-        raise Refused(
-            f"{model}: not the model that the adapter was trained on: sha256 {found.sha256[:12]}, expected "
-            f"{model_sha256[:12]}; name that one with model.path"
-        )
 
 
 def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Lora:

@@ -21,11 +21,12 @@ from safetensors import safe_open
 
 from bench import stack
 from bench.adapter import lora, shard
+from bench.adapter.same import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, WEIGHTS, check_model, config_of
 from bench.data.safetensors_header import read_header
 from bench.data.tokenizer import load_tokenizer
-from bench.kinds.finetune.checkpoints.keeper import TOKENIZER_FILES
+from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 from bench.records import schema
 from bench.records.durable import sha256_of, write_atomic
 from bench.records.layout import SUMS_FILE
@@ -58,7 +59,7 @@ class Wish:
 def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
     """Make the folder, or go on with it, or verify it. Raises InputError, Refused and OSError."""
     model, adapter, out = Path(wish.model), Path(wish.adapter), Path(wish.out)
-    lora.check_base(model, adapter, wish.model_sha256)
+    check_base(model, adapter, wish.model_sha256)
     shards = {name: read_header(model / name).shapes for name in shards_of(model)}
     found = lora.read(adapter, {name: shape for shapes in shards.values() for name, shape in shapes.items()})
     facts = MergeFacts(

@@ -1,6 +1,7 @@
-"""`python -m bench adapter`: check or merge what a fine-tuning left. The request is JSON on standard input.
+"""`python -m bench adapter`: check, merge or lay out for a server what a fine-tuning left.
 
-Each line of the answer is a JSON object: {"say": words} as it goes, {"found": record} at the end.
+The request is JSON on standard input. Each line of the answer is a JSON object: {"say": words} as it goes, {"found":
+record} at the end.
 """
 
 import importlib
@@ -11,6 +12,8 @@ from pathlib import Path
 from bench.data.inputs import InputError
 from bench.records import TrialError, schema
 from bench.records.layout import EXIT_NOT_WRITTEN
+
+DOES = {"merge": "merge", "ready": "lay"}
 
 
 def work(what: str, keep_in: Path | None) -> int:
@@ -23,7 +26,9 @@ def work(what: str, keep_in: Path | None) -> int:
             raise InputError(str(error)) from None
         raise InputError("request: not JSON") from None
     try:
-        found = module.Checker(wish, _say, keep_in).run() if what == "check" else module.merge(wish, _say)
+        found = (
+            module.Checker(wish, _say, keep_in).run() if what == "check" else getattr(module, DOES[what])(wish, _say)
+        )
     except OSError as error:
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_WRITTEN

@@ -12,6 +12,7 @@ PART_OF = f"{PART_OF_LABEL}={OWNER}"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
+SERVE, FIRST = "serve", "adapter"  # the Job of a server, and the container that runs before it
 RUN_ANNOTATION = "qlora-fleet/run"  # of a Job that trains by itself: its run
 
 

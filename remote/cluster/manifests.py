@@ -21,14 +21,14 @@ import yaml
 
 from remote.cluster.errors import ClusterError, Misconfigured
 from remote.cluster.kubectl import not_installed
-from remote.cluster.labels import Object
+from remote.cluster.labels import SERVE, Object
 from remote.cluster.yamltext import documents
 from remote.hosts.host import CommandTimedOut, one_line
 from remote.hosts.process import CannotStart, run_program
 from remote.hosts.scratch import scratch_folder
 
 DIGEST = "qlora-fleet/rendered"
-IMAGE_PLACEHOLDER = "qlora-fleet-bench"
+IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"
 JOB = "job-"  # how the names of overlays begin that train by themselves
 _SIZED = ("pods", "preemptible")
 _DIGEST_FORM = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
@@ -70,7 +70,7 @@ class Values:
     """All that varies between one deployment and another.
 
     `copied`: further settings by name. Kustomize copies those that manifests/components/settings names, in camelCase.
-    `components`: those of manifests/components that a setting asks for by itself.
+    `components`: those of manifests/components that a setting asks for by itself. `server`: the image of a server.
     """
 
     namespace: str
@@ -79,8 +79,9 @@ class Values:
     preemptible: bool
     pull_secret: str | None
     volume_handle: str | None
-    copied: Mapping[str, str | int]
+    copied: Mapping[str, str | int | list[str]]
     components: tuple[str, ...] = ()
+    server: Image | None = None
 
 
 def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,6 +93,7 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         *(["size"] if values.overlay in _SIZED else []),
         *(["order"] if values.overlay.startswith(JOB) else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
+        *([SERVE] if values.overlay == SERVE else []),
         *values.components,
         *(["public-image"] if values.pull_secret is None else []),
         # Last: it copies the Job as all others have left it.
@@ -104,7 +106,11 @@ def kustomization(values: Values, manifests: str) -> tuple[dict[str, Any], dict[
         "namespace": values.namespace,
         "resources": [f"{manifests}/overlays/{overlay}", "settings.yaml"],
         "components": [f"{manifests}/components/{name}" for name in components],
-        "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
+        "images": [
+            {"name": name, "newName": image.repository, "digest": image.digest}
+            for name, image in ((IMAGE_PLACEHOLDER, values.image), (SERVER_PLACEHOLDER, values.server))
+            if image is not None
+        ],
     }
     settings = {
         "apiVersion": "qlora-fleet/v1",

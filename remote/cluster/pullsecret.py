@@ -1,6 +1,6 @@
-"""The pull secret: a registry's login in Kubernetes' form, made in memory and sent on standard input.
+"""Secrets as Kubernetes has them, made in memory and sent on standard input: a registry's login, a server's key.
 
-Server-side apply leaves no copy of it in an annotation; client-side apply would.
+Server-side apply leaves no copy of them in an annotation; client-side apply would.
 """
 
 import base64
@@ -18,15 +18,17 @@ def pull_secret(
     auth = base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
     login = {"username": user, "password": password.reveal(), "auth": auth}
     config = base64.b64encode(json.dumps({"auths": {registry: login}}).encode()).decode()
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER},
-        },
-        "type": "kubernetes.io/dockerconfigjson",
-        "data": {".dockerconfigjson": config},
-    }
+    secret = _secret(name, namespace, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": config})
     return secret, (password, Secret(auth), Secret(config))
+
+
+def key_secret(*, name: str, namespace: str, key: Secret) -> tuple[dict[str, Any], tuple[Secret, ...]]:
+    """(a Secret object with the field `key`, every encoding of the key in it)."""
+    encoded = base64.b64encode(key.reveal().encode()).decode()
+    return _secret(name, namespace, "Opaque", {"key": encoded}), (key, Secret(encoded))
+
+
+def _secret(name: str, namespace: str, kind: str, data: dict[str, str]) -> dict[str, Any]:
+    labels = {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER}
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}

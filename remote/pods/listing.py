@@ -70,8 +70,9 @@ class Pod:
 class Pods:
     """The pods that `selector` finds. Safe to use from many threads; they share one reading."""
 
-    def __init__(self, kubectl: Kubectl, selector: str) -> None:
-        self.kubectl, self.selector = kubectl, selector
+    def __init__(self, kubectl: Kubectl, selector: str, *, starting: bool = False) -> None:
+        """`starting`: those that are not Ready yet count, too: their first containers take commands."""
+        self.kubectl, self.selector, self.starting = kubectl, selector, starting
         self._lock = threading.Lock()
         self._pods: list[Pod] = []
         self._read_at: float | None = None
@@ -85,7 +86,8 @@ class Pods:
         """
         pods = self.all()
         try:
-            return choose(pods, index, f"{self.selector} in namespace {self.kubectl.namespace}")
+            among = f"{self.selector} in namespace {self.kubectl.namespace}"
+            return choose(pods, index, among, starting=self.starting)
         except HostError:
             self.doubt()  # a replacement comes within seconds; the next caller must not read the old list for 30 s
             raise
@@ -151,14 +153,16 @@ def parse(text: str) -> list[Pod]:
     return pods
 
 
-def choose(pods: Sequence[Pod], index: int, among: str) -> Pod:
-    """The newest Ready pod of an index; failing that, why there is none to talk to.
+def choose(pods: Sequence[Pod], index: int, among: str, *, starting: bool = False) -> Pod:
+    """The newest Ready pod of an index, or one that is `starting`; failing that, why there is none to talk to.
 
     A pod that is being deleted still counts as Ready for the cluster and still takes commands; its work would be lost.
     """
     of_index = sorted((pod for pod in pods if pod.index == index), key=lambda pod: pod.created_at, reverse=True)
     live = [pod for pod in of_index if not pod.is_terminating and pod.phase == "Running"]
     ready = [pod for pod in live if pod.is_ready]
+    if starting:
+        ready += [pod for pod in of_index if not pod.is_terminating and pod.phase in ("Pending", "Running")]
     if ready:
         return ready[0]
     if live:

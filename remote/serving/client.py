@@ -1,7 +1,7 @@
 """A server that speaks OpenAI's protocol, as vLLM does: which models it has, chats and completions, greedily.
 
-The key goes to the server's own address and, but for this machine, over TLS alone; no redirect is followed. Every
-answer has a longest size and a longest time.
+It is asked over HTTP (`at`) or in its pod (`remote.serving.inpod`). The key goes to the server's own address and, but
+for this machine, over TLS alone; no redirect is followed. Every answer has a longest size and a longest time.
 """
 
 import json
@@ -9,13 +9,13 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from remote.hosts.command import Secret
 
-MOST_BYTES = 8 << 20
+MOST_BYTES, MOST_SAID = 8 << 20, 500  # of an answer; of a refusal
 ASK_SEC = 300.0
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
@@ -36,22 +36,49 @@ class Said:
     has_ended: bool
 
 
-class Server:
-    """The server at `url`, e.g. http://127.0.0.1:8000. All methods raise ServerWrong and ServerAway."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came over HTTP; of `content` at most one byte more than MOST_BYTES."""
 
-    def __init__(self, url: str, key: Secret | None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
-            raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
-        if key is not None and parts.scheme == "http" and not _LOOPBACK.match(parts.hostname):
-            raise ServerWrong(
-                f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
-            )
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
-        if key is not None:
-            self._headers["Authorization"] = f"Bearer {key.reveal()}"
-        self._opener = urllib.request.build_opener(_NoRedirects())
+    status: int
+    reason: str
+    content: bytes
+
+
+def at(url: str, key: Secret | None) -> "Server":
+    """The server at `url`, e.g. http://127.0.0.1:8000. Raises ServerWrong."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+        raise ServerWrong(f"{url!r}: expected an address like http://127.0.0.1:8000")
+    if key is not None and parts.scheme == "http" and not _LOOPBACK.match(parts.hostname):
+        raise ServerWrong(
+            f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
+        )
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"Content-Type": "application/json"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key.reveal()}"
+    opener = urllib.request.build_opener(_NoRedirects())
+
+    def fetch(path: str, data: bytes | None) -> Answer:
+        request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
+        try:
+            with opener.open(request, timeout=ASK_SEC) as answer:
+                return Answer(status=answer.status, reason=answer.reason, content=answer.read(MOST_BYTES + 1))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(status=error.code, reason=error.reason, content=error.read(MOST_SAID))
+        except (OSError, ValueError) as error:
+            raise ServerAway(f"{base}{path}: {getattr(error, 'reason', None) or error}") from None
+
+    return Server(base, fetch)
+
+
+class Server:
+    """A server, asked through `fetch` (path, body or None). All methods raise ServerWrong and ServerAway."""
+
+    def __init__(self, url: str, fetch: Callable[[str, bytes | None], Answer]) -> None:
+        self.url, self._fetch = url, fetch
 
     def models(self) -> list[str]:
         """The names of the models that it serves."""
@@ -84,23 +111,16 @@ class Server:
 
     def _ask(self, what: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
         url = f"{self.url}/v1/{what}"
-        data = None if document is None else json.dumps(document).encode()
-        request = urllib.request.Request(url, data=data, headers=self._headers)  # noqa: S310 - http or https, checked
-        try:
-            with self._opener.open(request, timeout=ASK_SEC) as answer:
-                content = answer.read(MOST_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                words = " ".join(error.read(500).decode(errors="replace").split())[:200]
-            kind = ServerAway if error.code in (429, 500, 502, 503, 504) else ServerWrong
-            more = "; name its key's file with --key-file" if error.code in (401, 403) else ""
-            raise kind(f"{url}: {error.code} {error.reason}: {words}{more}") from None
-        except (OSError, ValueError) as error:
-            raise ServerAway(f"{url}: {getattr(error, 'reason', None) or error}") from None
-        if len(content) > MOST_BYTES:
+        answer = self._fetch(f"/v1/{what}", None if document is None else json.dumps(document).encode())
+        if not 200 <= answer.status < 300:
+            words = " ".join(answer.content[:MOST_SAID].decode(errors="replace").split())[:200]
+            kind = ServerAway if answer.status in (429, 500, 502, 503, 504) else ServerWrong
+            more = "; name its key's file with --key-file" if answer.status in (401, 403) else ""
+            raise kind(f"{url}: {answer.status} {answer.reason}: {words}{more}")
+        if len(answer.content) > MOST_BYTES:
             raise ServerWrong(f"{url}: answers with more than {MOST_BYTES >> 20} MiB; given up")
         try:
-            found = json.loads(content)
+            found = json.loads(answer.content)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""`inv adapter.check`, `adapter.merge`, `adapter.push`: a training's adapter, proven and brought to its use.
+"""`inv adapter.*`, `serve.*`, `chat`: a training's adapter, proven and brought to its use.
 
 verbs    the signatures and help of the tasks
 trained  a training's adapter as it came home, and the worker that works on it
@@ -6,5 +6,6 @@ check    inv adapter.check: its held-out loss in each form that it can be served
 merge    inv adapter.merge: one model folder, after the check
 push     inv adapter.push: into a folder or a registry
 card     the model card
+serve    inv serve, serve.stop: vLLM in the cluster
 served   inv serve.check and inv chat: a server, asked
 """

@@ -15,7 +15,9 @@ from invoke.context import Context
 from rich import box
 from rich.table import Table
 
-from remote.serving.client import Said, Server, ServerAway, ServerWrong
+from remote.serving.client import Said, Server, ServerAway, ServerWrong, at
+from remote.serving.inpod import within
+from tasks.adapter.serve import CLUSTER, server_pod
 from tasks.adapter.trained import Trained, open_training
 from tasks.cli.terminal import console
 from tasks.connect import secrets
@@ -136,7 +138,10 @@ def _asking(
     """What `ask` finds of the server's model; errors as those of a task."""
     key = None if key_file is None else secrets.read(settings, "--key-file", key_file)
     try:
-        server = Server(url, key)
+        if url == CLUSTER:
+            server, model = within(server_pod(settings)), model or settings.serve.name
+        else:
+            server = at(url, key)
         names = server.models()
         if model is None and len(names) > 1:
             raise UsageError(f"{url}: serves {', '.join(map(one_line, names))}; name one with --model")

@@ -3,6 +3,7 @@
 from invoke.context import Context
 from invoke.tasks import task
 
+YES = "do not ask before changing a cluster that looks like production"
 RUN = "the training's run id (default: the newest training)"
 
 
@@ -54,8 +55,40 @@ def push(
     push_adapter(context, run, merged=merged, folder=folder, oci=oci)
 
 
+@task(
+    default=True,
+    help={
+        "run": RUN,
+        "dry-run": "print the plan and what would differ, and change nothing",
+        "yes": YES,
+        "discard-results": "go on though results in the pods were not collected; they are lost",
+        "plain": "plain lines instead of the live table, also on a terminal",
+    },
+)
+def start(
+    context: Context,
+    run: str | None = None,
+    dry_run: bool = False,
+    yes: bool = False,
+    discard_results: bool = False,
+    plain: bool = False,
+) -> None:
+    """Serve an adapter by vLLM, in the workers' place."""
+    from tasks.adapter.serve import How, start_server
+
+    start_server(context, run, How(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain))
+
+
+@task(help={"yes": YES})
+def stop(context: Context, yes: bool = False) -> None:
+    """Stop the server of `inv serve`, and delete its key."""
+    from tasks.adapter.serve import stop_server
+
+    stop_server(context, yes=yes)
+
+
 SERVER = {
-    "url": "where the server is, e.g. http://127.0.0.1:8000",
+    "url": "where the server is, e.g. http://127.0.0.1:8000; cluster: the one of `inv serve`",
     "model": "which of its models (default: its only one)",
     "key-file": "file here, mode 0600, with the server's API key alone",
 }

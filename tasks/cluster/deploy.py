@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from invoke.context import Context
 
 from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.readiness import Fleet
 from remote.cluster.labels import Object
 from remote.cluster.manifests import JOB, Image, render
 from remote.cluster.plan import Plan, Verb, plan
@@ -47,6 +48,24 @@ class Choices:
     plain: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """What a task brings beside the settings.
+
+    `values` go to the manifests; `server` is the image of a server. `begin` is called once nothing is refused any more,
+    and `before_pods` when everything is there but the pods. `look` is told of the pods while they are waited for;
+    without `waits` they are not. `again` is the command that goes on.
+    """
+
+    values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
+    server: Image | None = None
+    begin: Callable[[], object] = lambda: None
+    before_pods: Callable[[Cluster], object] = lambda _cluster: None
+    look: Callable[[Fleet], object] = lambda _state: None
+    waits: bool = True
+    again: str = "inv deploy"
+
+
 def deploy_fleet(context: Context, choices: Choices) -> None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB):
@@ -54,21 +73,14 @@ def deploy_fleet(context: Context, choices: Choices) -> None:
     bring(settings, choices)
 
 
-def bring(
-    settings: Settings,
-    choices: Choices,
-    *,
-    more: Mapping[str, str | int] | None = None,
-    begin: Callable[[], object] | None = None,
-) -> None:
-    """Bring the cluster to the settings, with `more` values for the manifests.
-
-    With `begin`, which is called once nothing is refused any more, the pods are not waited for.
-    """
+def bring(settings: Settings, choices: Choices, more: Addition | None = None) -> None:
+    """Bring the cluster to the settings, with `more`."""
+    more = more or Addition()
     image = image_of(settings)
     values = values_of(settings, image)
+    values = replace(values, copied={**values.copied, **more.values}, server=more.server)
     with errors():
-        desired = render(replace(values, copied={**values.copied, **(more or {})}), settings.root / MANIFESTS)
+        desired = render(values, settings.root / MANIFESTS)
     with cluster_of(settings, changes=not choices.dry_run, yes=choices.yes) as cluster:
         live = cluster.live()
         makes_secret = _makes_secret(settings, cluster, image, renew=choices.renew_secret)
@@ -80,7 +92,7 @@ def bring(
             if state.is_up or choices.dry_run or not jobs:
                 print(f"nothing to do: {state.up} of {len(state.rows)} pods are up")
                 return
-            wait(settings, cluster, jobs, plain=choices.plain)
+            wait(settings, cluster, jobs, plain=choices.plain, look=more.look, again=more.again)
             return
         check_nodes(settings, cluster, image, planned, partial=choices.partial or choices.dry_run)
         check_controller(settings, cluster, planned)
@@ -95,13 +107,20 @@ def bring(
             lost = refuse_losing_results(settings, cluster, planned, may_lose=choices.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
-            if begin is not None:
-                begin()
-            _act(settings, cluster, planned, image, secret, take_over=choices.take_over)
+            more.begin()
+            _act(settings, cluster, planned, image, secret, more, take_over=choices.take_over)
             write_down(settings, cluster, lost)
-        if jobs and begin is None:
+        if jobs and more.waits:
             old_pods = not any(action.kind == "Job" for action in planned.changes)
-            wait(settings, cluster, jobs, plain=choices.plain, new_login=makes_secret and old_pods)
+            wait(
+                settings,
+                cluster,
+                jobs,
+                plain=choices.plain,
+                new_login=makes_secret and old_pods,
+                look=more.look,
+                again=more.again,
+            )
 
 
 def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:
@@ -155,7 +174,14 @@ def _print_diff(cluster: Cluster, planned: Plan, *, take_over: bool) -> None:
 
 
 def _act(
-    settings: Settings, cluster: Cluster, planned: Plan, image: Image, secret: Secret | None, *, take_over: bool
+    settings: Settings,
+    cluster: Cluster,
+    planned: Plan,
+    image: Image,
+    secret: Secret | None,
+    more: Addition,
+    *,
+    take_over: bool,
 ) -> None:
     """In this order nothing waits for what is not there yet: other objects, the secret, old Jobs deleted, new Jobs."""
     section = settings.cluster
@@ -176,6 +202,7 @@ def _act(
         )
         cluster.apply([made], take_over=True, secrets=hidden)
         print(f"wrote secret/{section.pull_secret}", flush=True)
+    more.before_pods(cluster)
     if gone:
         print(f"deleting {_titles(gone)}, and waiting until their pods are gone", flush=True)
         cluster.delete(gone, wait_sec=DELETE_SEC)

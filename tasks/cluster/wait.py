@@ -1,7 +1,7 @@
 """Waits for pods, with a live view of each. A pod that cannot come up ends the wait with reason and remedy."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -45,10 +45,13 @@ def wait(
     *,
     plain: bool,
     new_login: bool = False,
+    look: Callable[[Fleet], object] = lambda _state: None,
+    again: str = "inv deploy",
 ) -> None:
     """Wait until the Jobs have all their pods. Raises TaskFailed with the reason as soon as waiting is pointless.
 
-    `new_login`: the pull secret is new, and the pods may still report that the old one was refused.
+    `new_login`: the pull secret is new, and the pods may still report that the old one was refused. `look` is told of
+    each look at the pods.
     """
     screen = terminal.console()
     began = heard = time.monotonic()
@@ -65,7 +68,7 @@ def wait(
                 heard = now
             except Unreachable as error:
                 if now - heard > _SILENCE_SEC:
-                    raise Resumable(f"{error} (silent for {now - heard:.0f} s); `inv deploy` goes on") from None
+                    raise Resumable(f"{error} (silent for {now - heard:.0f} s); `{again}` goes on") from None
                 time.sleep(_AGAIN_SEC)
                 continue
             news = _news_of(state)
@@ -79,13 +82,14 @@ def wait(
             before = news
             if state.is_up:
                 break
+            look(state)
             hopeless = patience.exhausted(state.all_findings, now)
             if hopeless is not None:
-                raise TaskFailed(f"{_how_far(state)}: {hopeless}; then `inv deploy`")
+                raise TaskFailed(f"{_how_far(state)}: {hopeless}; then `{again}`")
             if now - began > limit:
                 first = next(iter(state.all_findings), None)
                 why = f": {first}" if first is not None else ""
-                raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `inv deploy` goes on waiting")
+                raise Resumable(f"{_how_far(state)} after {now - began:.0f} s{why}; `{again}` goes on waiting")
             within_sec = min(_QUIET_SEC, limit - (now - began), patience.left_sec(state.all_findings, now))
             _until_news(cluster, within_sec, together_sec)
     screen.print(f"{_how_far(state)}, after {time.monotonic() - began:.0f} s")

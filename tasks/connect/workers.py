@@ -46,12 +46,15 @@ def _names(settings: Settings) -> list[str]:
     return [f"worker-{index}" for index in range(settings.fleet.size)]
 
 
-def pod_hosts(settings: Settings, target: Target) -> list[PodHost]:
-    """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of."""
+def pod_hosts(settings: Settings, target: Target, *, starting: bool = False) -> list[PodHost]:
+    """The pods of `fleet.pods` in this cluster and namespace as hosts, whatever the fleet is made of.
+
+    `starting`: also those that are not Ready yet.
+    """
     pods = settings.fleet.pods
     # By name, even where it is the current context: the current one may change while a run goes on.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-    shared_list = Pods(kubectl, pods.selector)
+    shared_list = Pods(kubectl, pods.selector, starting=starting)
     return [
         PodHost(
             name=name,

@@ -238,6 +238,14 @@ class CostSection(Section):
         return self
 
 
+class ServeSection(Section):
+    image: Text | None = Field(default=None, description="an image with its digest, HOST/REPOSITORY@sha256:...")
+    name: Text = Field(
+        default="tuned", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,62}$", description="a name of letters, digits, '-'"
+    )
+    arguments: Texts = Field(default=(), description="a list of words")
+
+
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # Kubernetes: RFC 1123 label
 _QUANTITY = r"^[1-9][0-9]*(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
@@ -320,6 +328,7 @@ class Sections(Section):
     registry: RegistrySection = RegistrySection()
     hub: HubSection = HubSection()
     cost: CostSection = CostSection()
+    serve: ServeSection = ServeSection()
     cluster: ClusterSection = ClusterSection()
     tenancy: TenancySection = TenancySection()
 

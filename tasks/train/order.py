@@ -88,6 +88,9 @@ def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[],
             discard_results=how.discard_results,
             plain=True,
         ),
-        more={"order": text, "run_id": run.run_id, "size": planned.trial.world_size},
-        begin=write_down,
+        deploy.Addition(
+            values={"order": text, "run_id": run.run_id, "size": planned.trial.world_size},
+            begin=write_down,
+            waits=False,
+        ),
     )

@@ -24,6 +24,8 @@ import yaml
 from remote.cluster.diagnosis.nodes import GPU
 from remote.cluster.manifests import Image, Values, render
 from remote.cluster.plan import plan
+from remote.serving.inpod import PORT
+from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import need_of
 from tasks.settings.load import Settings
 from tasks.settings.sections import ClusterSection
@@ -55,9 +57,14 @@ BASIC = Values(
         "data": "/shared-data/chats.jsonl",
         "profile": "gpu",
         "order": '{"run_id": "20261122-101500-train-0a1b2c"}',
+        "serve": '{"model": "/models/mistralai--Mistral-7B-Instruct-v0.3"}',
+        "server_arguments": ["/scratch/serve/base", "--enable-lora"],
         "run_id": "20261122-101500-train-0a1b2c",
     },
 )
+
+
+SERVER = Image.parse("docker.io/vllm/vllm-openai@sha256:" + "ef" * 32)
 
 
 def changed(**changes: Any) -> Values:
@@ -82,7 +89,10 @@ VARIANTS = {
     "job-4gpu-jobset-with-everything": changed(
         overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True
     ),
+    "serve": changed(overlay="serve", server=SERVER),
+    "serve-without-fss": changed(overlay="serve", server=SERVER, volume_handle=None, pull_secret=None),
 }
+FLEET = [name for name in VARIANTS if not name.startswith("serve")]
 VERSIONS = ("1.29", "1.34", "1.37")
 
 
@@ -205,7 +215,7 @@ def test_a_weakened_pod_is_refused(weakness: str) -> None:
     assert any(word in rule for rule in violations("restricted", spec)), violations("restricted", spec)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FLEET)
 def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
     spec, job = pod_spec(name), job_spec(name)
     (container,) = spec["containers"]
@@ -239,6 +249,28 @@ def test_every_pod_is_as_the_fleet_needs_it(name: str) -> None:
     assert service["spec"]["selector"].items() <= labels.items(), "the Service finds these pods"
     (config,) = of_kind(name, "ConfigMap")
     assert container["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
+
+
+@pytest.mark.parametrize("name", ["serve", "serve-without-fss"])
+def test_a_server_is_one_gpu_with_probes_limits_and_a_key_that_no_manifest_holds(name: str) -> None:
+    spec = pod_spec(name)
+    (first,), (server,) = spec["initContainers"], spec["containers"]
+    assert (first["image"], server["image"]) == (BASIC.image.reference, SERVER.reference), "by digest"
+    assert first["envFrom"] == server["envFrom"]
+    assert server["args"] == BASIC.copied["server_arguments"]
+    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_SERVE"] == BASIC.copied["serve"]
+    assert server["resources"]["limits"] == {"memory": "24Gi", GPU: "1"}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert server[probe]["httpGet"] == {"path": "/health", "port": "http"}
+    patience = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
+    assert patience >= ClusterSection().ready_within_sec, "`inv serve` gives up first, and says why"
+    environment = {one["name"]: one for one in server["env"]}
+    assert environment["VLLM_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": KEY_SECRET, "key": "key"}}
+    assert of_kind(name, "Secret") == of_kind(name, "Ingress") == []
+    (service,) = of_kind(name, "Service")
+    assert "type" not in service["spec"], "within the cluster alone"
+    assert service["spec"]["selector"].items() <= job_spec(name)["template"]["metadata"]["labels"].items()
+    assert service["spec"]["ports"][0]["port"] == server["ports"][0]["containerPort"] == PORT
 
 
 @pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])
@@ -347,7 +379,7 @@ def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", FLEET)
 def test_nodes_are_judged_by_what_the_pods_tolerate(name: str) -> None:
     variant = VARIANTS[name]
     cluster = ClusterSection(overlay=variant.overlay, preemptible=variant.preemptible)  # type: ignore[arg-type]

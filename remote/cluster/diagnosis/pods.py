@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from remote.cluster.diagnosis.finding import PATIENT_SEC, SOON_SEC, Finding, Rule, first
 from remote.cluster.diagnosis.imagepull import PULL_REASONS, explain_pull
 from remote.cluster.diagnosis.scheduling import explain_scheduling
-from remote.cluster.labels import RUN_ANNOTATION, Object
+from remote.cluster.labels import FIRST, RUN_ANNOTATION, SERVE, Object
 from remote.hosts.host import one_line
 
 
@@ -104,6 +104,8 @@ def _crash(pod: str, container: Object, terminated: Object, about: Sequence[Obje
     code, message, times = terminated.get("exitCode"), terminated.get("message", ""), container.get("restartCount", 0)
     who, again = f"container {container['name']}", f", {times} restarts" if times else ""
     see = f"see `inv logs --pod {pod}`"
+    if container["name"] == FIRST:
+        see = f"see `kubectl logs {pod} --container={FIRST}`"
     if terminated.get("reason") == "OOMKilled":
         remedy = "raise cluster.memory (/dev/shm counts in); GPU memory has nothing to do with it"
         found = ("out-of-memory", f"{who} was killed: it used more memory than its limit{again}", remedy)
@@ -165,7 +167,10 @@ def _not_ready(pod: Object, about: Sequence[Object]) -> list[Finding]:
             return [Finding("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
         if event.get("reason") == "Unhealthy":
             message = one_line(event.get("message", ""))
-            return [Finding("not-ready", message, f"`inv logs --pod {pod['metadata']['name']}`")]
+            see = f"`inv logs --pod {pod['metadata']['name']}`"
+            # A server that loads its model: how long that may take is what its startup probe says.
+            patience_sec = None if message.startswith("Startup probe failed") else PATIENT_SEC
+            return [Finding("not-ready", message, see, patience_sec)]
     return []
 
 
@@ -203,6 +208,7 @@ def _job(job: Object, about: Sequence[Object]) -> list[Finding]:
         message = failed.get("message") or _JOB_ENDS.get(why, "it failed")
         run = (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
         again = "inv deploy --replace" if run is None else f"inv train --job --resume={run}"
+        again = "inv serve" if job["metadata"]["name"] == SERVE else again
         remedy = f"see `inv logs` and `inv status`; `{again}` starts it again"
         return [Finding("deadline" if why == "DeadlineExceeded" else "job-failed", message, remedy, SOON_SEC)]
     if spec.get("suspend"):

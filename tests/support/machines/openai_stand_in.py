@@ -18,9 +18,10 @@ class StandIn:
     def __init__(
         self, answers: Mapping[str, str], *, key: str | None = None, models: tuple[str, ...] = ("tuned",),
         reason: str = "stop", otherwise: str = "?", broken: tuple[int, bytes, dict[str, str]] | None = None,
+        address: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:  # fmt: skip
         self.answers, self.key, self.models = answers, key, models
-        self.reason, self.otherwise, self.broken = reason, otherwise, broken
+        self.reason, self.otherwise, self.broken, self.address = reason, otherwise, broken, address
         self.asked: list[dict[str, Any]] = []
 
     def __enter__(self) -> "StandIn":
@@ -41,7 +42,9 @@ class StandIn:
 
             def reply(self, document: dict[str, Any]) -> None:
                 status, body, headers = 200, json.dumps(document).encode(), {"Content-Type": "application/json"}
-                if stand_in.key is not None and self.headers.get("Authorization") != f"Bearer {stand_in.key}":
+                if self.path == "/health":
+                    body = b""
+                elif stand_in.key is not None and self.headers.get("Authorization") != f"Bearer {stand_in.key}":
                     status, body = 401, b'{"error": "Unauthorized"}'
                 elif stand_in.broken is not None:
                     status, body, headers = stand_in.broken
@@ -54,8 +57,8 @@ class StandIn:
             def log_message(self, *_words: object) -> None:
                 return
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = ThreadingHTTPServer(self.address, Handler)
+        self.url = f"http://{self.address[0]}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return self
 

@@ -35,6 +35,16 @@ from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 FORMAT = 1
 MANIFEST, STATE, STEPS = "MANIFEST.json", "state.json", "steps.f64"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
 OPTIMIZER, BEST = "optimizer.safetensors", "best_adapter.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
 

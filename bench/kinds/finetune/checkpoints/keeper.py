@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save, save_file
 
 from bench.data.inputs import InputError
 from bench.kinds.finetune.checkpoints import checkpoint
-from bench.kinds.finetune.checkpoints.checkpoint import History, Manifest, State
+from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES, History, Manifest, State
 from bench.kinds.finetune.checkpoints.resume import Identity
 from bench.kinds.finetune.checkpoints.weights import Snapshot, Weights
 from bench.records import schema
@@ -23,16 +23,6 @@ from bench.records.layout import ADAPTER_FOLDER
 from bench.records.training import CheckpointFacts
 
 HEADER = {"format": "pt"}  # what peft and transformers look for
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-)
 
 
 class Keeper:

@@ -44,11 +44,12 @@ def _phase(pod: Json) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
-def _exit_code(pod: Json) -> int | None:
-    for container in pod.get("status", {}).get("containerStatuses", []):
-        ended = container["state"].get("terminated")
-        if ended and ended["exitCode"] != 0:
-            return int(ended["exitCode"])
+def _failed(pod: Json) -> Json | None:
+    """The status of the first container that has failed, of those that run first, too."""
+    status = pod.get("status", {})
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        if container["state"].get("terminated", {}).get("exitCode", 0) != 0:
+            return dict(container)
     return None
 
 
@@ -194,12 +195,14 @@ class JobController:
     def _policy(job: Json, pod: Json) -> str:
         """The action of the first rule of podFailurePolicy that matches; Count otherwise."""
         conditions = {c["type"] for c in pod.get("status", {}).get("conditions", []) if c["status"] == "True"}
-        code = _exit_code(pod)
+        failed = _failed(pod)
+        code = None if failed is None else failed["state"]["terminated"]["exitCode"]
         for rule in job["spec"].get("podFailurePolicy", {}).get("rules", []):
             if any(pattern["type"] in conditions for pattern in rule.get("onPodConditions", [])):
                 return str(rule["action"])
             codes = rule.get("onExitCodes")
-            if codes and code is not None and (code in codes["values"]) == (codes["operator"] == "In"):
+            is_meant = failed is not None and codes and codes.get("containerName") in (None, failed["name"])
+            if is_meant and (code in codes["values"]) == (codes["operator"] == "In"):
                 return str(rule["action"])
         return "Count"
 
@@ -305,8 +308,9 @@ class JobController:
 
 def _policy_message(pod: Json) -> str:
     where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-    name = pod["spec"]["containers"][0]["name"]
-    return f"Container {name} for pod {where} failed with exit code {_exit_code(pod)} matching FailJob rule at index 0"
+    failed = _failed(pod) or {}
+    code = failed["state"]["terminated"]["exitCode"]
+    return f"Container {failed['name']} for pod {where} failed with exit code {code} matching FailJob rule at index 0"
 
 
 def _complete() -> tuple[str, ...]:

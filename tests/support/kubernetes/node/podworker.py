@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -285,8 +286,21 @@ class PodWorker:
             where = f'pod: "{self.name}_{self.namespace}({self.uid})", container: {container.name}'
             raise CannotConfigure(f"container has runAsNonRoot and image will run as root ({where})")
 
+    def _get(self, container: Container, asked: Json) -> tuple[bool, bytes]:
+        """Whether the pod's address answers with a status from 200 to 399, as a kubelet asks."""
+        ports = {one.get("name"): one["containerPort"] for one in container.spec.get("ports", [])}
+        link = http.client.HTTPConnection(self.address, ports.get(asked["port"], asked["port"]), timeout=5)
+        try:
+            link.request("GET", asked.get("path", "/"))
+            status = link.getresponse().status
+            return 200 <= status < 400, f"HTTP probe failed with statuscode: {status}".encode()
+        except OSError as error:
+            return False, str(error).encode()
+        finally:
+            link.close()
+
     async def _probe(self, container: Container) -> None:
-        """A readiness probe by command; other kinds of probe are taken as passed."""
+        """A readiness probe by command or HTTP; other kinds of probe are taken as passed."""
         probe = container.spec.get("readinessProbe", {})
         if not probe:
             return
@@ -297,6 +311,8 @@ class PodWorker:
                 process = await container.execute(probe["exec"]["command"], stdin=False)
                 out, err = await process.communicate()
                 passed, said = process.returncode == 0, out + err
+            if "httpGet" in probe:
+                passed, said = await asyncio.to_thread(self._get, container, probe["httpGet"])
             if not passed:
                 failed = f"Readiness probe failed: {said.decode(errors='replace')}"
                 self.event("Unhealthy", failed, kind="Warning", container=container.name)

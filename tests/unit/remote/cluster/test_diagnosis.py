@@ -297,3 +297,23 @@ def test_what_is_said_of_several_pods_in_the_same_words_stands_once() -> None:
     assert together([wrong("job a"), wrong("pod b")]) == ["job a, pod b: refused; mend it"]
     many = together(wrong(f"pod p-{number}") for number in range(64))
     assert many == ["pods p-0, p-1, p-2, p-3, p-4, p-5, p-6 and 57 more: refused; mend it"]
+
+
+def test_a_server_that_loads_its_model_is_waited_for_as_long_as_its_startup_probe_does() -> None:
+    running = {"metadata": {"name": "p", "uid": UID}, "spec": {}, "status": {"phase": "Running"}}
+    for message, patience_sec in (("Startup probe failed: refused", None), ("Readiness probe failed: refused", 120.0)):
+        event = {"involvedObject": {"name": "p", "uid": UID}, "reason": "Unhealthy", "message": message}
+        (finding,) = diagnose_pod(running, [event])
+        assert (finding.cause, finding.patience_sec) == ("not-ready", patience_sec)
+
+
+def test_a_server_that_failed_is_served_again_and_its_first_container_has_a_log_of_its_own() -> None:
+    failed = job({"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "m"}]})
+    failed["metadata"]["name"] = "serve"
+    assert "`inv serve` starts it again" in str(diagnose_job(failed, [])[0])
+    ended = {"name": "adapter", "state": {"terminated": {"exitCode": 4}}}
+    crashed = {
+        "metadata": {"name": "p", "uid": UID}, "spec": {},
+        "status": {"phase": "Failed", "initContainerStatuses": [ended]},
+    }  # fmt: skip
+    assert "kubectl logs p --container=adapter" in str(diagnose_pod(crashed, [])[0])

@@ -1,11 +1,11 @@
-"""The pull secret's form."""
+"""The secrets' form."""
 
 import base64
 import json
 
 import kubernetes_validate
 
-from remote.cluster.pullsecret import pull_secret
+from remote.cluster.pullsecret import key_secret, pull_secret
 from remote.hosts.command import Secret
 
 NASTY = "p 'a\"$s`s\\w"
@@ -24,3 +24,10 @@ def test_every_form_of_the_password_is_told_to_be_hidden() -> None:
     forms = {secret.reveal() for secret in hidden}
     assert forms == {NASTY, base64.b64encode(f"u:{NASTY}".encode()).decode(), made["data"][".dockerconfigjson"]}
     assert NASTY not in repr(hidden)
+
+
+def test_a_servers_key_is_one_field_and_told_to_be_hidden() -> None:
+    made, hidden = key_secret(name="serve-key", namespace="n", key=Secret(NASTY))
+    kubernetes_validate.validate(made, "1.34", strict=True)
+    assert base64.b64decode(made["data"]["key"]).decode() == NASTY
+    assert {secret.reveal() for secret in hidden} == {NASTY, made["data"]["key"]}

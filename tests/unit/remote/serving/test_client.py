@@ -4,13 +4,13 @@ import pytest
 
 from remote.hosts.command import Secret
 from remote.serving import client
-from remote.serving.client import Said, Server, ServerAway, ServerWrong
+from remote.serving.client import Said, ServerAway, ServerWrong, at
 from tests.support.machines.openai_stand_in import StandIn
 
 
 def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
     with StandIn({"Hello": " Hi \n"}, key="k") as served:
-        server = Server(f"{served.url}/v1/", Secret("k"))
+        server = at(f"{served.url}/v1/", Secret("k"))
         assert server.models() == ["tuned"]
         assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Said(text="Hi", has_ended=True)
         served.reason = "length"
@@ -40,16 +40,16 @@ def test_what_is_no_answer_is_named(
 ) -> None:
     monkeypatch.setattr(client, "MOST_BYTES", 1000)
     with StandIn({}, broken=broken) as served, pytest.raises(kind, match=said):
-        Server(served.url, None).complete("tuned", "?", 9)
+        at(served.url, None).complete("tuned", "?", 9)
 
 
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
     with StandIn({}, key="k") as served, pytest.raises(ServerWrong, match=r"401 Unauthorized.*--key-file"):
-        Server(served.url, None).models()
+        at(served.url, None).models()
     with pytest.raises(ServerWrong, match="would travel over plain HTTP"):
-        Server("http://10.0.0.7:8000", Secret("k"))
+        at("http://10.0.0.7:8000", Secret("k"))
     for wrong in ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1"):
         with pytest.raises(ServerWrong, match="expected an address"):
-            Server(wrong, None)
+            at(wrong, None)
     with pytest.raises(ServerAway, match="refused"):
-        Server("http://127.0.0.1:9", None).models()
+        at("http://127.0.0.1:9", None).models()

@@ -71,7 +71,7 @@ def test_without_any_answer_on_record_the_way_to_some_is_named(answered: Trained
         StandIn({}) as server,
         pytest.raises(UsageError, match=r"no answer is on record to compare with; type: inv adapter\.check"),
     ):
-        list(served.questions(bare, served.Server(server.url, None), "tuned"))
+        list(served.questions(bare, served.at(server.url, None), "tuned"))
 
 
 @pytest.mark.usefixtures("answered")

@@ -1,0 +1,192 @@
+"""`inv serve`: vLLM's server in the cluster, with a training's base model and adapter; `inv serve.stop` ends it.
+
+The server is one pod. Its first container waits for the adapter, which is sent while the pod comes up; on a shared
+volume it stays, so that a pod's replacement finds it. The API's key is made here, in memory, and kept by the cluster.
+"""
+
+import contextlib
+import dataclasses
+import json
+import secrets
+import tempfile
+from pathlib import Path
+
+from invoke.context import Context
+
+from bench.records.durable import sha256_of
+from bench.records.layout import SUMS_FILE
+from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.readiness import Fleet
+from remote.cluster.labels import FIRST, SERVE
+from remote.cluster.manifests import Image
+from remote.cluster.pullsecret import key_secret
+from remote.hosts.command import Secret
+from remote.hosts.host import HostError
+from remote.jobs.agent import Agent
+from remote.jobs.transfer import push
+from remote.pods.host import PodHost
+from tasks.adapter.trained import Trained, open_training
+from tasks.cluster import deploy
+from tasks.connect.cluster import cluster_of, target_of
+from tasks.connect.workers import pod_hosts
+from tasks.errors import UsageError
+from tasks.settings.load import Settings, load
+
+CLUSTER = "cluster"  # instead of an address: the server that `inv serve` has deployed
+KEY_SECRET, VOLUME, LAID = "serve-key", "/shared-data", "/scratch/serve"
+RANKS = (8, 16, 32, 64, 128, 256, 512)  # that vLLM makes room for
+_DELETE_SEC = 120.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class How:
+    """The flags of `inv serve` that are `inv deploy`'s."""
+
+    dry_run: bool
+    yes: bool
+    discard_results: bool
+    plain: bool
+
+
+def start_server(context: Context, run: str | None, how: How) -> None:
+    settings = load(context)
+    image = server_image(settings)
+    trained = open_training(settings, run)
+    changed = {"overlay": SERVE, "gpus_per_pod": 1}
+    choices = deploy.Choices(
+        **dataclasses.asdict(how), renew_secret=False, replace=True, partial=False, take_over=False
+    )
+    values: dict[str, str | int | list[str]] = {
+        "serve": json.dumps(request(settings, trained), sort_keys=True),
+        "server_arguments": arguments(settings, trained),
+        "run_id": trained.run.run_id,
+    }
+    delivery = Delivery(settings, trained)
+    deploy.bring(
+        settings.model_copy(update={"cluster": settings.cluster.model_copy(update=changed)}),
+        choices,
+        deploy.Addition(values=values, server=image, before_pods=_with_key, look=delivery.look, again="inv serve"),
+    )
+    if not how.dry_run:
+        namespace = settings.cluster.namespace
+        print(
+            f"serving run {trained.run.run_id} as {settings.serve.name}, within the cluster at http://serve.{namespace}:8000"
+        )
+        print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER}, or inv chat {CLUSTER}")
+
+
+def server_image(settings: Settings) -> Image:
+    """The image of `serve.image`. Raises UsageError."""
+    if settings.serve.image is None:
+        raise UsageError(
+            "serve.image: not set; name vLLM's server with its digest: docker.io/vllm/vllm-openai@sha256:..."
+        )
+    try:
+        return Image.parse(settings.serve.image)
+    except ValueError as error:
+        raise UsageError(f"serve.image: {error}, and a tag can move; write HOST/REPOSITORY@sha256:...") from None
+
+
+def request(settings: Settings, trained: Trained) -> dict[str, object]:
+    """What the pod's first container is asked for (`bench.adapter.ready`). Raises UsageError."""
+    model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
+    if not Path(model).is_absolute():
+        raise UsageError(f"model.path: {model}: expected an absolute path, as the server's pod sees it")
+    return {
+        "model": model,
+        "model_sha256": trained.model_sha256,
+        "adapter": place_of(trained),
+        "adapter_sha256": str(trained.record.adapter_sha256),
+        "into": LAID,
+        "volumes": [VOLUME],
+    }
+
+
+def place_of(trained: Trained) -> str:
+    """The adapter's folder in the pod."""
+    return f"{VOLUME}/adapters/{trained.record.adapter_sha256}"
+
+
+def arguments(settings: Settings, trained: Trained) -> list[str]:
+    """Those of `vllm serve`. Raises UsageError.
+
+    A base that was trained on in NF4 is loaded as NF4: vLLM rounds with double quantization, as the training does. The
+    tokenizer and its chat template are the adapter's copies of the training's.
+    """
+    trial = trained.trial
+    rank = next((most for most in RANKS if most >= trial.lora_rank), None)
+    if rank is None:
+        raise UsageError(
+            f"run {trained.run.run_id}: vLLM serves adapters of rank {RANKS[-1]} at most, not {trial.lora_rank}"
+        )
+    words = [f"{LAID}/base", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "base"]  # noqa: S104 - a pod's
+    words += ["--dtype", "bfloat16", "--tokenizer", f"{LAID}/adapter"]
+    words += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{settings.serve.name}={LAID}/adapter"]
+    if trial.base_precision == "nf4":
+        words += ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]
+    return [*words, *settings.serve.arguments]
+
+
+def _with_key(cluster: Cluster) -> None:
+    if cluster.has_secret(KEY_SECRET):
+        return
+    made, hidden = key_secret(
+        name=KEY_SECRET, namespace=cluster.target.namespace, key=Secret(secrets.token_urlsafe(32))
+    )
+    cluster.apply([made], take_over=True, secrets=hidden)
+    print(f"wrote secret/{KEY_SECRET}", flush=True)
+
+
+class Delivery:
+    """Sends the adapter to each pod that waits for it."""
+
+    def __init__(self, settings: Settings, trained: Trained) -> None:
+        self._trained, self._host, self._has = trained, _pod(settings, FIRST, starting=True), set[str]()
+
+    def look(self, state: Fleet) -> None:
+        """Called at each look at the pods; one that takes no commands yet is tried again at the next."""
+        for row in state.rows:
+            if row.pod is not None and row.state not in ("Ready", "Running", "Terminating"):
+                with contextlib.suppress(HostError):
+                    self._send(row.pod)
+            self._host.pods.doubt()
+
+    def _send(self, pod: str) -> None:
+        """Raises HostError, also where the container has all it waits for and ends before the last answer is here."""
+        place, adapter = place_of(self._trained), self._trained.adapter
+        push(Agent(self._host), adapter, place)
+        if pod not in self._has:
+            self._has.add(pod)
+            print(f"sent the adapter to {pod}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:  # last, as its sign that all are there
+            sums = Path(folder, SUMS_FILE)
+            lines = [f"{sha256_of(path)}  {path.name}" for path in sorted(adapter.iterdir()) if path.is_file()]
+            sums.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            push(Agent(self._host), {SUMS_FILE: sums}, place)
+
+
+def server_pod(settings: Settings) -> PodHost:
+    """The pod of the server, as a host."""
+    return dataclasses.replace(_pod(settings, "bench"), name="the server of `inv serve`")
+
+
+def _pod(settings: Settings, container: str, *, starting: bool = False) -> PodHost:
+    pods = settings.fleet.pods.model_copy(update={"selector": f"app.kubernetes.io/component={SERVE}"})
+    fleet = settings.fleet.model_copy(update={"size": 1, "pods": pods})
+    (host,) = pod_hosts(settings.model_copy(update={"fleet": fleet}), target_of(settings), starting=starting)
+    return dataclasses.replace(host, container=container)
+
+
+def stop_server(context: Context, *, yes: bool) -> None:
+    settings = load(context)
+    names = {"Job": SERVE, "Service": SERVE}
+    with cluster_of(settings, changes=True, yes=yes) as cluster:
+        found = [
+            one for kind, name in names.items() for one in cluster.list_of(kind) if one["metadata"]["name"] == name
+        ]
+        found += [one for one in cluster.secrets() if one["metadata"]["name"] == KEY_SECRET]
+        if not found:
+            print("nothing to do: no server is deployed")
+            return
+        cluster.delete(found, wait_sec=_DELETE_SEC)
+    print("the server is stopped and its key is gone; `inv deploy` brings the workers back")

@@ -1,0 +1,140 @@
+"""`inv serve`: a server in the cluster with a training's adapter, asked, and stopped.
+
+Real `inv` and kubectl, the tests' own cluster, the pod's own commands; `vllm` is a stand-in that speaks the protocol,
+asks for the key, and answers as the training has recorded. Not covered: vLLM itself, a GPU, a network policy.
+"""
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.data.model_folder import check_model
+from bench.records.run import RunRecord
+from bench.records.training import Answer
+from tests.support.forked import ForkServer
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
+from tests.support.reports.training_run import RECORD, a_run
+from tests.support.small_inputs import write_model
+from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator, make_operator
+
+pytestmark = pytest.mark.slow
+RUN, WEIGHTS = "20261122-000000-train", b"weights"
+VLLM = """#!{python}
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.support.machines.openai_stand_in import StandIn
+assert sys.argv[1:3] == ["serve", "/scratch/serve/base"], sys.argv
+assert Path("/scratch/serve/base/config.json").is_file()
+assert Path("/scratch/serve/adapter/adapter_model.safetensors").read_bytes() == {weights!r}
+where = (os.environ["POD_IP"], 8000)
+with StandIn({{"Why?": "Because."}}, key=os.environ["VLLM_API_KEY"], models=("base", "tuned"), address=where):
+    print("serving", *sys.argv[2:], flush=True)
+    signal.sigwait({{signal.SIGTERM}})
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the two images: the bench, a model, a program `vllm`."""
+    folder = tmp_path_factory.mktemp("image")
+    folder.chmod(0o755)  # the pods run as another user
+    write_model(folder / "models" / "org--base")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "vllm").write_text(VLLM.format(python=sys.executable, root=str(ROOT), weights=WEIGHTS))
+    (folder / "bin" / "vllm").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def serving_cluster(image: Path) -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    path = f"{image / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    with Cluster(nodes=1, image_paths=(image,), image_environment={"PATH": path, "PYTHONPATH": str(ROOT)}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: ForkServer) -> Operator:
+    """An operator who has brought a training home."""
+    operator = make_operator(serving_cluster, tmp_path, inv_server)
+    model = image / "models" / "org--base"
+    operator.settings |= {
+        "model": {"path": str(model)},
+        "serve": {"image": f"docker.io/vllm/vllm-openai@{DIGEST}", "arguments": ["--max-model-len", "8192"]},
+    }
+    operator.settings["fleet"]["kind"] = "local"  # as it was trained
+    folder = a_run(operator.results / RUN)
+    record = dataclasses.replace(
+        RECORD,
+        run_id=RUN,
+        adapter_sha256=hashlib.sha256(WEIGHTS).hexdigest(),
+        answers=[Answer(prompt="Why?", before=None, after="Because.")],
+    )
+    record.write(folder)
+    run = RunRecord.read(folder / "run.json")
+    inputs = {"inputs": {"model": {"sha256": check_model(model).sha256}}}
+    dataclasses.replace(run, run_id=RUN, provenance=inputs).write(folder)
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    (adapter / "adapter_config.json").write_text('{"r": 4}')
+    (adapter / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    return operator
+
+
+def test_an_adapter_is_served_asked_with_a_key_that_nobody_sees_and_stopped(trained: Operator) -> None:
+    assert "create     job/serve" in trained.inv("serve", "--dry-run")
+    assert trained.objects("jobs.batch") == []
+    said = trained.inv("serve", stdin=f"{PASSWORD}\n")
+    assert "sent the adapter to serve-0-" in said
+    assert f"serving run {RUN} as tuned" in said
+    (pod,) = trained.objects("pods")
+    (secret,) = [one for one in trained.objects("secrets") if one["metadata"]["name"] == "serve-key"]
+    log = trained.kubectl("logs", pod["metadata"]["name"])
+    assert "--lora-modules tuned=/scratch/serve/adapter --quantization bitsandbytes" in log
+    assert "--max-model-len 8192" in log
+
+    assert f"answers as run {RUN} did: 1 of 1 answers are the same" in trained.inv("serve.check", "cluster")
+    assert trained.inv("chat", "cluster", stdin="Why?\n").splitlines()[-1] == "Because."
+    assert "serves base, tuned, not other" in trained.inv("serve.check", "cluster", "--model=other", code=2)
+    key = trained.kubectl("get", "secret", "serve-key", "--output=go-template={{.data.key | base64decode}}")
+    assert len(key) >= 40
+    for place in (said, log, *(path.read_text(errors="replace") for path in trained.project.rglob("*.json"))):
+        assert key not in place
+        assert secret["data"]["key"] not in place
+
+    assert "nothing to do: 1 of 1 pods are up" in trained.inv("serve")
+    trained.inv("serve.stop")
+    assert "no server is deployed" in trained.inv("serve.stop")
+    assert trained.objects("jobs.batch") == []
+    assert [one["metadata"]["name"] for one in trained.objects("secrets")] == ["ocir-secret"]
+    assert "no pod has index 0" in trained.inv("serve.check", "cluster", code=3)
+
+
+def test_what_cannot_be_served_is_one_line(trained: Operator, image: Path) -> None:
+    trained.settings["serve"] |= {"image": "docker.io/vllm/vllm-openai:latest"}
+    assert "a tag can move" in trained.inv("serve", code=2)
+    del trained.settings["serve"]["image"]
+    assert "name vLLM's server with its digest" in trained.inv("serve", code=2)
+    trained.settings["serve"] |= {"image": f"docker.io/vllm/vllm-openai@{DIGEST}"}
+    trained.settings["model"]["path"] = "models/here"
+    assert "expected an absolute path, as the server's pod sees it" in trained.inv("serve", code=2)
+    trained.settings["model"]["path"] = str(image / "models" / "org--base")
+    record = RunRecord.read(trained.results / RUN / "run.json")
+    inputs = {"inputs": {"model": {"sha256": "0" * 64}}}
+    dataclasses.replace(record, provenance=inputs).write(trained.results / RUN)
+    said = trained.inv("serve", stdin=f"{PASSWORD}\n", code=1)
+    assert "Container adapter for pod" in said
+    assert "failed with exit code 4" in said
+    assert said.rstrip().endswith("then `inv serve`")
+    (pod,) = trained.objects("pods")
+    log = trained.kubectl("logs", pod["metadata"]["name"], "--container=adapter")
+    assert "not the model that the adapter was trained on" in log
+    trained.inv("teardown", "--yes")
