@@ -1,6 +1,6 @@
 """What other modules say, for the document: each is called with an example of the fault, so that the words are its own.
 
-As (what, remedy). What bench says cannot be called from here: those rows are copies.
+As (what, remedy). What bench says cannot be called from here: those rows are copies, which a test compares.
 """
 
 import copy
@@ -228,10 +228,16 @@ def room() -> Rows:
 
 
 def inputs() -> Rows:
-    """What `python -m bench inspect` says, copied by hand; no test compares the two."""
+    """What `python -m bench inspect` says; tests/unit/tasks/doctor compares."""
     return [
         ("MODEL: no such model folder", "`inv model.demo` makes a small one"),
-        ("DATA: no such data file", "`inv model.demo` makes one"),
+        (
+            "MODEL/pytorch_model.bin: a pickle, which can run code when it is read",
+            "remove it: only safetensors are used",
+        ),
+        ("DATA: cannot be read: No such file or directory", "the data is one chat per line, as JSON"),
+        ("DATA: empty", "expected one chat per line, as JSON"),
+        ("DATA: no chat of 1 has a user's and an assistant's text", "there is nothing to train on"),
     ]
 
 

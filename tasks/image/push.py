@@ -17,12 +17,13 @@ from remote.hosts.command import Secret
 from remote.hosts.host import Host, HostError
 from remote.image import engine, registry, vmjob
 from remote.image.context import ContextError
-from remote.image.names import Reference
+from remote.image.names import Reference, is_ocir
 from remote.image.plan import outdated
 from remote.image.registry import outcome_json
 from remote.image.vmjob import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
+from tasks.cli.terminal import asks
 from tasks.connect.buildvm import build_vm, build_vm_job
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
@@ -31,6 +32,7 @@ from tasks.image import jobs, profiles
 from tasks.image.build import client, wanted
 from tasks.image.documents.sign import sign, signing_key
 from tasks.settings.load import Settings, load
+from tasks.tenancy.access.needed import needs_sdk
 
 AGAIN = "inv push"
 STOP = ", `inv push --cancel` stops it"
@@ -54,13 +56,33 @@ def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) ->
     with build_vm_job(settings, again, STOP) as host:
         image_id = _image_id(settings, host, image, stale=stale)
         request = _request(settings, where, user, image, image_id)
-        outcome = _work(settings, vmjob.agent_on(host), request, password, again)
+        try:
+            outcome = _work(settings, vmjob.agent_on(host), request, password, again)
+        except vmjob.JobFailed as failure:
+            if failure.kind not in ("absent", "forbidden") or not repository_made(context, where):
+                raise
+            outcome = _work(settings, vmjob.agent_on(host), request, password, again)
         facts = outcome.facts
         _write(settings, where, facts)
         how = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "was there already; nothing was sent"
         print(f"{where.repository}@{facts['digest']} {how}; {facts['compressed_bytes'] / 1e6:.2f} MB in the registry")
         if key is not None:
             sign(settings, host, where, facts["digest"], (user, password()), key)
+
+
+def repository_made(context: Context, where: Reference) -> bool:
+    """Ask whether the tenancy is to make the repository that is not there, and have it made; False where not.
+
+    OCIR answers 403 as well where a repository does not exist. Without a terminal nothing is asked: the failure of the
+    push names the command. Raises a task's errors.
+    """
+    if not is_ocir(where.host) or not asks(f"{where.repository} may not be there. `inv tenancy.repository` now?"):
+        return False
+    with needs_sdk():  # imported here, because Oracle's SDK is optional and takes a second
+        from tasks.tenancy.repository import make_repository
+
+    make_repository(context, None, immutable=False)
+    return True
 
 
 def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str:

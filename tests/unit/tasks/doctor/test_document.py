@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from bench.data.chats import read_data
 from bench.data.inputs import InputError
+from bench.data.model_folder import check_model
 from bench.machine import isolation, preflight
 from bench.records import suite
 from tasks.doctor import examples
@@ -91,3 +93,24 @@ def test_what_bench_says_of_a_gpu_is_what_the_document_says(monkeypatch: pytest.
         answer = of_error(str(caught.value).replace(str(tmp_path), "/dev/nvidiactl"))
         said.append((answer.found, answer.remedy))
     assert said == list(examples.gpu())
+
+
+def test_what_bench_says_of_model_and_data_is_what_the_document_says(tmp_path: Any) -> None:
+    model, data = tmp_path / "MODEL", tmp_path / "DATA"
+    said = []
+
+    def fails(act: Any) -> None:
+        with pytest.raises(InputError) as caught:
+            act()
+        answer = of_error(str(caught.value).replace(f"{tmp_path}/", ""))
+        said.append((answer.found, answer.remedy))
+
+    fails(lambda: check_model(model))
+    model.mkdir()
+    (model / "pytorch_model.bin").touch()
+    fails(lambda: check_model(model))
+    for content in (None, "", '{"messages": [{"role": "user", "content": "?"}]}\n'):
+        if content is not None:
+            data.write_text(content)
+        fails(lambda: read_data(data))
+    assert said == list(examples.inputs())
