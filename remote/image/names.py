@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 USER_FORMS = "NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER"
+DOCKER_HUB = "registry-1.docker.io"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?\Z")
 _PART = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
@@ -66,6 +67,17 @@ def _check_ocir(text: str, host: str, parts: list[str]) -> None:
         raise NameWrong(f"{text!r}: {ocir['region']!r} is no region; expected one like eu-frankfurt-1")
     if len(parts) < 2:
         raise NameWrong(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
+
+
+def upstream(image: str) -> Reference:
+    """Where an engine pulls an image from: Docker Hub, unless its name begins with a registry. Raises NameWrong."""
+    host, slash, rest = image.partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost"):
+        host, rest = DOCKER_HUB, image if slash else f"library/{image}"
+    path, _, tag = rest.partition(":")
+    if not _HOST.match(host) or not all(map(_PART.match, path.split("/"))) or (tag and not _TAG.match(tag)):
+        raise NameWrong(f"{image!r} is no image's name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
+    return Reference(host=host, path=path, tag=tag or "latest")
 
 
 def check_user(user: str, repository: str) -> None:

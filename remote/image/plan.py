@@ -19,6 +19,7 @@ LABEL = "qlora-fleet"
 NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
 # Files on these vanish with the machine, use up its memory, or have no hard links or modes.
 UNFIT_KINDS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
+INLINE = "inline"  # of image.cache_to: what a later build needs to know goes into the image itself
 BASE_BYTES = 600_000_000
 HEADROOM_BYTES = 500_000_000  # for logs and the cache's bookkeeping, and so that the disk is never quite full
 # The stack is in its stage, in the image, and as pip's cache of wheels (about 0.6 of what they unpack to).
@@ -60,6 +61,9 @@ class Wanted:
     index_url: str | None = None
     pip_conf: str | None = None
     network: str = "default"
+    apt_snapshot: str | None = None
+    cache_from: tuple[str, ...] = ()
+    cache_to: str | None = None
     git_sha: str = ""
     client: Client = field(default_factory=Client)
 
@@ -207,6 +211,7 @@ def _labels(wanted: Wanted, model_digests: Mapping[str, str]) -> dict[str, str]:
         "python": wanted.profile.python,
         "target": wanted.target,
         "extra_packages": wanted.extra_packages,
+        **({"apt_snapshot": wanted.apt_snapshot} if wanted.apt_snapshot is not None else {}),
     }
     return {**labels, f"{LABEL}.build": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
@@ -221,13 +226,18 @@ def _argv(wanted: Wanted, labels: Mapping[str, str]) -> tuple[str, ...]:
         "GIT_SHA": wanted.git_sha,
         "LOCK_DIGEST": wanted.lock_digest,
         **({"PIP_INDEX_URL": wanted.index_url} if wanted.index_url is not None else {}),
+        **({"APT_SNAPSHOT": wanted.apt_snapshot} if wanted.apt_snapshot is not None else {}),
+        **({"BUILDKIT_INLINE_CACHE": "1"} if wanted.cache_to == INLINE else {}),
     }
+    cache_to = () if wanted.cache_to in (None, INLINE) else (f"type=registry,ref={wanted.cache_to},mode=max",)
     return (
         *(wanted.client.program, "build", "--progress=plain", "--file", f"{context}/image/Dockerfile"),
         *("--target", wanted.target, "--tag", wanted.image, "--network", wanted.network),
         *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
         *(("--secret", f"id=pip.conf,src={wanted.pip_conf}") if wanted.pip_conf is not None else ()),
+        *(word for name in wanted.cache_from for word in ("--cache-from", name)),
+        *(word for name in cache_to for word in ("--cache-to", name)),
         context,
     )
 

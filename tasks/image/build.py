@@ -12,7 +12,7 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.host import Host
-from remote.image import engine, ground, vmjob
+from remote.image import engine, ground, registry, vmjob
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
@@ -23,6 +23,8 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job
 from tasks.cli.git import git
 from tasks.connect.buildvm import build_vm_job, tmpdir_on
+from tasks.connect.registry import address
+from tasks.connect.secrets import registry_password
 from tasks.errors import Resumable, TaskFailed, UsageError
 from tasks.image import jobs, profiles
 from tasks.settings.load import Settings, load
@@ -59,9 +61,12 @@ def _work(settings: Settings, agent: Agent, tmp: str, again: str, began: float, 
             job = vmjob.new(agent, "build", profiles.image_name(settings), request)
             print(render(plan), flush=True)
             _send(settings, agent, plan, tmp)
+            login = _login(settings, agent, again)
             try:
-                vmjob.start(job, request, deadline_sec=settings.image.deadline_sec)
+                vmjob.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
             except HostBusy:
+                if login is not None:
+                    registry.forget(agent.host, login)
                 continue
             anew = False
             outcome = jobs.follow(settings, job)
@@ -122,6 +127,9 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
         index_url=image.index_url,
         pip_conf=image.pip_conf,
         network=image.network,
+        apt_snapshot=image.apt_snapshot,
+        cache_from=image.cache_from,
+        cache_to=image.cache_to,
         git_sha=_git_sha(settings.root),
         client=client(settings),
     )
@@ -164,6 +172,22 @@ def _send(settings: Settings, agent: Agent, plan: BuildPlan, tmp: str) -> None:
     files = {file.place: file.source for file in _code(settings)}
     moved = transfer.push(agent, files, plan.code_folder)
     print(f"sent {len(moved.came)} files, {moved.byte_count / 1e6:.2f} MB; {len(moved.already)} were there", flush=True)
+
+
+def _login(settings: Settings, agent: Agent, again: str) -> str | None:
+    """The folder of a login on the VM, where layers are taken from or brought to the registry of the settings.
+
+    Other registries are asked with the client's own login there. The job removes the folder. Raises a task's errors.
+    """
+    image = settings.image
+    names = [*image.cache_from, *([image.cache_to] if image.cache_to not in (None, buildplan.INLINE) else [])]
+    if settings.registry.image is None or settings.registry.user is None or not names:
+        return None
+    where, user = address(settings)
+    if not any(name.startswith(f"{where.host}/") for name in names):
+        return None
+    secret = registry_password(settings, user, where.host, again)
+    return registry.log_in(agent.host, client(settings), where.host, user, secret, tidy=True)
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""image/profiles.yaml: what an image can be built as; and the locks of its packages (`inv image.lock`)."""
+"""image/profiles.yaml: what an image can be built as; `inv image.lock`: the locks of its packages and its base."""
 
 import dataclasses
 import re
@@ -9,12 +9,17 @@ from pathlib import Path
 import yaml
 from invoke.context import Context
 
+from bench.records.durable import write_atomic
+from remote.image.names import NameWrong, upstream
+from remote.image.onvm.job import Failed
+from remote.image.onvm.registry.api import Registry
 from remote.image.plan import Profile
-from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 PROFILES_FILE = "image/profiles.yaml"
 LOCK_SEC = 1800.0
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 PLATFORM = "x86_64-manylinux_2_28"
 
 
@@ -36,9 +41,22 @@ def read(settings: Settings) -> Profile:
     if name not in profiles:
         raise UsageError(f"image.profile: expected one of {', '.join(profiles)}, found {name!r}; see {PROFILES_FILE}")
     profile = profiles[name]
-    return dataclasses.replace(
-        profile, base=settings.image.base or profile.base, python=settings.image.python or profile.python
-    )
+    base = settings.image.base or pinned(settings.root, profile)
+    return dataclasses.replace(profile, base=base, python=settings.image.python or profile.python)
+
+
+def pinned(root: Path, profile: Profile) -> str:
+    """The profile's base image with the digest that `inv image.lock` recorded; as the profile says where none is."""
+    try:
+        recorded = _base_file(root, profile.name).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return profile.base
+    name, _, digest = recorded.partition("@")
+    return recorded if name == profile.base and DIGEST.match(digest) else profile.base
+
+
+def _base_file(root: Path, name: str) -> Path:
+    return root / "image" / "locks" / f"{name}.base"
 
 
 def image_name(settings: Settings) -> str:
@@ -70,3 +88,30 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
         packages = re.findall(r"^[a-z0-9]", text, re.MULTILINE)
         print(f"image/locks/{name}.txt: {len(packages)} packages, {text.count('--hash=')} hashes")
+    for name in [profile] if profile is not None else there:
+        _pin_base(settings, there[name], upgrade=upgrade)
+
+
+def _pin_base(settings: Settings, profile: Profile, *, upgrade: bool) -> None:
+    """Record the digest that the profile's base has in its registry now. Raises a task's errors; the locks are made."""
+    known = pinned(settings.root, profile)
+    if "@" in profile.base or ("@" in known and not upgrade):
+        print(f"{profile.name}: base {known}")
+        return
+    again = f"`inv image.lock --profile {profile.name}`"
+    try:
+        where = upstream(profile.base)
+        there = Registry(where.host, where.path, None).manifest(where.tag)
+    except NameWrong as error:
+        raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {error}") from None
+    except Failed as failed:
+        kind = Resumable if failed.kind == "transient" else Refused if failed.kind == "refused" else UsageError
+        raise kind(f"base {profile.base} is not pinned ({failed}); the packages are locked; {again}") from None
+    if there is None:
+        raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {where.host} has no {where.path}:{where.tag}")
+    path = _base_file(settings.root, profile.name)
+    try:
+        write_atomic(path, f"{profile.base}@{there[0]}\n".encode())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; make it writable, then {again}") from None
+    print(f"{path.relative_to(settings.root)}: {profile.base}@{there[0]}")

@@ -42,7 +42,7 @@ def push(context: Context, dry_run: bool = False, stale: bool = False, cancel: b
     help={"profile": "remake this profile's lock alone", "upgrade": "take the newest versions that the .in file allows"}
 )
 def lock(context: Context, profile: str | None = None, upgrade: bool = False) -> None:
-    """Remake image/locks from their .in files, with hashes."""
+    """Remake image/locks: packages with hashes, base's digest."""
     from tasks.image.profiles import make_locks
 
     make_locks(context, profile, upgrade=upgrade)

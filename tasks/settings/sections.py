@@ -201,6 +201,11 @@ class ImageSection(Section):
     network: Literal["default", "host", "none"] = "default"
     client: Text = Field(default="docker", description="a program's name or path")
     engine: Text | None = Field(default=None, description="an engine's address")
+    apt_snapshot: Text | None = Field(
+        default=None, pattern=r"^\d{8}T\d{6}Z$", description="a moment like 20260901T000000Z, as text"
+    )
+    cache_from: Texts = Field(default=(), description="a list of images in a registry")
+    cache_to: Text | None = Field(default=None, description="inline, or an image's name in a registry")
     deadline_sec: float = Field(default=14_400.0, ge=60, le=604_800)
     sign_key: Text | None = Field(default=None, description="a file's path")
     sign_password_file: Text | None = Field(default=None, description="a file's path")

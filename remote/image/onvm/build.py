@@ -21,7 +21,16 @@ RECORD_FILE = "packed.json"  # beside the context: which archive was packed of w
 
 
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    docker, environment = job["docker"], job["environment"]
+    try:
+        return build(watcher, job)
+    finally:
+        if job.get("login"):
+            shutil.rmtree(job["login"], ignore_errors=True)
+
+
+def build(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
+    docker = [*job["docker"], *(("--config", job["login"]) if job.get("login") else ())]
+    environment = job["environment"]
     there = ask(docker, environment, "image", "inspect", job["image"])
     labels = {} if there is None else there[0]["Config"].get("Labels") or {}
     if there is not None and labels.get(job["label"]) == job["digest"] and not job["anew"]:
@@ -42,7 +51,7 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         code, lines = follow(watcher, [*docker, "pull", job["base"]], environment)
         if code != 0:
             raise reason(lines, code)
-    code, lines = follow(watcher, job["argv"], environment)
+    code, lines = follow(watcher, [*docker, *job["argv"][1:]], environment)
     if code != 0:
         watcher.look_at_disk()
         failure = reason(lines, code)

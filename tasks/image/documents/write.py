@@ -21,9 +21,10 @@ from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import TaskFailed, UsageError, cannot_write
+from tasks.errors import TaskFailed, UsageError, cannot_write, one_line
 from tasks.image import profiles
 from tasks.image.build import client
+from tasks.image.documents.audit import audit
 from tasks.settings.load import Settings, load
 
 LOOK_SEC = 300.0
@@ -66,6 +67,7 @@ def write_documents(context: Context, *, push: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             write_atomic(folder / file, text.encode())
+        found = audit(lock, folder)
     except OSError as error:
         raise cannot_write(folder, error) from None
     kinds = [sum(one.kind == kind for one in inside) for kind in ("python", "debian", "model")]
@@ -73,6 +75,8 @@ def write_documents(context: Context, *, push: bool) -> None:
         f"{about.repository}@{about.digest}: {kinds[0]} Python packages, {kinds[1]} Debian packages, {kinds[2]} models"
     )
     print(f"wrote {', '.join(documents)} to {folder}; none of them is signed")
+    for line in found:
+        print(one_line(line))
     if where is not None:
         _push(settings, where, user, about, {KINDS[file]: text for file, text in texts.items()})
 

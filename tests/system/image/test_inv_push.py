@@ -157,6 +157,21 @@ def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(
     assert 0 < sum(new.values()) < 1_000_000, new
 
 
+def test_an_engine_that_has_nothing_takes_the_layers_from_the_registry(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("with a cache inside")
+    build_vm.inv("build", check=True, IMAGE_CACHE_TO="inline")
+    build_vm.inv("push", check=True)
+    layers = build_vm.layers(IMAGE)
+    build_vm.docker("builder", "prune", "--all", "--force")
+    settings = build_vm.folder / "cache.yaml"
+    settings.write_text(json.dumps({"image": {"cache_from": [f"{REPOSITORY}:test"]}}))
+    build_vm.inv("-f", str(settings), "build", "--anew", check=True)
+    log = (build_vm.jobs()[-1] / "log.txt").read_text()
+    assert "Successfully installed tinystack" not in log
+    assert build_vm.layers(IMAGE) == layers
+    assert logins_left(build_vm) == []
+
+
 def test_a_tag_that_somebody_moved_is_pushed_anew_and_the_digest_stays(build_vm: BuildVm) -> None:
     build_vm.inv("push", check=True)
     digest = record(build_vm)["digest"]

@@ -66,6 +66,29 @@ def look(tmp: Place | None = None, root: Place | None = None, models: tuple[dict
     )
 
 
+def argv(**changes: Any) -> tuple[str, ...]:
+    return plan(dataclasses.replace(WANTED, **changes), FACTS, look(), {}).argv
+
+
+def test_layers_come_from_a_registry_and_go_there_where_asked() -> None:
+    names = ("fra.ocir.io/ns/r:cache", "fra.ocir.io/ns/r:old")
+    words = argv(cache_from=names)
+    assert [words[index + 1] for index, word in enumerate(words) if word == "--cache-from"] == list(names)
+    assert "BUILDKIT_INLINE_CACHE=1" in argv(cache_to="inline")
+    assert "--cache-to" not in argv(cache_to="inline")
+    words = argv(cache_to=names[0])
+    assert words[words.index("--cache-to") + 1] == f"type=registry,ref={names[0]},mode=max"
+    assert words[-1] == WANTED.home + "/context"
+
+
+def test_a_moment_of_the_archive_is_part_of_what_an_image_is_and_a_cache_is_not() -> None:
+    known = labels()["qlora-fleet.build"]
+    assert labels(dataclasses.replace(WANTED, cache_to="inline", cache_from=("r/c:1",)))["qlora-fleet.build"] == known
+    dated = dataclasses.replace(WANTED, apt_snapshot="20260901T000000Z")
+    assert labels(dated)["qlora-fleet.build"] != known
+    assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
+
+
 def labels(wanted: Wanted = WANTED) -> dict[str, str]:
     """The labels of an image built as `wanted`, read off the plan's own command line."""
     argv = plan(wanted, FACTS, look(), {}).argv
