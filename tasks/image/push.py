@@ -7,6 +7,9 @@ more if the registry stops accepting it halfway.
 import contextlib
 import datetime
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +35,9 @@ from tasks.image import jobs, profiles
 from tasks.image.build import client, wanted
 from tasks.image.documents.sign import sign, signing_key
 from tasks.settings.load import Settings, load
-from tasks.tenancy.access.needed import needs_sdk
 
 AGAIN = "inv push"
+MAKES = "inv tenancy.repository"
 STOP = ", `inv push --cancel` stops it"
 LOGINS = 2  # a token may expire between the first layer and the last
 
@@ -59,7 +62,7 @@ def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) ->
         try:
             outcome = _work(settings, vmjob.agent_on(host), request, password, again)
         except vmjob.JobFailed as failure:
-            if failure.kind not in ("absent", "forbidden") or not repository_made(context, where):
+            if failure.kind not in ("absent", "forbidden") or not repository_made(settings, where):
                 raise
             outcome = _work(settings, vmjob.agent_on(host), request, password, again)
         facts = outcome.facts
@@ -70,19 +73,17 @@ def push_image(context: Context, *, dry_run: bool, stale: bool, cancel: bool) ->
             sign(settings, host, where, facts["digest"], (user, password()), key)
 
 
-def repository_made(context: Context, where: Reference) -> bool:
+def repository_made(settings: Settings, where: Reference) -> bool:
     """Ask whether the tenancy is to make the repository that is not there, and have it made; False where not.
 
     OCIR answers 403 as well where a repository does not exist. Without a terminal nothing is asked: the failure of the
-    push names the command. Raises a task's errors.
+    push names the command.
     """
-    if not is_ocir(where.host) or not asks(f"{where.repository} may not be there. `inv tenancy.repository` now?"):
+    if not is_ocir(where.host) or not asks(f"{where.repository} may not be there. `{MAKES}` now?"):
         return False
-    with needs_sdk():  # imported here, because Oracle's SDK is optional and takes a second
-        from tasks.tenancy.repository import make_repository
-
-    make_repository(context, None, immutable=False)
-    return True
+    argv = (sys.executable, "-m", "invoke", *MAKES.split()[1:])  # a process of its own: Oracle's SDK is optional
+    environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(where)}
+    return subprocess.run(argv, cwd=settings.root, env=environment, check=False).returncode == 0
 
 
 def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str:

@@ -8,9 +8,7 @@ import pytest
 import yaml
 from invoke import Context
 
-from remote.image.names import reference
 from tasks.errors import TaskFailed, UsageError
-from tasks.image import push
 from tasks.tenancy.kubeconfig import write_kubeconfig
 from tasks.tenancy.repository import make_repository, who_may_push
 from tasks.tenancy.show import show_tenancy
@@ -95,21 +93,6 @@ def test_a_repository_is_made_once_private_and_immutable_where_asked(
     make_repository(context(), "team/new", immutable=False)
     assert "fra.ocir.io/axns/team/new is there, private" in capsys.readouterr().out
     assert len(tenancy.bodies) == 1
-
-
-def test_a_push_that_finds_no_repository_offers_to_make_it(
-    tenancy: FakeTenancy, context: Make, capsys: Said, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (project / "f.yaml").write_text("registry: {image: 'fra.ocir.io/axns/new:1'}")
-    asked: list[str] = []
-    monkeypatch.setattr(push, "asks", lambda question: bool(asked.append(question)) or len(asked) > 1)
-    where = reference("fra.ocir.io/axns/new:1", "x")
-    assert not push.repository_made(context("f.yaml"), where)  # no
-    assert not tenancy.bodies
-    assert push.repository_made(context("f.yaml"), where)  # yes
-    assert "made fra.ocir.io/axns/new, private" in capsys.readouterr().out
-    assert not push.repository_made(context(), reference("docker.io/me/new:1", "x"))  # none of the tenancy's
-    assert asked == ["fra.ocir.io/axns/new may not be there. `inv tenancy.repository` now?"] * 2
 
 
 def test_a_repository_without_the_right_names_the_policy(tenancy: FakeTenancy, context: Make) -> None:
