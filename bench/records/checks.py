@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -23,16 +24,10 @@ def printable(text: str) -> str:
 
 def check_types(record: Any) -> None:
     """Refuse a scalar or a tuple of texts of the wrong type. Other fields are the schema's to check."""
-    # Under `from __future__ import annotations`, field types are strings; the table below is keyed by them.
-    for field in dataclasses.fields(record):
-        value, annotation = getattr(record, field.name), str(field.type)
-        if annotation.endswith(" | None"):
-            if value is None:
-                continue
-            annotation = annotation.removesuffix(" | None")
-        if annotation not in _TYPES:
+    for name, kind, words, may_be_none in _checked(record.__class__):
+        value = getattr(record, name)
+        if may_be_none and value is None:
             continue
-        kind, words = _TYPES[annotation]
         fits = type(value) is kind if kind is not tuple else isinstance(value, tuple)
         if fits and kind is float:
             fits = math.isfinite(value)
@@ -40,7 +35,19 @@ def check_types(record: Any) -> None:
             fits = all(type(item) is str for item in value)
         if not fits:
             found = str(value) if type(value) is float and not math.isfinite(value) else schema.kind(value)
-            raise TrialError(f"{field.name}: expected {words}, found {found}")
+            raise TrialError(f"{name}: expected {words}, found {found}")
+
+
+@functools.cache
+def _checked(cls: type) -> tuple[tuple[str, type, str, bool], ...]:
+    """Field name, type, its words and whether it may be None, of each field that is checked here."""
+    # Under `from __future__ import annotations`, field types are strings; the table below is keyed by them.
+    annotations = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    return tuple(
+        (name, *_TYPES[plain], plain != annotation)
+        for name, annotation in annotations.items()
+        if (plain := annotation.removesuffix(" | None")) in _TYPES
+    )
 
 
 _TYPES: dict[str, tuple[type, str]] = {

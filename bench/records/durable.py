@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
+PIECE_BYTES = 1 << 16
+
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically: readers see the old file, the new one or none, also after a crash.
@@ -61,11 +63,14 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
 
 def read_regular(path: Path, *, most_bytes: int, follow: bool = True) -> bytes:
     """A file's content. Raises OSError as `open_regular`, and for more than `most_bytes`."""
+    pieces, room = [], most_bytes + 1
     with open_regular(path, follow=follow) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+        while room and (piece := file.read(min(room, PIECE_BYTES))):  # at once, each file would get room for the most
+            pieces.append(piece)
+            room -= len(piece)
+    if not room:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
-    return content
+    return b"".join(pieces)
 
 
 _KINDS = {

@@ -32,6 +32,7 @@ ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 
 
+@schema.shared
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.

@@ -54,7 +54,7 @@ def steps_fault(steps: Steps) -> str | None:
     }
     if len(set(lengths.values())) != 1:
         return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
-    if (number := _first_not(lambda seconds: SHORTEST_STEP_SEC <= seconds <= LONGEST_SEC, steps.step_time_sec)) >= 0:
+    if (number := _first_outside(SHORTEST_STEP_SEC, LONGEST_SEC, steps.step_time_sec)) >= 0:
         return f"step {number + 1} took {steps.step_time_sec[number]!r} s; {_A_STEP}"
     for number, (samples, tokens, useful) in enumerate(
         zip(steps.samples, steps.tokens, steps.useful_tokens, strict=True), start=1
@@ -128,6 +128,13 @@ def _facts_fault(where: str, facts: Mapping[str, Any]) -> str | None:
 
 def _is_sensible(value: float | None) -> bool:
     return value is None or value == 0 or LEAST <= abs(value) <= MOST
+
+
+def _first_outside(low: float, high: float, values: Sequence[float]) -> int:
+    """The place of the first value that is not from `low` to `high`, -1 where all are."""
+    if not values or (low <= min(values) and max(values) <= high):
+        return -1
+    return _first_not(lambda value: low <= value <= high, values)
 
 
 def _first_not(holds: Callable[[Any], bool], values: Iterable[Any]) -> int:

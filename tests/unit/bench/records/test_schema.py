@@ -111,3 +111,33 @@ def test_one_wrong_item_in_a_long_list_is_found_with_its_place(document, said):
     with pytest.raises(schema.SchemaError) as refused:
         schema.from_json(Lists, document, "f")
     assert str(refused.value) == said
+
+
+@schema.shared
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    share: float
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    common: Common
+
+
+def test_of_equal_documents_a_shared_record_is_made_once():
+    one, other = (schema.from_json(Holder, {"common": {"share": 0.5, "names": ["x"]}}) for _ in range(2))
+    assert one.common is other.common
+    another = schema.from_json(Holder, {"common": {"share": 0.5, "names": ["y"]}})
+    assert another.common == Common(share=0.5, names=("y",))
+
+
+def test_what_only_looks_equal_to_a_shared_record_is_refused_where_it_stands():
+    schema.from_json(Holder, {"common": {"share": 1}})
+    with pytest.raises(schema.SchemaError, match=r"^f: common: share: expected a number, found true/false$"):
+        schema.from_json(Holder, {"common": {"share": True}}, "f")
+    nested: list[Any] = []
+    for _ in range(3000):
+        nested = [nested]
+    with pytest.raises(schema.SchemaError, match=r"^g: common: names\[0\]: expected text, found a list$"):
+        schema.from_json(Holder, {"common": {"share": 1, "names": [nested]}}, "g")
