@@ -31,12 +31,14 @@ class OverVm:
     def __init__(self, folder: Path, build_vm: BuildVm, proxy: RegistryProxy) -> None:
         self.folder, self.build_vm, self.proxy = folder, build_vm, proxy
         self.planted = build_vm.shared_folder(PLANTED)
-        self.precious = build_vm.network.home / "precious"
+        self.precious = build_vm.network.home / "walked past"
         self.precious.mkdir()
         (self.precious / "thesis.tex").write_text("all of it")
         build_vm.own(self.precious)
         build_vm.as_other_user(f"ln -s '{self.precious}' '{self.planted}/qlora-fleet'")
         self._edits = 0
+        self._record = build_vm.project / "results" / "image.json"
+        self._record.unlink(missing_ok=True)  # of somebody else's push
 
     def draw(self, chooser: random.Random) -> tuple[str, ...]:
         if chooser.random() < 0.4:
@@ -61,10 +63,9 @@ class OverVm:
         assert done.code != 0 or PLANTED not in " ".join(done.words), "built where another user was first"
         if done.code == 0 and done.words[0] == "build":
             assert self.build_vm.docker("image", "inspect", IMAGE, check=False).returncode == 0, "there is no image"
-        record = self.build_vm.project / "results" / "image.json"
-        if record.exists():
-            self._is_whole(json.loads(record.read_text())["digest"].removeprefix("sha256:"))
-        assert record.exists() or done.code != 0 or done.words[0] != "push", "pushed, and no word of it"
+        if self._record.exists():
+            self._is_whole(json.loads(self._record.read_text())["digest"].removeprefix("sha256:"))
+        assert self._record.exists() or done.code != 0 or done.words[0] != "push", "pushed, and no word of it"
 
     def settle(self, at_last: Callable[..., Done]) -> None:
         at_last("build")

@@ -1,7 +1,7 @@
 """Five short random walks over deploy, bench and collect (tests/chaos), one after the other over the same project.
 
-Left out: build and push, more than two steps a seed, trials with torch, GPUs. Longer ones by hand:
-python -m tests.chaos --seed 1 --minutes 30, and --over vm for build and push.
+Those over build and push: tests/system/image/test_walk.py. Left out: more than two steps a seed, trials with torch,
+GPUs. Longer ones by hand: python -m tests.chaos --seed 1 --minutes 30.
 """
 
 import random
