@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from bench import stack
 from bench.adapter import answering, lora
 from bench.adapter.merge import shards_of
@@ -33,11 +31,9 @@ from bench.data.safetensors_header import read_header
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
 from bench.kinds.finetune import evaluate, material
-from bench.kinds.finetune.checkpoints.checkpoint import ADAPTER
 from bench.kinds.finetune.steps.group import Group
 from bench.machine import fingerprint
-from bench.qlora import recipes
-from bench.qlora.step import Placement, load_base, place
+from bench.qlora.step import Placement, place
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 
@@ -127,12 +123,7 @@ class Checker:
             yield FOLDER, lambda: self._plain(model := self._loaded(folder), ends_of(model))
 
     def _trained(self) -> tuple[list[float], list[answering.Given]]:
-        base = load_base(self.modules, self.trial, self.placement)
-        step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
-        peft_model = getattr(step.model, "peft_model", step.model)
-        found = self.modules.peft.set_peft_model_state_dict(peft_model, load_file(Path(self.wish.adapter) / ADAPTER))
-        if found.unexpected_keys:
-            raise InputError(f"{self.wish.adapter}: {found.unexpected_keys[0]}: not of the trial's adapter")
+        step, peft_model = lora.as_trained(self.modules, self.trial, self.placement, Path(self.wish.adapter))
         rows = material.Rows(self.material, self.tokenizer)
         with evaluate.evaluating(self.modules.torch, step.model):
             losses = evaluate.losses_of(

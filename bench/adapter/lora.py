@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from bench import stack
 from bench.data.inputs import InputError
 from bench.kinds.finetune.checkpoints.checkpoint import ADAPTER, ADAPTER_CONFIG
+from bench.qlora import recipes
+from bench.qlora.step import Placement, TrainingStep, load_base
+from bench.records import Trial
 from bench.records.durable import read_regular, sha256_of
 
 MOST_CONFIG_BYTES = 1 << 20
@@ -41,6 +45,16 @@ class Lora:
             return weight
         a, b = (part.to(weight.device) for part in self.pairs[name])
         return weight.addmm(b, a, alpha=self.scale)
+
+
+def as_trained(modules: Any, trial: Trial, placement: Placement, folder: Path) -> tuple[TrainingStep, Any]:
+    """(the training's own step, its peft model), with the weights of the adapter in `folder`. Raises InputError."""
+    step = recipes.build(trial.recipe, modules, trial, placement, load_base(modules, trial, placement))
+    peft_model = getattr(step.model, "peft_model", step.model)
+    found = modules.peft.set_peft_model_state_dict(peft_model, load_file(folder / ADAPTER))
+    if found.unexpected_keys:
+        raise InputError(f"{folder}: {found.unexpected_keys[0]}: not of the trial's adapter")
+    return step, peft_model
 
 
 def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Lora:

@@ -1,4 +1,4 @@
-"""`python -m bench adapter`: check, merge or lay out for a server what a fine-tuning left.
+"""`python -m bench adapter`: check, merge, ask or lay out for a server what a fine-tuning left.
 
 The request is JSON on standard input. Each line of the answer is a JSON object: {"say": words} as it goes, {"found":
 record} at the end.
@@ -13,7 +13,7 @@ from bench.data.inputs import InputError
 from bench.records import TrialError, schema
 from bench.records.layout import EXIT_NOT_WRITTEN
 
-DOES = {"merge": "merge", "ready": "lay"}
+DOES = {"merge": "merge", "chat": "ask", "ready": "lay"}
 
 
 def work(what: str, keep_in: Path | None) -> int:

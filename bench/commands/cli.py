@@ -148,13 +148,13 @@ def _parser() -> argparse.ArgumentParser:
 
     adapter = commands.add_parser(
         "adapter",
-        help="check, merge or lay out the adapter of a fine-tuning; the request is JSON on standard input",
+        help="check, merge, ask or lay out the adapter of a fine-tuning; the request is JSON on standard input",
         description="check: the held-out loss of an adapter in each form that it can be served in. merge: base and "
-        "adapter to one model folder. ready: base and adapter laid out for a server in the same pod. Exit codes: 2 bad "
-        "input; 4 another base or template than at training; 74 the folder could not be written, and the same request "
-        "goes on.",
+        "adapter to one model folder. chat: conversations. ready: base and adapter laid out for a server in the same "
+        "pod. Exit codes: 2 bad input; 4 another base or template than at training; 74 the folder could not be "
+        "written, and the same request goes on.",
     )
-    adapter.add_argument("what", choices=("check", "merge", "ready"))
+    adapter.add_argument("what", choices=("check", "merge", "chat", "ready"))
     adapter.add_argument("--cache", type=Path, metavar="DIR", help="where the training has kept its examples")
     adapter.set_defaults(act=_adapter)
 

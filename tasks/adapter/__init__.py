@@ -7,5 +7,6 @@ merge    inv adapter.merge: one model folder, after the check
 push     inv adapter.push: into a folder or a registry
 card     the model card
 serve    inv serve, serve.stop: vLLM in the cluster
-served   inv serve.check and inv chat: a server, asked
+served   inv serve.check: a server, asked what the training has answered
+chat     inv chat: questions to a server or to the adapter itself
 """

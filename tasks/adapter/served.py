@@ -1,4 +1,4 @@
-"""`inv serve.check`: does a server answer as the trained adapter did? And `inv chat`, to look at it.
+"""`inv serve.check`: does a server answer as the trained adapter did?
 
 Two kinds of questions are asked greedily: `train.prompts`, which go through the server's own chat template and were
 answered at the end of the training; and the held-out prompts of `inv adapter.check`, which hold the template already.
@@ -6,7 +6,6 @@ Greedy answers part where two tokens are about as likely and one machine rounds 
 when it begins with the same `ALIKE_CHARS` characters. Less than half of them alike is another model or template.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,7 +49,7 @@ class Asked:
 def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> None:
     settings = load(context)
     trained = open_training(settings, run)
-    asked = _asking(settings, url, model, key_file, lambda server, name: list(questions(trained, server, name)))
+    asked = asking(settings, url, model, key_file, lambda server, name: list(questions(trained, server, name)))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("question", "as recorded", "the server says", ""):
         table.add_column(head, overflow="fold")
@@ -107,34 +106,7 @@ def conclusion(trained: Trained, url: str, asked: list[Asked]) -> str:
     return f"{url} answers as run {trained.run.run_id} did: {counts}"
 
 
-def chat(context: Context, url: str, *, model: str | None, key_file: str | None) -> None:
-    """Each line of standard input is a turn; an empty one begins a new conversation."""
-    settings = load(context)
-    _asking(settings, url, model, key_file, _conversation)
-
-
-def _conversation(server: Server, model: str) -> None:
-    has_terminal = sys.stdin.isatty()
-    turns: list[dict[str, str]] = []
-    while True:
-        if has_terminal:
-            print(f"{model}> ", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if not line.strip():
-            turns = []
-            continue
-        turns.append({"role": "user", "content": line.strip()})
-        said = server.chat(model, turns, MOST_TOKENS)
-        turns.append({"role": "assistant", "content": said.text})
-        more = "" if said.has_ended else f" [not ended after {MOST_TOKENS} tokens]"
-        print("\n".join(map(one_line, said.text.splitlines())) + more, flush=True)
-
-
-def _asking(
-    settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[Server, str], T]
-) -> T:
+def asking(settings: Settings, url: str, model: str | None, key_file: str | None, ask: Callable[[Server, str], T]) -> T:
     """What `ask` finds of the server's model; errors as those of a task."""
     key = None if key_file is None else secrets.read(settings, "--key-file", key_file)
     try:

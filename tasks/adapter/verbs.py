@@ -104,9 +104,18 @@ def served(
     check_served(context, url, run, model=model, key_file=key_file)
 
 
-@task(positional=["url"], help=SERVER)
-def chat(context: Context, url: str, model: str | None = None, key_file: str | None = None) -> None:
-    """Ask a served model, line by line."""
-    from tasks.adapter.served import chat as ask
+@task(
+    positional=["url"],
+    help={
+        **SERVER,
+        "url": f"{SERVER['url']}; adapter: none, the adapter itself on the fleet's first worker",
+        "run": f"with adapter: {RUN}",
+    },
+)
+def chat(
+    context: Context, url: str, run: str | None = None, model: str | None = None, key_file: str | None = None
+) -> None:
+    """Ask an adapter, or a server, what you type."""
+    from tasks.adapter.chat import chat as ask
 
-    ask(context, url, model=model, key_file=key_file)
+    ask(context, url, run, model=model, key_file=key_file)

@@ -31,14 +31,12 @@ WAIT_SEC = 300.0
 class Project:
     """A folder in which `inv` can be typed."""
 
-    def __init__(self, folder: Path, model: Path, data: Path, server: ForkServer) -> None:
+    def __init__(self, folder: Path, server: ForkServer) -> None:
         self.folder, self.server = folder, server
         self.options: tuple[str, ...] = ()  # of every `inv`
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")},
             "HOME": str(folder),  # no ~/.invoke.yaml of whoever runs the tests
-            "INVOKE_MODEL_PATH": str(model),
-            "INVOKE_DATA_PATH": str(data),
             "INVOKE_FLEET_SIZE": "2",
             "INVOKE_BENCH_WARMUP_STEPS": "1",
             "INVOKE_BENCH_MEASURED_STEPS": "3",
@@ -128,16 +126,23 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path, tiny_data: Path, inv_server: ForkServer) -> Iterator[Project]:
+def bare_project(tmp_path: Path, inv_server: ForkServer) -> Iterator[Project]:
+    """A project without a model, which takes many seconds to make."""
     folder = tmp_path / """it's a "fleet" of mine"""
     folder.mkdir()
     for name in ("bench", "remote", "reports", "tasks"):
         shutil.copytree(ROOT / name, folder / name)  # with what is compiled
     for name in ("tasks.py", "invoke.yaml"):
         shutil.copy(ROOT / name, folder / name)
-    made = Project(folder, tiny_model, tiny_data, inv_server)
+    made = Project(folder, inv_server)
     yield made
     made.clear_away()
+
+
+@pytest.fixture
+def project(bare_project: Project, tiny_model: Path, tiny_data: Path) -> Project:
+    bare_project.environment |= {"INVOKE_MODEL_PATH": str(tiny_model), "INVOKE_DATA_PATH": str(tiny_data)}
+    return bare_project
 
 
 @pytest.fixture

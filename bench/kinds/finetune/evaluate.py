@@ -8,7 +8,7 @@ example: the same formula for the differences.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -112,25 +112,28 @@ def answers(
     stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompts: Sequence[str], most: int
 ) -> list[str]:
     """The model's greedy answer to each prompt, as the user's turn of a conversation, at most `most` tokens long."""
+    asked = ([{"role": "user", "content": prompt}] for prompt in prompts)
+    return [answer(stack, step, peft_model, tokenizer, messages, most)[0] for messages in asked]
+
+
+def answer(
+    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]], most: int
+) -> tuple[str, bool]:
+    """(the model's greedy answer to a conversation, at most `most` tokens long, whether it ended by itself)."""
     torch = stack.torch
     ends = {tokenizer.eos_token_id, *_listed(getattr(peft_model.generation_config, "eos_token_id", None))} - {None}
     settings = stack.transformers.GenerationConfig(
         max_new_tokens=most, do_sample=False, use_cache=True, eos_token_id=sorted(ends),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )  # fmt: skip
-    found = []
-    with evaluating(torch, step.model), _uncompiled(torch):
-        for prompt in prompts:
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-            device = next(peft_model.parameters()).device
-            ids, mask = encoded["input_ids"].to(device), encoded["attention_mask"].to(device)
-            with step.precision():
-                out = peft_model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
-            found.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip())
-    return found
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    device = next(peft_model.parameters()).device
+    ids, mask = encoded["input_ids"].to(device), encoded["attention_mask"].to(device)
+    with evaluating(torch, step.model), _uncompiled(torch), step.precision():
+        out = peft_model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    made = out[0, ids.shape[1] :]
+    return tokenizer.decode(made, skip_special_tokens=True).strip(), bool(len(made)) and int(made[-1]) in ends
 
 
 def _listed(value: Any) -> list[Any]:

@@ -63,25 +63,27 @@ def read(host: str, path: str) -> bytes:
 
 
 @pytest.fixture
-def pushing(project) -> Path:
+def pushing(bare_project) -> Path:
     """A project with a training that came home; the folder of its adapter."""
-    run = a_run(project.folder / "results" / "20261122-000000-train")
+    run = a_run(bare_project.folder / "results" / "20261122-000000-train")
     adapter = run / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")
     (adapter / "adapter_config.json").write_text('{"r": 4}')
     digest = hashlib.sha256(b"weights").hexdigest()
     type(RECORD)(**{**vars(RECORD), "adapter_sha256": digest}).write(run)
-    secret = project.folder / "token"
+    secret = bare_project.folder / "token"
     secret.write_text(PASSWORD)
     secret.chmod(0o600)
-    project.environment |= {"INVOKE_REGISTRY_USER": USER, "INVOKE_REGISTRY_PASSWORD_FILE": str(secret)}
+    bare_project.environment |= {"INVOKE_REGISTRY_USER": USER, "INVOKE_REGISTRY_PASSWORD_FILE": str(secret)}
     return adapter
 
 
-def test_a_pushed_adapter_can_be_read_back_file_by_file_and_is_sent_once(project, pushing: Path, registry: str) -> None:
+def test_a_pushed_adapter_can_be_read_back_file_by_file_and_is_sent_once(
+    bare_project, pushing: Path, registry: str
+) -> None:
     where = f"{registry}/team/adapter:1"
-    done = project.inv("adapter.push", "--oci", where)
+    done = bare_project.inv("adapter.push", "--oci", where)
     assert done.returncode == 0, done.stderr
     record = json.loads((pushing.parent / "adapter-push.json").read_text())
     content = read(registry, "team/adapter/manifests/1")
@@ -95,15 +97,15 @@ def test_a_pushed_adapter_can_be_read_back_file_by_file_and_is_sent_once(project
     }
     assert files.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
     assert files["adapter_model.safetensors"] == b"weights"
-    again = project.inv("adapter.push", "--oci", where)
+    again = bare_project.inv("adapter.push", "--oci", where)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("is there already") == 4
     assert ": sent" not in again.stdout
 
 
-def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(project, pushing: Path, registry: str) -> None:
+def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(bare_project, pushing: Path, registry: str) -> None:
     where = f"{registry}/team/adapter:2"
-    wrong = project.folder / "wrong"
+    wrong = bare_project.folder / "wrong"
     wrong.write_text("another")
     wrong.chmod(0o600)
     for words, environment, code, said in (
@@ -112,10 +114,10 @@ def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(project, pushing
         (("--oci", where), {"INVOKE_REGISTRY_PASSWORD_FILE": str(wrong)}, 2, f"refuses user {USER} for team/adapter"),
         (("--oci", f"127.0.0.1:{free_ports()}/team/adapter:2"), {}, 3, "goes on"),
     ):
-        done = project.inv("adapter.push", *words, **environment)
+        done = bare_project.inv("adapter.push", *words, **environment)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
         assert said in done.stderr
     (pushing / "adapter_model.safetensors").write_bytes(b"other weights")
-    done = project.inv("adapter.push", "--oci", where)
+    done = bare_project.inv("adapter.push", "--oci", where)
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
     assert "its sha256 is not the one in training.json" in done.stderr

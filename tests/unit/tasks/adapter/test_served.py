@@ -1,7 +1,6 @@
 """A server asked what the training has answered: the same, alike, another model, one that does not end."""
 
 import dataclasses
-import io
 
 import pytest
 from invoke import Context
@@ -72,14 +71,3 @@ def test_without_any_answer_on_record_the_way_to_some_is_named(answered: Trained
         pytest.raises(UsageError, match=r"no answer is on record to compare with; type: inv adapter\.check"),
     ):
         list(served.questions(bare, served.at(server.url, None), "tuned"))
-
-
-@pytest.mark.usefixtures("answered")
-def test_a_chat_remembers_its_turns_until_an_empty_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n\nthree\n"))
-    with StandIn({"two": "2\x1b[2J\nsecond line"}) as server:
-        served.chat(Context(), server.url, model=None, key_file=None)
-    assert [len(one["messages"]) for one in server.asked] == [1, 3, 1]
-    assert capsys.readouterr().out == "?\n2\\x1b[2J\nsecond line\n?\n"

@@ -1,0 +1,37 @@
+"""Conversations with an adapter: each turn is answered with all before it in the prompt."""
+
+import pytest
+
+from bench.adapter import chat
+from bench.data.inputs import Refused
+from bench.kinds.finetune import evaluate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+
+
+def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, adapter, monkeypatch):
+    trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
+    seen, answer = [], evaluate.answer
+
+    def spy(modules, step, model, tokenizer, messages, most):
+        seen.append([dict(one) for one in messages])
+        return answer(modules, step, model, tokenizer, messages, most)
+
+    monkeypatch.setattr(evaluate, "answer", spy)
+    said = []
+    wish = chat.Wish(
+        trial=trial, adapter=str(adapter), model_sha256=None, conversations=[["len?", "why?"], ["len?"]], most=4
+    )
+    found = chat.ask(wish, said.append)
+    assert [[one["role"] for one in messages] for messages in seen] == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user"],
+    ]
+    (first, second), (again,) = found.answers
+    assert first == again, "greedy, and a new conversation"
+    assert seen[1][1]["content"] == first
+    assert [one.removesuffix(" [not ended after 4 tokens]") for one in said] == [first, second, again]
+    assert sum("not ended" in one for one in said) == found.unended
+    with pytest.raises(Refused, match="not the model that the adapter was trained on"):
+        chat.ask(chat.Wish(**{**vars(wish), "model_sha256": "0" * 64}), said.append)
