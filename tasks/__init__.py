@@ -10,7 +10,7 @@ from tasks.cluster.verbs import deploy, logs, nodes, shell, status, teardown
 from tasks.doctor import verbs as doctor
 from tasks.fleet.verbs import bench, cancel, collect, monitor
 from tasks.image import verbs as image
-from tasks.reports.verbs import compare, report, runs
+from tasks.reports.verbs import compare, report, runs, tensorboard
 from tasks.tenancy import verbs as tenancy
 from tasks.train import verbs as train
 from tasks.tuning.verbs import tune
@@ -30,6 +30,7 @@ ns = Collection(
         report,
         runs,
         teardown,
+        tensorboard,
     ),
     *(train.train, tune),
     *(status, shell, logs),

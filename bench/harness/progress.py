@@ -1,14 +1,16 @@
-"""What people see of a running trial: a log on standard output, and progress.json. Neither is a result."""
+"""What people see of a running trial: a log on standard output, progress.json, steps.jsonl. None is a result."""
 
+import contextlib
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.records import schema
-from bench.records.layout import PROGRESS_FILE
+from bench.records.layout import PROGRESS_FILE, STEPS_FILE
 from bench.records.run import Progress
 
 TAIL_LINES = 40
@@ -63,3 +65,27 @@ class ProgressFile:
             if not self._failed:
                 self._log(f"{self._path}: cannot be written: {error.strerror}; going on without it")
             self._failed = True
+
+
+class StepsFile:
+    """Adds lines to steps.jsonl in a folder: each step of a training and each held-out loss, as they come.
+
+    Opened for each line, so that a line is there when it is written. No fsync: training.json has all of it in the end.
+    """
+
+    def __init__(self, folder: Path, log: Log) -> None:
+        """An earlier file is removed."""
+        self._path, self._log = folder / STEPS_FILE, log
+        self._failed = False
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def __call__(self, *lines: Mapping[str, Any]) -> None:
+        if self._failed:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+        except OSError as error:
+            self._failed = True
+            self._log(f"{self._path}: cannot be written: {error.strerror}; going on without it")

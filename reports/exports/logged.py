@@ -56,14 +56,17 @@ class Logged:
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
-def of_run(folder: Path) -> tuple[Logged, ...]:
-    """What the run's folder holds now, in the plan's order: while it goes on, what came home. Raises ReportError."""
+def of_run(folder: Path, so_far: Path | None = None) -> tuple[Logged, ...]:
+    """What the run's folder holds now, in the plan's order: while it goes on, what came home. Raises ReportError.
+
+    `so_far` is the steps.jsonl of a training whose end is not here yet.
+    """
     try:
         run = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
         raise ReportError(f"{error}; choose another run with --run") from None
     if any(planned.trial.training is not None for planned in run.planned):
-        return (_training(folder, run),)
+        return (_training(folder, run, so_far),)
     read = load(folder)
     return tuple(_trial(one, read.label_of[one.trial_id], run) for one in read.results)
 
@@ -101,12 +104,12 @@ def _steps_of(result: TrialResult, began: float) -> Iterator[Point]:
             yield Point(step=step, at=at, phase=phase, values=_finite({**row, **_speed(row, row["useful_tokens"])}))
 
 
-def _training(folder: Path, run: RunRecord) -> Logged:
+def _training(folder: Path, run: RunRecord, so_far: Path | None) -> Logged:
     planned = run.planned[0]
     trial, home = planned.trial, folder / TRIALS_FOLDER / planned.trial_id
     began = _seconds(run.created_at)
     end, results = None, dict[str, float | None]()
-    if (home / TRAINING_FILE).exists():
+    if so_far is None and (home / TRAINING_FILE).exists():
         found = told.read(folder)
         record = found.record
         measured, held_out, end = record.steps, record.evaluations, record.status
@@ -116,10 +119,11 @@ def _training(folder: Path, run: RunRecord) -> Logged:
         if (last := told.of_adapter(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
     else:
+        path = so_far or home / STEPS_FILE
         try:
-            measured, held_out = steps.read(home / STEPS_FILE)
+            measured, held_out = steps.read(path)
         except OSError as error:
-            raise ReportError(f"{home / STEPS_FILE}: cannot be read: {error.strerror}") from None
+            raise ReportError(f"{path}: cannot be read: {error.strerror}") from None
     points = tuple(_course(measured, held_out, began))
     return Logged(
         run_id=run.run_id,

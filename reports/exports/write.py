@@ -24,11 +24,12 @@ def check(formats: Sequence[str]) -> None:
         raise ReportError("--format wandb: wandb is not installed; `pip install wandb`, then type the same again")
 
 
-def export(run_folder: Path, formats: Sequence[str]) -> tuple[Path, ...]:
-    """Write what a run's folder holds in these formats; the folder of each. Raises ReportError."""
+def export(run_folder: Path, formats: Sequence[str], so_far: Path | None = None) -> tuple[Path, ...]:
+    """Write what a run's folder holds in these formats; the folder of each. `so_far` as in `of_run`. Raises
+    ReportError."""
     if not formats:
         return ()
-    found, report = of_run(run_folder), run_folder / REPORT_FOLDER
+    found, report = of_run(run_folder, so_far), run_folder / REPORT_FOLDER
     try:
         report.mkdir(exist_ok=True)
         return tuple(FORMATS[name](report, found) for name in formats)

@@ -28,6 +28,20 @@ def report(
     write_report(context, run, watch=watch, against=against, formats=format or ())
 
 
+@task(
+    help={
+        "run": "the run's id (default: the newest run)",
+        "port": "where it listens, on this machine alone",
+        "once": "write the event files of what there is now, start nothing, and end",
+    }
+)
+def tensorboard(context: Context, run: str | None = None, port: str = "6006", once: bool = False) -> None:
+    """Start TensorBoard on a run, also while it goes on."""
+    from tasks.reports.tensorboard import show
+
+    show(context, run, port=port, once=once)
+
+
 @task(help={"json": "print one JSON object for programs"})
 def runs(context: Context, json: bool = False) -> None:
     """List the runs: how far each came, what its report says."""

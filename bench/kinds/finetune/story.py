@@ -1,8 +1,9 @@
-"""What rank 0 reports of a training, told on: to the record as it comes, and to training.json at the end."""
+"""What rank 0 reports of a training: told on to the record and steps.jsonl as it comes, in the end to training.json."""
 
 from pathlib import Path
 from typing import Any
 
+from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
 from bench.kinds.distributed.torchrun import Torchrun
 from bench.kinds.finetune.checkpoints.checkpoint import History, State
@@ -27,6 +28,8 @@ class Story:
         self._seconds = before.seconds
         self._restarts = restarted(folder, record.request.attempt, before.step)
         self._said: dict[str, Any] = {}
+        self._so_far = StepsFile(record.request.out, record.log)  # begins with what earlier attempts have measured
+        self._so_far(*self._history.rows(), *({"evaluation": schema.to_json(one)} for one in self._evaluations))
         record.steps_planned, record.steps_before = planned, before.step
         record.shown |= {"restarts": len(self._restarts), "checkpoint_step": None if found is None else before.step}
         self._show_loss()
@@ -77,6 +80,7 @@ class Story:
 
     def _step(self, *, rows: int, **values: Any) -> None:
         self._history.add(**values)
+        self._so_far(values)
         self._seconds += values["step_time_sec"]
         record, ranks = self.record, self.record.trial.world_size
         record.shown["useful_tokens_per_sec"] = values["tokens"] / values["step_time_sec"]
@@ -91,6 +95,7 @@ class Story:
 
     def _evaluated(self, found: Evaluation) -> None:
         self._evaluations.append(found)
+        self._so_far({"evaluation": schema.to_json(found)})
         self._show_loss()
         interval = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
         change = "" if found.change is None else f", {found.change:+.4f} since the start"

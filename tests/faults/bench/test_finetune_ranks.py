@@ -18,6 +18,7 @@ from bench import stack
 from bench.kinds.distributed.torchrun import descendants
 from bench.records.result import End, TrialResult
 from bench.records.training import TrainingRecord
+from reports.read import steps as so_far
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.rankpids import alive, end
@@ -119,6 +120,7 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     below = descendants(process.pid)
     process.kill()
     process.communicate()
+    seen, _ = so_far.read(training.out / "steps.jsonl")
     deadline = time.monotonic() + WAIT_SEC
     while alive(below) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -127,6 +129,8 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     assert found.adapter_sha256 == quiet.adapter_sha256
     assert found.steps.loss == quiet.steps.loss
     assert found.steps.step == list(range(1, STEPS + 1))
+    assert so_far.read(training.out / "steps.jsonl") == (found.steps, found.evaluations)
+    assert seen.loss == found.steps.loss[: len(seen.loss)] != []
     reasons = [restart.reason for restart in found.restarts]
     assert [words.partition(":")[0] for words in reasons] == ["LOST", "PREEMPTED", "ended without a word"]
     assert [restart.attempt for restart in found.restarts] == [2, 3, 4]

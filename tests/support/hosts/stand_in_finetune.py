@@ -23,6 +23,7 @@ from pathlib import Path
 from bench.data.inputs import InputError, Inputs
 from bench.data.trial_inputs import check_trial
 from bench.harness.ends import Stopped, Stops, WorkerGone
+from bench.harness.progress import StepsFile
 from bench.harness.record import Record
 from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
 from bench.records import Trial
@@ -90,6 +91,8 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
     steps = spec.max_steps or 40
     done, total, found = _newest(folder)
     record.steps_planned = steps
+    so_far = StepsFile(record.request.out, record.log)
+    so_far(*map(_measured, range(1, done + 1)))
     restarts = [Restart(attempt=record.request.attempt, from_step=done, reason="", lost_steps=0, lost_sec=0.0)] * (
         record.request.attempt > 1
     )
@@ -112,6 +115,7 @@ def measure(record: Record, _: Inputs, stops: Stops) -> None:
             if done % CHECKPOINT_EVERY == 0:
                 _write(folder, done, total)
                 found = done
+            so_far(_measured(done))
             _show(record, done, steps, found)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write(folder, done, total)
@@ -155,12 +159,24 @@ def _show(record: Record, step: int, steps: int, checkpoint: int | None) -> None
     )
 
 
+def _measured(step: int) -> dict[str, float]:
+    counts = {"targets": 32, "tokens": TOKENS, "samples": 2}
+    return {
+        "step": step,
+        "loss": 1.0 / step,
+        "learning_rate": 0.1,
+        "gradient_norm": 1.0,
+        **counts,
+        "step_time_sec": STEP_SEC,
+    }
+
+
 def _finish(record: Record, total: int, steps: int, stop: str, restarts: list[Restart]) -> None:
     adapter = record.request.out / "adapter"
     adapter.mkdir(exist_ok=True)
     (adapter / ADAPTER).write_text(f"{total}\n")
     (adapter / "adapter_config.json").write_text("{}\n")
-    numbers = list(range(1, steps + 1))
+    rows = [_measured(step) for step in range(1, steps + 1)]
     TrainingRecord(
         run_id=record.request.run_id,
         trial_id=record.request.trial_id or "train",
@@ -171,16 +187,7 @@ def _finish(record: Record, total: int, steps: int, stop: str, restarts: list[Re
         stop=stop,
         steps_planned=steps,
         steps_done=steps,
-        steps=TrainedSteps(
-            step=numbers,
-            loss=[1.0 / n for n in numbers],
-            learning_rate=[0.1] * steps,
-            gradient_norm=[1.0] * steps,
-            targets=[32] * steps,
-            tokens=[TOKENS] * steps,
-            samples=[2] * steps,
-            step_time_sec=[STEP_SEC] * steps,
-        ),
+        steps=TrainedSteps(**{name: [row[name] for row in rows] for name in rows[0]}),
         evaluations=[
             Evaluation(step=0, loss=2.0, low=1.9, high=2.1, rows=9, targets=99, is_best=False),
             Evaluation(

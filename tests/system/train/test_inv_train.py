@@ -110,6 +110,11 @@ def test_ctrl_c_leaves_the_training_alone_and_cancel_stops_it_with_a_checkpoint(
     hold.touch()
     assert project.trainers()
 
+    shown = project.inv("tensorboard", "--once")
+    assert shown.returncode == 0, shown.stderr
+    (events,) = (project.folder / shown.stdout.strip() / "train").iterdir()
+    assert events.read_bytes().count(b"train/loss") >= 5  # so far, though nobody follows it
+
     second = project.inv("train")
     assert second.returncode == 3
     assert "inv train --resume=" in one_line(second)

@@ -23,7 +23,7 @@ import re
 import shutil
 import tempfile
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,12 @@ class History:
 
     def content(self) -> bytes:
         return b"".join(column.tobytes() for column in self.columns.values())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each step, by the columns' names."""
+        columns = vars(self.record())
+        for row in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, row, strict=True))
 
     def record(self) -> TrainedSteps:
         columns: dict[str, Any] = {name: list(column) for name, column in self.columns.items()}

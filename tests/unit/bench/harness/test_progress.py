@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.progress import TAIL_LINES, Log, ProgressFile
+from bench.harness.progress import TAIL_LINES, Log, ProgressFile, StepsFile
 from bench.records import schema
 from bench.records.run import Progress
 
@@ -76,3 +76,18 @@ def test_progress_that_cannot_be_written_is_said_once(tmp_path: Path, capsys):
     file(progress("warmup", 1))
     file(progress("measure", 1))
     assert capsys.readouterr().out.count("cannot be written: No such file or directory; going on without it") == 1
+
+
+def test_steps_are_added_line_by_line_after_those_of_earlier_attempts(tmp_path: Path):
+    (tmp_path / "steps.jsonl").write_text("of another training\n")
+    file = StepsFile(tmp_path, Log(lambda: 0.0))
+    file({"step": 1}, {"step": 2})
+    file({"step": 3})
+    assert (tmp_path / "steps.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+
+
+def test_steps_that_cannot_be_written_are_said_once(tmp_path: Path, capsys):
+    file = StepsFile(tmp_path / "gone", Log(lambda: 0.0))
+    file({"step": 1})
+    file({"step": 2})
+    assert capsys.readouterr().out.count("steps.jsonl: cannot be written: No such file or directory; going on") == 1

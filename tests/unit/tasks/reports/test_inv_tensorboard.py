@@ -1,0 +1,177 @@
+"""`inv tensorboard`: what it writes while a run goes on, and what it says. tests/system/train has a real training."""
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from invoke.context import Context
+
+from bench.records.layout import LEDGER_FILE
+from bench.records.result import End
+from remote.fleet.ledger import Ledger
+from remote.hosts.host import HostError
+from tasks.errors import TaskFailed, UsageError
+from tasks.reports import sofar
+from tasks.reports import tensorboard as showing
+from tasks.reports.verbs import tensorboard
+from tests.support.reports import synthetic, training_run
+
+ROW = {"learning_rate": 0.1, "gradient_norm": 1.0, "targets": 5, "tokens": 9, "samples": 1, "step_time_sec": 2.0}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", fleet=SimpleNamespace(kind="local"))
+    monkeypatch.setattr(showing, "load", lambda _: settings)
+    monkeypatch.setattr(showing, "find_spec", lambda _: object())
+    monkeypatch.setattr(showing, "EVERY_SEC", 0.0)
+    monkeypatch.chdir(tmp_path)
+    return settings.results_folder
+
+
+@pytest.fixture
+def training(results, monkeypatch):
+    """A training that goes on; `measure(n)` has it do its n first steps."""
+    folder = training_run.a_run(results / "r")
+    (folder / "trials" / "train" / "training.json").unlink()
+    (folder / LEDGER_FILE).unlink()
+    Ledger.create(folder / LEDGER_FILE, ["train"]).started("train", 1, "worker-0", "/jobs/train.1", 2)
+    (results / "latest").symlink_to("r")
+    done = []
+
+    def pull(agent, root, into, *, only, **_):
+        assert (agent.host.name, root, only) == ("worker-0", "/jobs/train.1/out", ("steps.jsonl",))
+        (into / "steps.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done))
+
+    monkeypatch.setattr(sofar, "workers", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(sofar, "pull", pull)
+    return SimpleNamespace(folder=folder, measure=lambda count: done.extend(range(len(done) + 1, count + 1)))
+
+
+class TensorBoard:
+    """In the place of TensorBoard's process: counts the steps in its files when looked at, and ends after `looks`."""
+
+    def __init__(self, looks, then=lambda _: None, says=b""):
+        self.looks, self.then, self.says, self.seen = looks, then, says, []
+
+    def __call__(self, command, *, stdout, **_):
+        self.command, self.folder = command, command[command.index("--logdir") + 1]
+        stdout.write(self.says)
+        self.returncode = None
+        return self
+
+    def poll(self):
+        self.seen.append(count_of(self.folder))
+        self.then(len(self.seen))
+        self.returncode = 1 if len(self.seen) == self.looks else None
+        return self.returncode
+
+    def terminate(self):
+        pass
+
+    def wait(self, _timeout=None):
+        pass
+
+
+def count_of(folder):
+    return sum(path.read_bytes().count(b"train/loss") for path in Path(folder).glob("*/*"))
+
+
+def started(monkeypatch, process):
+    monkeypatch.setattr(subprocess, "Popen", process)
+    return process
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def test_a_training_that_goes_on_is_shown_step_by_step(training, monkeypatch, capsys):
+    training.measure(2)
+    process = started(monkeypatch, TensorBoard(4, lambda looks: training.measure(2 + looks)))
+    port = free_port()
+    with pytest.raises(TaskFailed):
+        tensorboard(Context(), port=port)
+    assert process.seen == [2, 3, 4, 5]
+    assert capsys.readouterr().out == f"http://127.0.0.1:{port}/ shows run r; Ctrl-C ends it\n"
+
+
+def test_once_it_is_collected_its_own_record_is_shown(training, capsys):
+    training.measure(1)
+    tensorboard(Context(), once=True)
+    Ledger(training.folder / LEDGER_FILE).ended("train", End.SUCCEEDED, None, 1)
+    training_run.RECORD.write(training.folder / "trials" / "train")
+    tensorboard(Context(), once=True)
+    assert count_of(training.folder / "report" / "tensorboard") == 2
+    assert not (training.folder / "so-far").exists()
+    assert capsys.readouterr().out == "results/r/report/tensorboard\n" * 2
+
+
+def test_a_worker_that_does_not_answer_leaves_what_is_here(training, monkeypatch, capsys):
+    training.measure(2)
+    tensorboard(Context(), once=True)
+
+    def gone(*_, **__):
+        raise HostError("worker-0: no route to host")
+
+    monkeypatch.setattr(sofar, "pull", gone)
+    tensorboard(Context(), once=True)
+    assert "! worker-0: no route to host; shown is what is here\n" in capsys.readouterr().out
+    assert count_of(training.folder / "report" / "tensorboard") == 2
+
+
+def test_a_benchmarks_trials_are_shown_as_they_come_home(results, monkeypatch):
+    folder, run = results / synthetic.RUN_ID, synthetic.record(workers=1)
+    folder.mkdir(parents=True)
+    run.write(folder)
+    (results / "latest").symlink_to(synthetic.RUN_ID)
+    ledger = Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in run.planned])
+
+    def come_home(looks):
+        if looks <= 2:
+            plan = run.planned[looks - 1]
+            synthetic.write_result(folder, synthetic.result(plan, run_id=run.run_id))
+            ledger.started(plan.trial_id, 1, "worker-1", "/jobs")
+            ledger.ended(plan.trial_id, End.SUCCEEDED, None, 1)
+
+    process = started(monkeypatch, TensorBoard(4, come_home))
+    with pytest.raises(TaskFailed):
+        tensorboard(Context(), port=free_port())
+    assert process.seen == [0, 15, 30, 30]
+
+
+@pytest.mark.usefixtures("training")
+def test_without_tensorboard_one_line_says_how_to_have_it(monkeypatch):
+    monkeypatch.setattr(showing, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"tensorboard is not installed; `pip install tensorboard`") as caught:
+        tensorboard(Context())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("training")
+def test_a_port_that_is_taken_is_named_with_another():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"--port {port}: Address already in use; choose .* --port {port + 1}"):
+            tensorboard(Context(), port=str(port))
+
+
+@pytest.mark.usefixtures("training")
+@pytest.mark.parametrize("port", ["0", "65536", "x", "80.5"])
+def test_what_is_no_port_is_refused(port):
+    with pytest.raises(UsageError, match="--port: expected a port, 1 to 65535"):
+        tensorboard(Context(), port=port)
+
+
+@pytest.mark.usefixtures("training")
+def test_when_tensorboard_ends_its_last_words_are_said(monkeypatch):
+    started(monkeypatch, TensorBoard(1, says=b"Traceback\nImportError: numpy\n"))
+    with pytest.raises(TaskFailed, match="TensorBoard ended with exit code 1: ImportError: numpy"):
+        tensorboard(Context(), port=free_port())
