@@ -125,18 +125,25 @@ class Project:
         self.wait_until(all_gone, "its workers' processes to die")
 
 
-@pytest.fixture
-def bare_project(tmp_path: Path, inv_server: ForkServer) -> Iterator[Project]:
-    """A project without a model, which takes many seconds to make."""
-    folder = tmp_path / """it's a "fleet" of mine"""
+@contextlib.contextmanager
+def made_project(place: Path, server: ForkServer) -> Iterator[Project]:
+    """A copy of this project in `place`, of whose workers nothing is left afterwards."""
+    folder = place / """it's a "fleet" of mine"""
     folder.mkdir()
     for name in ("bench", "remote", "reports", "tasks"):
         shutil.copytree(ROOT / name, folder / name)  # with what is compiled
     for name in ("tasks.py", "invoke.yaml"):
         shutil.copy(ROOT / name, folder / name)
-    made = Project(folder, inv_server)
+    made = Project(folder, server)
     yield made
     made.clear_away()
+
+
+@pytest.fixture
+def bare_project(tmp_path: Path, inv_server: ForkServer) -> Iterator[Project]:
+    """A project without a model, which takes many seconds to make."""
+    with made_project(tmp_path, inv_server) as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,82 +6,34 @@ Not covered: GPUs, an image, a network between the pods other than this machine'
 
 import json
 import os
-import shutil
 import signal
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.records.result import TrialResult
+from tests.support import inv_pods
 from tests.support.hosts.stand_in_training import put_into
-from tests.support.kubernetes import Cluster, unavailable
-from tests.support.paths import ROOT
-from tests.support.pods import SELECTOR, SHARED, job, volume
+from tests.support.kubernetes import Cluster
 from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS = 4
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pods run: bench/, whose trainings on one device compute nothing."""
-    folder = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "bench", folder / "bench")
-    put_into(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
-    seen = [tiny_model, tiny_data.parent, workspace]
-    with Cluster(nodes=PODS, image_paths=seen, image_environment={"GLOO_SOCKET_IFNAME": "lo"}) as cluster:
-        cluster.apply(*volume(), job(PODS))
-        yield cluster
+workspace, cluster = inv_pods.fixtures(PODS, put_into)
 
 
 @pytest.fixture
 def pods(project, cluster: Cluster, workspace: Path, request: pytest.FixtureRequest):
     """A project whose fleet is the cluster's pods."""
-    ready = "--for=condition=Ready", "--selector", SELECTOR
-    cluster.wait_until(lambda: len(live(cluster)) == PODS, "a pod for every index")
-    assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
-    settings = {
-        "fleet": {
-            "kind": "pods",
-            "workspace": str(workspace),
-            "pods": {
-                "selector": SELECTOR,
-                "python": sys.executable,
-                "scratch": "/scratch/fleet",
-                "shared": f"{SHARED}/{abs(hash(request.node.name))}",
-                "threads": 1,
-            },
-        },
-        "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
-    }
+    inv_pods.await_pods(cluster, PODS)
+    settings = inv_pods.settings_of(cluster, workspace, f"b{abs(hash(request.node.name))}")
     (project.folder / "pods.yaml").write_text(json.dumps(settings))
     project.environment["INVOKE_BENCH_SPREAD"] = "shard"
     project.options = ("-f", "pods.yaml")
     return project
-
-
-def live(cluster: Cluster) -> list[str]:
-    pods = cluster.objects("pods", "default")
-    return [
-        pod["metadata"]["name"]
-        for pod in pods
-        if not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") == "Running"
-    ]
-
-
-def pod_of(cluster: Cluster, worker: str) -> str:
-    return next(name for name in live(cluster) if name.startswith(f"bench-{worker.rpartition('-')[2]}-"))
 
 
 def ends(project) -> dict[str, str]:
@@ -105,14 +57,14 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate(timeout=10)
     victim, other = started
-    cluster.faults.delete_pod(pod_of(cluster, victim["worker"]), grace=0)
+    cluster.faults.delete_pod(inv_pods.pod_of(cluster, victim["worker"]), grace=0)
 
     second = pods.inv("bench", "--resume")
     assert second.returncode == 0, second.stderr
     assert set(ends(pods).values()) == {"SUCCEEDED"}
     assert len([event for event in pods.events("started") if event["trial_id"] == other["trial_id"]]) == 1
 
-    cluster.faults.delete_pod(pod_of(cluster, other["worker"]), grace=0)  # it was done; only its pod is gone
+    cluster.faults.delete_pod(inv_pods.pod_of(cluster, other["worker"]), grace=0)  # it was done; only its pod is gone
     third = pods.inv("collect")
     assert third.returncode == 0, third.stderr
     for event in started:
@@ -148,7 +100,7 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
     )
 
     def ranks(worker: str) -> list[int]:
-        words = cluster.processes(pod_of(cluster, worker))
+        words = cluster.processes(inv_pods.pod_of(cluster, worker))
         return [
             pid
             for pid, argv in words.items()
@@ -156,7 +108,7 @@ def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, 
         ]
 
     pods.wait_until(lambda: ranks("worker-0") and ranks("worker-1"), "ranks in both pods")
-    cluster.faults.delete_pod(pod_of(cluster, "worker-1"), grace=0)
+    cluster.faults.delete_pod(inv_pods.pod_of(cluster, "worker-1"), grace=0)
     out, err = running.communicate(timeout=300)
     assert running.returncode == 0, out + err
     assert ends(pods) == {"ddp-2": "SUCCEEDED"}

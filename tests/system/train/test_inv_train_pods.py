@@ -7,9 +7,7 @@ repeated or left out shows. Not covered: GPUs, a network between pods other than
 
 import json
 import os
-import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,34 +15,18 @@ from typing import Any
 import pytest
 
 from bench.records.training import TrainingRecord
+from tests.support import inv_pods
 from tests.support.hosts.stand_in_finetune import put_into
-from tests.support.kubernetes import Cluster, unavailable
+from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
-from tests.support.pods import EVICTION, SELECTOR, SHARED, job, volume
+from tests.support.pods import EVICTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, STEPS = 2, 60
 SUM_OF_STEPS = f"{STEPS * (STEPS + 1) // 2}\n"
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pods run: bench/, whose fine-tunings compute nothing."""
-    folder = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "bench", folder / "bench")
-    put_into(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
-    seen = [tiny_model, tiny_data.parent, workspace]
-    own = {"GLOO_SOCKET_IFNAME": "lo"}
-    with Cluster(nodes=PODS, image_paths=seen, image_environment=own, toleration_scale=EVICTION) as cluster:
-        cluster.apply(*volume(), job(PODS, grace_sec=30))
-        yield cluster
+workspace, cluster = inv_pods.fixtures(PODS, put_into, grace_sec=30, toleration_scale=EVICTION)
 
 
 class Training:
@@ -53,23 +35,9 @@ class Training:
     def __init__(self, project: Any, cluster: Cluster, workspace: Path, label: str) -> None:
         self.project, self.cluster, self.label = project, cluster, label
         self.hold = put_into(workspace)
-        self.settings: dict[str, Any] = {
-            "fleet": {
-                "kind": "pods",
-                "size": 2,
-                "workspace": str(workspace),
-                "lost_after_sec": 21.0,  # 15 s of these are for the last try
-                "pods": {
-                    "selector": SELECTOR,
-                    "python": sys.executable,
-                    "scratch": f"/scratch/{label}",
-                    "shared": f"{SHARED}/{label}",
-                    "threads": 1,
-                },
-            },
-            "train": {"max_steps": STEPS, "max_seq_len": 256},
-            "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
-        }
+        self.settings: dict[str, Any] = inv_pods.settings_of(cluster, workspace, label)
+        self.settings["fleet"] |= {"size": PODS, "lost_after_sec": 21.0}  # 15 s of these are for the last try
+        self.settings["train"] = {"max_steps": STEPS, "max_seq_len": 256}
         del project.environment["INVOKE_FLEET_SIZE"]
         project.options = ("-f", "pods.yaml")
         self.set()
@@ -101,10 +69,7 @@ class Training:
         return str(self.cluster.pod(self.pod_of(worker))["spec"]["nodeName"])
 
     def pod_of(self, worker: str) -> str:
-        """The pod of this worker that lives."""
-        index = worker.rpartition("-")[2]
-        names = [name for name in live(self.cluster) if name.startswith(f"bench-{index}-")]
-        return names[0] if names else ""
+        return inv_pods.pod_of(self.cluster, worker)
 
     def ends_well(self, process: Any) -> str:
         out, err = process.communicate(timeout=300)
@@ -116,21 +81,11 @@ class Training:
         return str(out + err)
 
 
-def live(cluster: Cluster) -> list[str]:
-    return [
-        pod["metadata"]["name"]
-        for pod in cluster.objects("pods", "default")
-        if not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") == "Running"
-    ]
-
-
 @pytest.fixture
 def training(project: Any, cluster: Cluster, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Training]:
     for node in cluster.objects("nodes"):
         cluster.faults.find_node(node["metadata"]["name"])
-    cluster.wait_until(lambda: len(live(cluster)) == PODS, "a pod for every index")
-    ready = "--for=condition=Ready", "--selector", SELECTOR
-    assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
+    inv_pods.await_pods(cluster, PODS)
     made = Training(project, cluster, workspace, f"t{abs(hash(request.node.name))}")
     yield made
     made.hold.unlink(missing_ok=True)

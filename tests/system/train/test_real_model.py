@@ -1,0 +1,266 @@
+"""The promise with real weights: SmolLM2-135M-Instruct over four ranks, killed ten times on the way, ends with the
+adapter of a training that nobody touched, bit by bit; on local workers and over pods.
+
+    THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/train/test_real_model.py
+
+takes an hour on two cores. REAL_MODEL is a folder that `inv model.demo --real` made; without it the model is made here.
+KILLS_SEED=2 draws other moments. Everything is real but the cluster, which is the tests' own.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.kinds.distributed.torchrun import descendants
+from bench.records.training import TrainingRecord
+from tests.support import inv_pods
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
+from tests.support.pods import job, volume
+from tests.support.thorough import only_thorough
+from tests.system.conftest import Project, made_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(14_400), only_thorough]
+RANKS, STEPS, KILLS = 4, 12, 10
+PATIENCE_SEC = 1800.0  # for one wait, on a machine that does other things too
+SETTINGS = {
+    "max_seq_len": 96, "micro_batch_size": 1, "rows_per_step": RANKS, "max_steps": STEPS, "validation": 0.05,
+    "learning_rate": 0.002, "gradient_checkpointing": False, "checkpoint_sec": 10.0, "max_restarts": 2 * KILLS,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The model's folder and the orders to learn from."""
+    place = tmp_path_factory.mktemp("real")
+    model, data = Path(os.environ.get("REAL_MODEL", place / "smollm2")).resolve(), place / "orders.jsonl"
+    words = (sys.executable, "-m", "bench", "demo", "--real", "--model", str(model), "--data", str(data))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"the real model is not to be had here: {done.stderr.strip().splitlines()[-1]}")
+    return model, data
+
+
+@pytest.fixture(scope="module")
+def projects(real: tuple[Path, Path], inv_server: Any, tmp_path_factory: Any) -> Iterator[Callable[[], Project]]:
+    opened = []
+
+    def make() -> Project:
+        opened.append(made_project(tmp_path_factory.mktemp("project"), inv_server))
+        project = opened[-1].__enter__()
+        inputs = {"INVOKE_MODEL_PATH": str(real[0]), "INVOKE_DATA_PATH": str(real[1])}
+        project.environment |= inputs | {"INVOKE_FLEET_SIZE": str(RANKS)}
+        set_up(project, {"train": SETTINGS})
+        return project
+
+    yield make
+    for one in opened:
+        one.__exit__(None, None, None)
+
+
+def set_up(project: Project, settings: dict[str, Any]) -> None:
+    (project.folder / "real.json").write_text(json.dumps(settings))
+    project.options = ("-f", "real.json")
+
+
+@pytest.fixture(scope="module")
+def quiet(projects: Callable[[], Project]) -> TrainingRecord:
+    """The training on local workers that nobody touches."""
+    project, began = projects(), time.monotonic()
+    out, err = project.start("train").communicate(timeout=PATIENCE_SEC)
+    found = TrainingRecord.read(project.run_folder() / "training.json")
+    assert (found.stop, found.steps.step, found.restarts) == ("finished", list(range(1, STEPS + 1)), []), out + err
+    tell(f"quiet, in {time.monotonic() - began:.0f} s: adapter {found.adapter_sha256}")
+    return found
+
+
+def tell(words: str) -> None:
+    print(words, flush=True)
+
+
+class Struck(ABC):
+    """A training under way, and the ways to kill it. Each returns once it has struck."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.operator = project.start("train")
+
+    @property
+    @abstractmethod
+    def checkpoints(self) -> Path:
+        """The folder with its checkpoints."""
+
+    @abstractmethod
+    def ranks(self) -> list[int]:
+        """The processes of its ranks."""
+
+    @property
+    @abstractmethod
+    def kills(self) -> dict[str, Callable[[], None]]:
+        """Ways to kill it, by name."""
+
+    @property
+    def step(self) -> int:
+        return max((int(path.name.partition("-")[2]) for path in self.checkpoints.glob("step-*")), default=0)
+
+    def await_(self, holds: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SEC
+        while not holds():
+            assert self.operator.poll() is None, self.operator.communicate()
+            assert time.monotonic() < deadline, f"{what}: waited {PATIENCE_SEC:g} s"
+            time.sleep(0.2)
+
+    def all_ranks(self) -> None:
+        for pid in self.ranks():
+            os.kill(pid, signal.SIGKILL)
+
+    def one_rank(self) -> None:
+        os.kill(random.choice(self.ranks()), signal.SIGKILL)
+
+    def operator_(self) -> None:
+        os.killpg(self.operator.pid, signal.SIGKILL)
+        self.operator.communicate(timeout=60)
+        self.operator = self.project.start("train", "--resume")
+
+    def ten_times(self, chooser: random.Random) -> None:
+        """Kill it in each way, in a random order and at random moments of its life."""
+        ways = list(self.kills.items())
+        ways = [*ways, *chooser.sample(ways, KILLS - len(ways))]
+        chooser.shuffle(ways)
+        for (name, strike), step in zip(ways, sorted(chooser.choices(range(STEPS - 2), k=KILLS)), strict=True):
+            self.await_(lambda step=step: self.step >= step and len(self.ranks()) == RANKS, f"step {step}")
+            time.sleep(chooser.uniform(0.0, 20.0))
+            before, stands = self.ranks(), self.step
+            strike()
+            tell(f"{name} after checkpoint {stands}")
+            if strike != self.operator_:
+                self.await_(lambda before=before: not set(before) <= set(self.ranks()), f"{name} to strike")
+
+    def end(self) -> TrainingRecord:
+        out, err = self.operator.communicate(timeout=2 * PATIENCE_SEC)
+        assert self.operator.returncode == 0, out + err
+        assert [event["end"] for event in self.project.events("ended")] == ["SUCCEEDED"]
+        return TrainingRecord.read(self.project.run_folder() / "training.json")
+
+
+class OnThisMachine(Struck):
+    @property
+    def checkpoints(self) -> Path:
+        found = list(self.project.folder.glob(".workers/worker-0/runs/*/checkpoints"))
+        return found[0] if found else self.project.folder / "none yet"
+
+    def trial(self) -> int:
+        return min(pid for pid, words in self.project.trainers().items() if "supervisor" not in " ".join(words))
+
+    def ranks(self) -> list[int]:
+        return [pid for trainer in self.project.trainers() for pid in descendants(trainer) if is_rank(pid)]
+
+    @property
+    def kills(self) -> dict[str, Callable[[], None]]:
+        return {
+            "SIGKILL of a rank": self.one_rank,
+            "SIGKILL of all ranks": self.all_ranks,
+            "SIGKILL of the trial": lambda: os.kill(self.trial(), signal.SIGKILL),
+            "SIGKILL of the supervisor": self.supervisor,
+            "SIGKILL of the operator": self.operator_,
+            "SIGTERM": lambda: os.kill(self.trial(), signal.SIGTERM),
+        }
+
+    def supervisor(self) -> None:
+        os.kill(parent_of(self.trial()), signal.SIGKILL)
+
+
+class OverPods(Struck):
+    def __init__(self, project: Project, cluster: Cluster, label: str) -> None:
+        self.cluster, self.label = cluster, label
+        super().__init__(project)
+
+    @property
+    def checkpoints(self) -> Path:
+        found = list((self.cluster.claim_folder("shared") / self.label).glob("*/checkpoints"))
+        return found[0] if found else Path("none yet")
+
+    def ranks(self) -> list[int]:
+        pods = inv_pods.live(self.cluster)
+        return [pid for pod in pods for pid in self.cluster.processes(pod) if is_rank(int(pid))]
+
+    def delete(self, worker: str, grace: int | None) -> None:
+        inv_pods.await_pods(self.cluster, RANKS)
+        self.cluster.faults.delete_pod(inv_pods.pod_of(self.cluster, worker), grace=grace)
+
+    @property
+    def kills(self) -> dict[str, Callable[[], None]]:
+        return {
+            "SIGKILL of a rank": self.one_rank,
+            "SIGKILL of all ranks": self.all_ranks,
+            "the leader's pod deleted": lambda: self.delete("worker-0", 0),
+            "another pod deleted": lambda: self.delete("worker-2", 0),
+            "the leader's pod drained": lambda: self.delete("worker-0", None),
+            "another pod drained": lambda: self.delete("worker-1", None),
+            "SIGKILL of the operator": self.operator_,
+        }
+
+
+def is_rank(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"bench.kinds.finetune.rank" in words and b"bench.kinds.distributed.torchrun" not in words
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def assert_kept(found: TrainingRecord, quiet: TrainingRecord) -> None:
+    """Every step counts once, and the adapter is the quiet one's."""
+    for restart in found.restarts:
+        tell(
+            f"attempt {restart.attempt} from step {restart.from_step}, {restart.lost_steps} repeated: {restart.reason}"
+        )
+    tell(f"killed {KILLS} times, {len(found.restarts)} restarts: adapter {found.adapter_sha256}")
+    assert found.steps.step == list(range(1, STEPS + 1))
+    assert found.steps.loss == quiet.steps.loss
+    assert found.adapter_sha256 == quiet.adapter_sha256
+
+
+def chooser() -> random.Random:
+    return random.Random(int(os.environ.get("KILLS_SEED", "1")))
+
+
+def test_killed_ten_times_on_local_workers_it_ends_with_the_quiet_adapter(projects, quiet: TrainingRecord) -> None:
+    training = OnThisMachine(projects())
+    training.ten_times(chooser())
+    assert_kept(training.end(), quiet)
+
+
+@pytest.fixture
+def cluster(real: tuple[Path, Path]) -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    seen = [real[0], real[1].parent]
+    with Cluster(nodes=RANKS, image_paths=seen, image_environment=inv_pods.LOOPBACK) as cluster:
+        cluster.apply(*volume(), job(RANKS, grace_sec=30))
+        inv_pods.await_pods(cluster, RANKS)
+        yield cluster
+
+
+def test_killed_ten_times_over_pods_it_ends_with_the_quiet_adapter(projects, quiet, cluster: Cluster) -> None:
+    project = projects()
+    settings = inv_pods.settings_of(cluster, project.folder, "real")
+    settings["fleet"]["size"] = RANKS
+    set_up(project, {**settings, "train": SETTINGS})
+    training = OverPods(project, cluster, "real")
+    training.ten_times(chooser())
+    assert_kept(training.end(), quiet)
