@@ -13,6 +13,12 @@ from bench.records.training_data import DataReport, TrainingData
 
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENTS = ("fp32", "bf16")
+# What stays as it was while a training goes on, and why: fields of the trial, or `training.` and a field of `Training`.
+FIXED = {
+    **dict.fromkeys(("lora_rank", "lora_targets"), "the checkpoint's adapters have another shape"),
+    **dict.fromkeys(("lora_alpha", "training.rank_stabilized"), "what was learned would be scaled anew"),
+    **dict.fromkeys(("optimizer", "training.lora_plus_ratio"), "the checkpoint's optimizer is laid out otherwise"),
+}
 LIMIT_REACHED = "stopped by train.max_hours"  # how the reason of a training begins that used up its time
 
 
@@ -28,6 +34,9 @@ class Training:
     The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
     `patience` measurements without a new lowest the training stops early (0: never). `prompts` are answered before and
     after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and those before it.
+
+    `may_differ`: what the checkpoint that it goes on from may have been made with another value of, because somebody
+    asked for that: `model`, `data`, fields of the trial, `training.` and fields of this, none of them `FIXED`.
     """
 
     data: TrainingData
@@ -48,6 +57,7 @@ class Training:
     prompts: tuple[str, ...] = ()
     answer_tokens: int = 64
     max_hours: float | None = None
+    may_differ: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises TrialError that names the field."""
@@ -73,6 +83,8 @@ class Training:
         expect(all(self.prompts), "prompts", "texts, none of them empty")
         within(self.answer_tokens, 1, 65_536, "answer_tokens")
         expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
+        for name in self.may_differ:
+            expect(name not in FIXED, "may_differ", f"no {name}: {FIXED.get(name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +153,8 @@ class CheckpointFacts:
 class Restart:
     """An attempt that went on after `from_step` steps: why, and how many steps of the last attempt it repeats.
 
-    `lost_sec` is what those steps had taken; the time until the restart is in the ledger.
+    `lost_sec` is what those steps had taken; the time until the restart is in the ledger. `changed` names what the
+    checkpoint was made with and is another now, because somebody asked for that.
     """
 
     attempt: int
@@ -149,6 +162,7 @@ class Restart:
     reason: str
     lost_steps: int
     lost_sec: float
+    changed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

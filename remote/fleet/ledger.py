@@ -9,7 +9,8 @@ end, a trial that was not planned, a damaged line) is an error.
     retried   trial_id attempt reason                      this attempt came to nothing; another will be made
     ended     trial_id attempt end reason                  the end; attempt is null where none ran
     restarted trial_id attempt step lost_sec workers usd   this attempt of a training goes on from `step`: what it cost
-    reopened  trial_id                                     a resumed run tries again what was LOST, PREEMPTED, CANCELLED
+    reopened  trial_id changed                             a resumed run tries again what was LOST, PREEMPTED or
+                                                           CANCELLED, or failed, with what is `changed` in its plan
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ class Ledger:
         with self._lock:
             return attempt in self._entry(trial_id).restarts
 
-    def reopened(self, trial_id: str) -> None:
-        self._append("reopened", trial_id)
+    def reopened(self, trial_id: str, changed: Sequence[str] = ()) -> None:
+        """`changed`: in words, what is another now than in the plan that ended."""
+        more = {"changed": list(changed)} if changed else {}
+        self._append("reopened", trial_id, None, **more)
 
     def open_trials(self) -> list[str]:
         """The planned trials without an end, in plan order."""
@@ -204,7 +207,8 @@ class Ledger:
         if kind not in ("started", "retried", "restarted", "ended", "reopened"):
             raise LedgerError(f"unknown event {kind!r}")
         if kind == "reopened":
-            if entry.end is None or not entry.end.is_resumable:
+            is_changed = bool(event.get("changed")) and entry.end is not End.SUCCEEDED
+            if entry.end is None or not (entry.end.is_resumable or is_changed):
                 raise LedgerError(f"trial {trial_id!r} cannot be reopened: its end is {entry.end}")
         elif entry.end is not None:
             raise LedgerError(f"trial {trial_id!r} has ended as {entry.end.value}; {kind} comes too late")

@@ -101,7 +101,7 @@ def _of_its_volume(found: Look, run: RunRecord, host: Host, trainings: Trainings
         return replace(found, phase="starting")
     progress, trial = seen.progress or {}, run.planned[0].trial_id
     job = f"{volume.place_of_run(run)}/{trial}.{seen.attempts[-1][0]}"
-    line = trainings.line(job, seen.progress) if host.name == run.workers[0] else None
+    line = trainings.line(job, seen.progress, seen.held(run)) if host.name == run.workers[0] else None
     return replace(found, trial=trial, phase=phase_of(progress), training=line)
 
 

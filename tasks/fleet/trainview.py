@@ -7,7 +7,7 @@ On a terminal the line is renewed four times a second; elsewhere one is printed 
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -24,6 +24,7 @@ from bench.records.sealed import ResultError
 from remote.fleet.events import FleetEvent, Happening
 from reports import text
 from reports.read import attempts
+from reports.read.attempts import Held
 from reports.summary.cost import Price
 from tasks.errors import one_line
 from tasks.fleet.folders import TRAIN
@@ -43,7 +44,12 @@ class Spent:
 
 def spent(folder: Path, trial_id: str, price: Price | None) -> Spent:
     """What the training in this run's folder has taken so far, by its ledger."""
-    held, now = attempts.read(folder, trial_id), time.time()
+    return spent_by(attempts.read(folder, trial_id), price)
+
+
+def spent_by(held: Sequence[Held], price: Price | None) -> Spent:
+    """What a training has taken so far, by its attempts."""
+    now = time.time()
     usd = None if price is None else attempts.worker_sec(held, now) / 3600.0 * price.usd_per_gpu_hour
     return Spent(seconds=attempts.took_sec(held, now), usd=usd, restarts=max(0, len(held) - 1))
 
@@ -95,8 +101,10 @@ class Trainings:
     def __init__(self, settings: Settings) -> None:
         self._settings, self._paces = settings, dict[str, Pace]()
 
-    def line(self, job: str, document: Mapping[str, Any] | None) -> str | None:
-        """Of the job at this folder on its worker; None where it is no training, or another operator's."""
+    def line(self, job: str, document: Mapping[str, Any] | None, held: Sequence[Held] | None = None) -> str | None:
+        """Of the job at this folder on its worker; None where it is no training, or another operator's. Its attempts
+        are `held`, where they are known better than by the ledger.
+        """
         run_id = PurePosixPath(job).parent.name
         folder = self._settings.results_folder / run_id
         try:
@@ -109,7 +117,8 @@ class Trainings:
         pace.take(1, progress)
         device = run.provenance.get("inputs", {}).get("device")
         price = price_of(self._settings, [device] if device else [])
-        words = parts(progress, spent(folder, run.planned[0].trial_id, price), pace.left_sec)
+        known = attempts.read(folder, run.planned[0].trial_id) if held is None else held
+        words = parts(progress, spent_by(known, price), pace.left_sec)
         return one_line(f"{run_id}: {', '.join(words)}")
 
 

@@ -55,7 +55,8 @@ def compare_runs(
     if any(map(is_training, folders)):
         if as_json:
             raise UsageError("compare: --json is for benchmarks; without it two trainings are compared in words")
-        _compare_trainings(folders)
+        if show_trainings(folders) == "higher":
+            raise TaskFailed(f"the held-out loss of {folders[1].name} is higher")
         return
     with for_programs(as_json) as say:
         compared = _compared(folders, allow=allowed, tolerance=share, out=out)
@@ -81,8 +82,8 @@ def _compared(folders: Sequence[Path], *, allow: Sequence[str], tolerance: float
     return compared
 
 
-def _compare_trainings(folders: Sequence[Path]) -> None:
-    """Two trainings by their held-out losses. Raises TaskFailed where the second's is higher."""
+def show_trainings(folders: Sequence[Path]) -> str:
+    """Print two trainings beside each other; whether the second's held-out loss is lower, higher, ..."""
     if len(folders) != 2 or not all(map(is_training, folders)):
         raise UsageError("compare: a training is compared with one other training; name the two")
     try:
@@ -97,9 +98,8 @@ def _compare_trainings(folders: Sequence[Path]) -> None:
     Console(highlight=False).print(rows)
     between = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
     said = f"{found.change:+.4f} nats a token{between} over {text.count(found.examples, 'held-out example')}"
-    if found.verdict == "higher":
-        raise TaskFailed(f"the held-out loss of {folders[1].name} is higher: {said}")
     print(f"the held-out loss of {folders[1].name} is {found.verdict}: {said}")
+    return found.verdict
 
 
 def show(compared: Comparison) -> None:

@@ -27,6 +27,7 @@ from tasks.cli.interrupt import interrupted_by
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError, one_line
 from tasks.fleet.folders import find_run, is_training
 from tasks.fleet.pricing import pricing
+from tasks.reports.compare import show_trainings
 from tasks.settings.layers import shown
 from tasks.settings.load import load
 
@@ -41,10 +42,12 @@ def write_report(
     except ReportError as error:
         raise UsageError(str(error)) from None
     folder = find_run(settings.results_folder, run)
-    if is_training(folder):
-        _report_training(folder, wanted)
-        return
     other = None if against is None else find_run(settings.results_folder, against)
+    if is_training(folder):
+        if watch:
+            raise UsageError("report: --watch: a training's page is made of its end; until then see `inv monitor`")
+        _report_training(folder, wanted, other)
+        return
     make = partial(build, folder, pricing=pricing(settings), against=other)
     try:
         made = _watch(folder, make) if watch else make()
@@ -62,8 +65,8 @@ def _say(exported: Iterable[Path]) -> None:
         print(shown(path))
 
 
-def _report_training(folder: Path, formats: Sequence[str]) -> None:
-    """The report of a training. --watch and --against are about trials, and are left aside."""
+def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -> None:
+    """The report of a training; beside that of another one where that is asked for."""
     try:
         made = training.build(folder)
         exported = export(folder, formats)
@@ -85,6 +88,8 @@ def _report_training(folder: Path, formats: Sequence[str]) -> None:
     console.print(both)
     print(shown(made.index))
     _say(exported)
+    if other is not None:
+        show_trainings([other, folder])
     if not made.has_succeeded:
         raise SomeTrialsFailed(one_line(f"run {folder.name}: {made.headline}"))
 

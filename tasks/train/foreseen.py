@@ -7,6 +7,7 @@ exchange of gradients is predicted from the bandwidth that an earlier distribute
 Not covered: start-up (loading, reading the data), evaluations, answers, restarts; a training's own report has them.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from tasks.connect.workers import forecasts
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings
+from tasks.train.planned import limits_of
 
 RUNS_TO_LEARN_FROM = 20
 CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what the allocator cannot hand out
@@ -137,6 +139,27 @@ def refuse(settings: Settings, trial: Trial, seen: Seen) -> None:
             f"{peak / 2**30:.1f} GiB, and {seen.device} has {memory / 2**30:.1f}; lower it, or set "
             "train.gradient_checkpointing to true, or lower train.max_seq_len"
         )
+
+
+def inputs(trial: Trial, seen: Seen, predicted: Foreseen) -> dict[str, Any]:
+    """What the run's record says of what it trains on, and of what was foreseen."""
+    return {
+        "model": {"path": trial.model, "sha256": seen.forecast.model_sha256},
+        "files": {file.path: file.sha256 for file in seen.data.files},
+        "device": seen.device,
+        "foreseen": predicted.record(),
+    }
+
+
+def limited(settings: Settings, trial: Trial, device: str) -> Trial:
+    """The trial with the hours that train.max_hours and train.budget_usd allow in all; `device` may be unknown, "".
+    Raises UsageError.
+    """
+    at = price_of(settings, [device] if device else [])
+    hours = limits_of(settings).hours(None if at is None else at.usd_per_gpu_hour, trial.world_size)
+    if trial.training is None or hours == trial.training.max_hours:
+        return trial
+    return dataclasses.replace(trial, training=dataclasses.replace(trial.training, max_hours=hours))
 
 
 def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:

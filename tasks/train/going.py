@@ -28,6 +28,7 @@ from tasks.errors import Interrupted, Refused, Resumable, SomeTrialsFailed, Usag
 from tasks.fleet import execute, trainview
 from tasks.fleet.collect import bring_home
 from tasks.fleet.folders import resuming
+from tasks.fleet.pricing import price_of
 from tasks.fleet.trainview import Spent, TrainingView
 from tasks.settings.load import Settings
 from tasks.train.planned import TRIAL_ID, limits_of
@@ -46,6 +47,12 @@ class Going:
     ledger: Ledger
     hosts: list[Host]
     price: Price | None
+
+    @classmethod
+    def of(cls, settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host]) -> "Going":
+        device = run.provenance.get("inputs", {}).get("device")
+        price = price_of(settings, [device] if device else [])
+        return cls(settings=settings, run=run, folder=folder, ledger=ledger, hosts=hosts, price=price)
 
     @property
     def trial(self) -> Trial:
@@ -102,10 +109,10 @@ class Going:
         view.note(f"{reason}; it goes on with {', '.join(self.run.workers)}")
         return True
 
-    def plan_again(self, trial: Trial) -> None:
+    def plan_again(self, trial: Trial, changed: Sequence[str] = ()) -> None:
         """Open a training that has ended for now with another plan: this trial, on the first of `hosts`.
 
-        What earlier attempts may still run is stopped.
+        What earlier attempts may still run is stopped. `changed`: what else is another in it, in words.
         """
         by_name = {host.name: host for host in self.hosts}
         attempts = [one for one in self.ledger.entries[TRIAL_ID].attempts if one.reason is None]
@@ -117,7 +124,7 @@ class Going:
         planned = dataclasses.replace(before, trial=trial, worker=names[0])
         self.run = dataclasses.replace(self.run, workers=names, planned=[planned])
         self.run.write(self.folder)
-        self.ledger.reopened(TRIAL_ID)
+        self.ledger.reopened(TRIAL_ID, changed)
         for attempt in attempts:
             self.ledger.retried(TRIAL_ID, attempt.number, "the training was planned anew")
 

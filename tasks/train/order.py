@@ -6,7 +6,8 @@ attempts to the adapter, is on the volume that they share. `inv monitor`, `cance
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from bench.records import NODE_PORT, NODE_TOKEN, schema
 from bench.records.run import Order, PlannedTrial, RunRecord
@@ -17,6 +18,7 @@ from tasks.errors import UsageError
 from tasks.fleet import execute
 from tasks.fleet.folders import TRAIN
 from tasks.settings.load import Settings
+from tasks.train.planned import Choices
 
 LONGEST_ORDER = 100_000  # bytes; Linux takes 128 KiB in one variable
 
@@ -29,9 +31,18 @@ class How:
     discard_results: bool
     dry_run: bool
 
+    @classmethod
+    def of(cls, given: Choices) -> "How":
+        return cls(yes=given.yes, discard_results=given.discard_results, dry_run=given.dry_run)
+
 
 def check(settings: Settings) -> None:
     """Raises UsageError where no Job can train."""
+    if settings.train.elastic:
+        raise UsageError(
+            "train: --job: an elastic training needs somebody who decides how many workers go on; the pods of a Job "
+            "wait for the missing one. Leave out --elastic (train.elastic), or type the same without --job and stay"
+        )
     if settings.fleet.kind != "pods":
         raise UsageError("train: --job: fleet.kind is local, and a Job has pods; set it to pods")
     if settings.cluster.fss.volume_handle is None:
@@ -47,11 +58,14 @@ def overlay_of(settings: Settings, workers: int) -> str:
     return chosen if chosen.startswith(JOB) else f"{JOB}1gpu" if workers == 1 else f"{JOB}4gpu"
 
 
-def new(settings: Settings, planned: PlannedTrial, names: list[str]) -> RunRecord:
-    """The run of a training that a Job will run. Nobody has looked at its data: the pods do, and say what is wrong."""
+def new(settings: Settings, planned: PlannedTrial, names: list[str], seen: Mapping[str, Any]) -> RunRecord:
+    """The run of a training that a Job will run. `seen` is what a worker has said of its inputs; where there was none,
+    the pods look at the data, and say what is wrong.
+    """
     overlay, shared = overlay_of(settings, len(names)), settings.shared_results
     inputs = {
         "model": {"path": planned.trial.model},
+        **seen,
         "job": {"overlay": overlay, "shared": shared, "turn": 1, "after": 0},
     }
     return execute.record_of(settings, TRAIN, [planned], names, inputs=inputs)
@@ -94,3 +108,11 @@ def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[],
             waits=False,
         ),
     )
+
+
+def say(run_id: str, given: Choices) -> None:
+    if not given.dry_run:
+        print(
+            f"run {run_id}: ordered; it goes on without you. `inv monitor --run={run_id}` shows it, "
+            f"`inv collect --run={run_id}` brings the adapter once it has ended, `inv cancel --run={run_id}` stops it"
+        )

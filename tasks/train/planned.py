@@ -36,6 +36,22 @@ OF_THE_TRAINING = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The flags of `inv train`."""
+
+    workers: str | None
+    trial: str | None
+    elastic: bool
+    resume: str | None
+    changed: bool
+    dry_run: bool
+    plain: bool
+    job: bool
+    yes: bool
+    discard_results: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a training may take at most: hours, and dollars at `usd_per_hour` for one worker. None: no limit."""
 

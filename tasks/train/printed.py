@@ -63,14 +63,15 @@ def data_lines(report: DataReport, settings: Settings) -> list[str]:
 
 def headline(predicted: Foreseen) -> list[str]:
     """What the training will take: time, dollars, memory, communication."""
-    time = "unknown" if predicted.seconds is None else _between(predicted.seconds, 1 / 3600, "{:,.3g} hours")
-    lines = [
-        f"{_count(predicted.steps, 'step')} on {_count(predicted.workers, 'worker')}: {time} ({predicted.basis})",
-    ]
+    work = f"{_count(predicted.steps, 'step')} on {_count(predicted.workers, 'worker')}"
+    if predicted.seconds is None:
+        lines = [f"{work}; the time is unknown: {predicted.basis}"]
+    else:
+        lines = [f"{work}: {_between(predicted.seconds, 1 / 3600, '{:,.3g} hours')} ({predicted.basis})"]
     if predicted.price is None:
         lines.append("dollars: unknown, no price is known for these workers (cost.price_usd_per_gpu_hour)")
     elif predicted.usd is None:
-        lines.append(f"dollars: unknown, as the time; {predicted.price.words}")
+        lines.append(f"dollars: unknown as long as the time is; the price is {predicted.price.words}")
     else:
         lines.append(f"{_between(predicted.usd, 1.0, '${:,.3g}')} at {predicted.price.words}")
     if predicted.peak_bytes is not None:

@@ -19,6 +19,7 @@ def check(context: Context, page: str | None = None, json: bool = False) -> None
         "trial": "start from the configuration in this JSON file (`inv tune` writes one)",
         "elastic": "without a replacement within train.wait, go on with the workers there are",
         "resume": "go on with the newest training, or with the run of this id, from its last checkpoint",
+        "changed": "with --resume: go on with the settings, data and model of now, which are not those of the plan",
         "dry-run": "print steps, hours, dollars and memory and the plan, and start nothing",
         "plain": "plain lines instead of the live line, also on a terminal",
         "job": "have Kubernetes train by itself: deploy a Job, and leave; needs cluster.fss",
@@ -32,6 +33,7 @@ def train(
     trial: str | None = None,
     elastic: bool = False,
     resume: str | None = None,
+    changed: bool = False,
     dry_run: bool = False,
     plain: bool = False,
     job: bool = False,
@@ -39,13 +41,15 @@ def train(
     discard_results: bool = False,
 ) -> None:
     """Fine-tune the model on your data, or --resume that."""
-    from tasks.train.train import Choices, train_fleet
+    from tasks.train.planned import Choices
+    from tasks.train.train import train_fleet
 
     choices = Choices(
         workers=workers,
         trial=trial,
         elastic=elastic,
         resume=resume,
+        changed=changed,
         dry_run=dry_run,
         plain=plain,
         job=job,

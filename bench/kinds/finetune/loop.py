@@ -173,7 +173,7 @@ class Trainer:
         training = self.training
         started, before = time.monotonic(), self.state.seconds
         taken = started
-        if not self.state.evaluations and self.state.step == 0:
+        if not self.state.evaluations and (self.state.step == 0 or self.material.data.validation):
             self._look_before()
         upcoming = self._upcoming()
         ready = next(upcoming, None)
@@ -294,7 +294,7 @@ class Trainer:
     def _look_before(self) -> None:
         if self.material.data.validation:
             self._evaluate()
-        if self.training.prompts and self.group.rank == 0:
+        if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
             self.world.move("answer", 0)
             self.state = dataclasses.replace(self.state, answers=self._answers())
         self.group.wait()

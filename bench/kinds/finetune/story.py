@@ -26,7 +26,8 @@ class Story:
         self._history = History() if found is None else found.history
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
         self._seconds = before.seconds
-        self._restarts = restarted(folder, record.request.attempt, before.step)
+        changed = [] if found is None else found.changed
+        self._restarts = restarted(folder, record.request.attempt, before.step, changed)
         self._said: dict[str, Any] = {}
         self._so_far = StepsFile(record.request.out, record.log)  # begins with what earlier attempts have measured
         self._so_far(*self._history.rows(), *({"evaluation": schema.to_json(one)} for one in self._evaluations))

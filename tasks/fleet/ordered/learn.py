@@ -6,7 +6,7 @@ asked for.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from remote.hosts.host import Host, HostUnreachable, check
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import pull
+from reports.read.attempts import Held
 
 _LOOK_SEC = 60.0
 _LOOK = f"""
@@ -52,6 +53,15 @@ class Seen:
 
     attempts: list[tuple[int, float, float]]
     progress: dict[str, Any] | None
+
+    def held(self, run: RunRecord) -> list[Held]:
+        """The same attempts as a ledger has them; the last one goes on."""
+        worker, size = run.workers[0], run.planned[0].trial.world_size
+        found = [
+            Held(number=number, worker=worker, began=first, ended=last, workers=size)
+            for number, first, last in self.attempts
+        ]
+        return [*found[:-1], *(replace(one, ended=None) for one in found[-1:])]
 
 
 def place_of_run(run: RunRecord) -> str:

@@ -119,12 +119,14 @@ def test_what_no_job_can_train_is_refused_before_anything_changes(trainer: Opera
     trainer.set(overlay="job-4gpu", fss=FSS)
     assert "trains by itself: type `inv train --job`" in trainer.inv("deploy", code=2)
     said = trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
+    assert "no worker is there to look at the data: hours and dollars are unknown" in said
     assert "create     job/train" in said
     assert "dry run: nothing was changed" in said
     trainer.set(fss={"volume_handle": None})
     assert "without a volume that its pods share" in trainer.inv("train", "--job", code=2)
     trainer.settings["fleet"]["kind"] = "local"
     assert "a Job has pods" in trainer.inv("train", "--job", code=2)
+    assert "the pods of a Job wait for the missing one" in trainer.inv("train", "--job", "--elastic", code=2)
     assert trainer.objects("jobs.batch") == []
     assert list(trainer.results.glob("*-train*")) == []
 
@@ -140,11 +142,12 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     volume = Volume(trainer, run_id, hold)
 
     volume.goes_on_to(5)
-    looked = trainer.inv("monitor", "--once", f"--run={run_id}")
-    assert f"{run_id}: train " in looked
     faults.delete_pod(pod(trainer, 1), trainer.namespace)  # a drain: there is time for a checkpoint
     volume.attempt(2)
     volume.goes_on_to(10)
+    looked = trainer.inv("monitor", "--once", f"--run={run_id}")
+    assert f"{run_id}: train " in looked
+    assert "1 restart" in looked
     faults.delete_pod(pod(trainer, 0), trainer.namespace, grace=0)
     volume.attempt(3)
     volume.goes_on_to(15)

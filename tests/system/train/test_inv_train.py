@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import choose, suite
+from bench.records.run import RunRecord
 from tests.support.hosts.stand_in_finetune import put_into
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -156,7 +157,7 @@ def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, ho
     assert project.inv("train", "--resume").returncode == 0
 
 
-def test_a_data_file_that_changed_meanwhile_stops_the_resume(project, hold: Path) -> None:
+def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold: Path) -> None:
     data = project.folder / "mine.jsonl"
     shutil.copy(project.environment["INVOKE_DATA_PATH"], data)
     more = project.folder / "more.json"
@@ -173,6 +174,22 @@ def test_a_data_file_that_changed_meanwhile_stops_the_resume(project, hold: Path
     resumed = project.inv("train", "--resume")
     assert resumed.returncode == 4, resumed.stderr
     assert "mine.jsonl is not what it was when the training began" in one_line(resumed)
+    assert "--changed`" in one_line(resumed)
+    slower = project.inv("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
+    assert (slower.returncode, slower.stdout) == (2, "")
+    assert "train.learning_rate: 0.0002 as planned, 0.0001 now; put it back" in one_line(slower)
+    hold.unlink()
+    asked = project.inv("train", "--resume", "--changed", INVOKE_TRAIN_LEARNING_RATE="0.0001")
+    assert asked.returncode == 0, asked.stderr
+    (opened,) = project.events("reopened")
+    assert [words.partition(":")[0] for words in opened["changed"]] == [
+        "train.learning_rate",
+        f"{data} is not what it was",
+    ]
+    trial = RunRecord.read(project.run_folder() / "run.json").planned[0].trial
+    assert trial.learning_rate == 0.0001
+    assert trial.training is not None
+    assert trial.training.may_differ == ("data", "learning_rate")
 
 
 def test_what_cannot_be_is_refused_in_one_line_and_nothing_begins(project, hold: Path) -> None:

@@ -2,14 +2,16 @@
 
 Standard library alone. A broken checkpoint is named, and the one before it is taken. Where checkpoints were there and
 none of them is whole, the training is refused: beginning anew would throw away what somebody may still want to save.
-One that is whole but was made with other data, another model or other settings is refused field by field.
+One that is whole but was made with other data, another model or other settings is refused field by field, but for the
+fields that somebody asked to change (`Training.may_differ`).
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,33 +30,36 @@ FREE = {
     *("layout", "warmup_steps", "measured_steps", "new_tokens", "gradient_accumulation_steps"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
-    *("training.prompts", "training.answer_tokens"),
+    *("training.prompts", "training.answer_tokens", "training.may_differ"),
 }
 JOURNAL, RESTARTS = "journal.jsonl", "restarts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a training is: digests of model, data and code, and its settings."""
+    """What a training is: digests of model, data and code, and its settings. `may_differ`: see `Training`."""
 
     model: str
     data: str
     code: str
     settings: dict[str, Any]
+    may_differ: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, trial: Trial, model: str, data: str) -> "Identity":
-        return cls(model=model, data=data, code=code_digest(), settings=settings_of(trial))
+        may_differ = () if trial.training is None else trial.training.may_differ
+        return cls(model=model, data=data, code=code_digest(), settings=settings_of(trial), may_differ=may_differ)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A checkpoint to go on from."""
+    """A checkpoint to go on from. `changed` is what it was made with and is another now, as somebody asked."""
 
     path: Path
     manifest: Manifest
     state: State
     history: History
+    changed: list[str]
 
 
 def settings_of(trial: Trial) -> dict[str, Any]:
@@ -87,15 +92,19 @@ def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> Found 
             broken.append(str(error))
             say(f"not whole, left out: {error}")
             continue
-        changed = list(differences(manifest, now))
-        if changed:
-            others.append(f"{path}: made with {'; '.join(changed)}")
+        changed = differences(manifest, now)
+        if refused := [words for name, words in changed.items() if name not in now.may_differ]:
+            others.append(f"{path}: made with {'; '.join(refused)}")
             continue
         for one in others:
             say(f"left out: {one}")
         if manifest.code != now.code:
             say(f"{path}: written by another version of this program: what it goes on to may differ in its last bits")
-        return Found(path=path, manifest=manifest, state=state, history=history)
+        if changed:
+            say(f"{path}: made with {'; '.join(changed.values())}; it goes on, as somebody asked")
+        if changed.keys() & {"model", "data"}:  # losses of other examples, or of another model, are no measure
+            state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
+        return Found(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
     if others:
         raise InputError(f"{others[0]}; train with the same settings, or name another folder for checkpoints")
     if broken:
@@ -106,15 +115,17 @@ def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> Found 
     return None
 
 
-def differences(manifest: Manifest, now: Identity) -> Iterator[str]:
-    """What a checkpoint was made with and is different now, a field each."""
+def differences(manifest: Manifest, now: Identity) -> dict[str, str]:
+    """What a checkpoint was made with and is different now: fields, each in words."""
+    found = {}
     for name, before, after in (("model", manifest.model, now.model), ("data", manifest.data, now.data)):
         if before != after:
-            yield f"another {name} (sha256 {before[:12]}, now {after[:12]})"
+            found[name] = f"another {name} (sha256 {before[:12]}, now {after[:12]})"
     for key in sorted(manifest.settings.keys() | now.settings.keys()):
         was, is_now = manifest.settings.get(key), now.settings.get(key)
         if was != is_now:
-            yield f"{key} {_word(was)}, now {_word(is_now)}"
+            found[key] = f"{key} {_word(was)}, now {_word(is_now)}"
+    return found
 
 
 def _word(value: Any) -> str:
@@ -143,7 +154,7 @@ class Journal:
         return [line for line in lines if isinstance(line, dict)]
 
 
-def restarted(checkpoints: Path, attempt: int, from_step: int) -> list[Restart]:
+def restarted(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
     """All restarts of this training, this one among them where an attempt came before it; kept on the disk."""
     path, before = checkpoints / RESTARTS, []
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -155,7 +166,12 @@ def restarted(checkpoints: Path, attempt: int, from_step: int) -> list[Restart]:
         reason = ends[-1] if ends else "ended without a word"
         before.append(
             Restart(
-                attempt=attempt, from_step=from_step, reason=reason, lost_steps=len(lost), lost_sec=sum(lost.values())
+                attempt=attempt,
+                from_step=from_step,
+                reason=reason,
+                lost_steps=len(lost),
+                lost_sec=sum(lost.values()),
+                changed=list(changed),
             )
         )
         with contextlib.suppress(OSError):

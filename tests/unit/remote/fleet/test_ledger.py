@@ -81,12 +81,22 @@ def test_the_first_end_stands(path: Path) -> None:
     assert Ledger(path).entries["one"].end is End.FAILED
 
 
+def test_what_failed_is_opened_again_with_something_changed_alone(path: Path) -> None:
+    ledger = Ledger.create(path, IDS)
+    ledger.ended("one", End.FAILED, "the loss is nan")
+    with pytest.raises(LedgerError, match="cannot be reopened"):
+        ledger.reopened("one")
+    ledger.reopened("one", ["train.learning_rate: 0.1 as planned, 0.01 now"])
+    assert Ledger(path).is_open("one")
+
+
 @pytest.mark.parametrize(
     ("say", "message"),
     [
         (lambda it: it.started("four", 1, "w", "/f"), "trial 'four' was never planned"),
         (lambda it: it.ended("four", End.LOST, None), "trial 'four' was never planned"),
         (lambda it: it.reopened("one"), "trial 'one' cannot be reopened"),
+        (lambda it: it.reopened("one", ["a setting"]), "trial 'one' cannot be reopened"),
         (lambda it: it.reopened("three"), "trial 'three' cannot be reopened"),
         (lambda it: it.retried("two", 7, "?"), "trial 'two': attempt 7 was never started"),
         (lambda it: it.ended("two", End.LOST, None, 7), "trial 'two': attempt 7 was never started"),

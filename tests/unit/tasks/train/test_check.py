@@ -1,5 +1,6 @@
 """What `inv data.check` asks of a worker, and how its answer looks: also where the data is somebody's prank."""
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -129,3 +130,12 @@ def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings
 def test_an_answer_of_another_bench_is_said_to_be_one() -> None:
     with pytest.raises(Exception, match="is its bench of another version"):
         foreseen._read({"examples": 1})
+
+
+def test_what_is_not_known_before_a_training_is_said_once_with_its_reason() -> None:
+    basis = "no run here measured this configuration on CPU"
+    unknown = dataclasses.replace(PREDICTED, workers=1, seconds=None, usd=None, peak_bytes=None, basis=basis)
+    assert printed.headline(unknown) == [
+        "3 steps on 1 worker; the time is unknown: no run here measured this configuration on CPU",
+        "dollars: unknown as long as the time is; the price is $2.00 per GPU hour (list price)",
+    ]

@@ -27,7 +27,8 @@ def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
     for number in range(1, step + 1):
         history.add(**{**VALUES, "step": number})
     state = json.dumps(schema.to_json(State(step=step, seconds=1.0))).encode()
-    manifest = Manifest(format=checkpoint.FORMAT, step=step, world_size=1, files={}, **vars(identity))
+    made_with = {name: getattr(identity, name) for name in ("model", "data", "code", "settings")}
+    manifest = Manifest(format=checkpoint.FORMAT, step=step, world_size=1, files={}, **made_with)
     contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.content()}
     checkpoint.write(folder, manifest, contents)
     return checkpoint.folder_of(folder, step)
@@ -87,6 +88,24 @@ def test_another_data_model_or_setting_is_refused_field_by_field(tmp_path):
     found, (said,) = find(tmp_path)  # one of another training lies above it
     assert found is not None
     assert (found.state.step, str(newest) in said) == (3, True)
+
+
+def test_what_somebody_asked_to_change_is_named_and_gone_on_with_and_nothing_else_is(tmp_path):
+    write(tmp_path, 3)
+    changed = {"settings": {**NOW.settings, "training.schedule": "linear"}, "data": "d" * 64}
+    asked = dataclasses.replace(NOW, **changed, may_differ=("data", "training.schedule"))
+    found, (said,) = find(tmp_path, asked)
+    assert found is not None
+    assert found.changed == [
+        "another data (sha256 bbbbbbbbbbbb, now dddddddddddd)",
+        "training.schedule cosine, now linear",
+    ]
+    assert said.endswith("; it goes on, as somebody asked")
+    with pytest.raises(InputError, match=r"made with another data .*; train with the same"):
+        find(tmp_path, dataclasses.replace(asked, may_differ=("training.schedule",)))
+    Journal(tmp_path).note(end="CANCELLED")
+    (restart,) = restarted(tmp_path, 2, 3, found.changed)
+    assert restart.changed == found.changed
 
 
 def test_other_code_is_said_and_not_refused(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 from bench.data.inputs import InputError
 from bench.harness.ends import NotFinite
 from bench.kinds.finetune import finetune, material
-from bench.kinds.finetune.checkpoints import checkpoint
+from bench.kinds.finetune.checkpoints import checkpoint, resume
 from bench.kinds.finetune.loop import NothingLearned
 from tests.support import tiny_training
+from tests.support.tiny_training import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
@@ -81,6 +82,25 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_training(lab, tmp_path, monk
     assert trainer.run() == "finished"
     flags = [line["flag"] for line in parts.reported if "flag" in line]
     assert flags[0].startswith("the checkpoint of step 1 was not written: No space left on device")
+
+
+def test_gone_on_with_other_data_it_measures_anew_and_compares_with_that(lab, tmp_path, tiny_inputs):
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    lab(training={"max_steps": 2}).trainer(place).run()
+    more = tiny_training.make_data(tmp_path / "more.jsonl", lines=70)
+    settings = {
+        "max_steps": 4,
+        "evaluate_every": 0,
+        "may_differ": ("data", "training.max_steps", "training.evaluate_every"),
+    }
+    parts = Lab.of(lab().modules, tiny_training.plan(tiny_inputs[0], more, training=settings)).warmed()
+    trainer = parts.trainer(place)
+    trainer.begin(resume.find(place, parts.identity, lambda _: None))
+    assert trainer.run() == "finished"
+    first, last = trainer.evaluations
+    assert (first.step, first.change, last.step, last.change is None) == (2, None, 4, False)
+    assert list(trainer.history.columns["step"]) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
