@@ -8,6 +8,9 @@
   restart with each sample, attention stays within it, and its first token is no target, so loss and gradients are those
   of separate samples.
 
+Every token is a label, prompts included, as in the published measurements. A fine-tuning has targets of its own
+(`bench.train.examples`).
+
 Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """
 

@@ -8,6 +8,7 @@ Not covered: GPUs and NCCL; latency of a real network; more than two ranks.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -15,14 +16,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench import stack
 from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.training import TrainingRecord
 from tests.benchmarks import Figure
 from tests.support import tiny_training
+from tests.support.forked import BENCH, ForkServer
 from tests.support.machines.machine import Link, Machine, require
-from tests.support.paths import ROOT
 
 ADDRESSES = ("10.79.9.1", "10.79.9.2")
 LIMIT_SEC = 1200.0
@@ -41,28 +43,34 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         here.chmod(0o755)
         model = tiny_training.make_folder(stack.load(), here / "models" / "tiny--wide", width=512)
         data = tiny_training.make_data(here / "chats.jsonl", lines=200)
-        with (
-            Machine("one", here) as one,
-            Machine("two", here) as two,
-            Link(one, ADDRESSES[0], two, ADDRESSES[1]) as link,
-        ):
-            runs = Runs(here, model, data, link, arguments.steps)
+        with contextlib.ExitStack() as opened:
+            machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]
+            link = opened.enter_context(Link(machines[0], ADDRESSES[0], machines[1], ADDRESSES[1]))
+            servers = [opened.enter_context(_server(machine)) for machine in machines]
+            runs = Runs(here, (model, data), link, servers, arguments.steps)
             return [figure for rows in map(int, arguments.rows.split(",")) for figure in runs.figures(rows)]
+
+
+def _server(machine: Machine) -> ForkServer:
+    """What starts trials on a machine: forks of one process, because to import the stack takes longer than to train."""
+    return ForkServer(machine.folder, BENCH, lambda argv, **options: machine.start(*argv, **options))
 
 
 class Runs:
     """Trainings of the same global batches, by one rank and by two over a link."""
 
-    def __init__(self, here: Path, model: Path, data: Path, link: Link, steps: int) -> None:
-        self.here, self.model, self.data, self.link, self.steps, self.number = here, model, data, link, steps, 0
+    def __init__(
+        self, here: Path, inputs: tuple[Path, Path], link: Link, servers: Sequence[ForkServer], steps: int
+    ) -> None:
+        self.here, self.inputs, self.link, self.servers, self.steps, self.number = here, inputs, link, servers, steps, 0
 
     def figures(self, rows: int) -> list[Figure]:
-        alone = speed(self.train(rows, "fp32", (self.link.one,)))
+        alone = speed(self.train(rows, "fp32", 1))
         found = []
         for rate in ("10gbit", "1gbit"):
             self.shape(rate)
             for gradients in ("fp32", "bf16"):
-                record = self.train(rows, gradients, (self.link.one, self.link.other))
+                record = self.train(rows, gradients, 2)
                 share = record.communication_predicted_percent, record.communication_measured_percent
                 found.append(
                     Figure(
@@ -79,40 +87,26 @@ class Runs:
             limits = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
             machine.run("tc", "qdisc", "replace", "dev", card, "root", *limits)
 
-    def train(self, rows: int, gradients: str, machines: Sequence[Machine]) -> TrainingRecord:
+    def train(self, rows: int, gradients: str, ranks: int) -> TrainingRecord:
         """Raises AssertionError with what a rank said, where it did not train."""
         self.number += 1
         trial = tiny_training.plan(
-            self.model, self.data, world_size=len(machines), lora_rank=64, lora_targets=ALL_LINEAR, micro_batch_size=4,
+            *self.inputs, world_size=ranks, lora_rank=64, lora_targets=ALL_LINEAR, micro_batch_size=4,
             training={
                 "rows_per_step": rows, "gradients": gradients, "max_steps": self.steps, "epochs": 1000.0,
                 "evaluate_every": 0, "checkpoint_sec": 3600.0,
             },
         )  # fmt: skip
         started = []
-        for node, machine in enumerate(machines):
+        for node, server in enumerate(self.servers[:ranks]):
             place = self.here / f"{self.number}-{node}"
             place.mkdir()
             (place / "trial.json").write_text(trial.to_text())
-            words = (
-                "--trial",
-                str(place / "trial.json"),
-                "--out",
-                str(place / "out"),
-                "--checkpoints",
-                str(place / "c"),
-            )
-            meeting = {} if len(machines) == 1 else self.meeting(node)
-            started.append(
-                machine.start(
-                    *(sys.executable, "-m", "bench", "run", *words),
-                    cwd=ROOT,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **meeting},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
+            words = ("--trial", str(place / "trial.json"), "--out", str(place / "out"))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **({} if ranks == 1 else self.meeting(node))}
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            argv = ("-m", "bench", "run", *words, "--checkpoints", str(place / "checkpoints"))
+            started.append(server.start(*argv, env=environment, **pipes))
         for process in started:
             said, _ = process.communicate(timeout=LIMIT_SEC)
             assert process.returncode == 0, said

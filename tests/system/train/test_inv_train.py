@@ -16,6 +16,7 @@ import pytest
 from bench.records import choose, suite
 from bench.records.run import RunRecord
 from tests.support.hosts.stand_in_finetune import put_into
+from tests.support.pods import skewed_clock
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 30
@@ -62,7 +63,9 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     operator.communicate(timeout=10)
     assert project.trainers(), "the training goes on without its operator"
 
-    followed = project.start("train", "--resume")
+    # Whoever follows it now has a clock that is 7 h behind.
+    library = skewed_clock(project.folder)
+    followed = project.start("train", "--resume", LD_PRELOAD=str(library), CLOCK_OFFSET_SEC=str(-7 * 3600))
     for pid in project.trainers():
         os.kill(pid, signal.SIGKILL)
     hold.unlink()
