@@ -151,6 +151,7 @@ def lines(told: Told) -> list[Line]:
         ("workers were held for", f"{told.worker_hours:.3g} hours, all workers and attempts together"),
         ("cost", _dollars(told)),
         ("restarts", _restarts(restarts)),
+        *((f"changed after step {one.from_step:,}", "; ".join(one.changed)) for one in record.restarts if one.changed),
         ("adapter", _adapter(record)),
     ]
 

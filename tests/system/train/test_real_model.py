@@ -4,7 +4,8 @@ adapter of a training that nobody touched, bit by bit; on local workers and over
     THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/train/test_real_model.py
 
 takes an hour on two cores. REAL_MODEL is a folder that `inv model.demo --real` made; without it the model is made here.
-KILLS_SEED=2 draws other moments. Everything is real but the cluster, which is the tests' own.
+QUIET is the folder of an earlier quiet run of this, KILLS_SEED=2 draws other moments. Everything is real but the cluster,
+which is the tests' own.
 """
 
 import json
@@ -76,6 +77,8 @@ def set_up(project: Project, settings: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def quiet(projects: Callable[[], Project]) -> TrainingRecord:
     """The training on local workers that nobody touches."""
+    if "QUIET" in os.environ:
+        return TrainingRecord.read(Path(os.environ["QUIET"]) / "training.json")
     project, began = projects(), time.monotonic()
     out, err = project.start("train").communicate(timeout=PATIENCE_SEC)
     found = TrainingRecord.read(project.run_folder() / "training.json")

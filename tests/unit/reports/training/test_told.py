@@ -32,6 +32,15 @@ def test_the_figures_of_a_training_with_a_restart(tmp_path: Path) -> None:
     ]
 
 
+def test_what_was_changed_on_the_way_is_told(tmp_path: Path) -> None:
+    found = told.read(a_run(tmp_path))
+    words = ["training.schedule cosine, now linear", "learning_rate 0.1, now 0.01"]
+    restart = Restart(attempt=2, from_step=3, reason="CANCELLED", lost_steps=0, lost_sec=0.0, changed=words)
+    record = dataclasses.replace(found.record, restarts=[restart])
+    lines = dict(told.lines(dataclasses.replace(found, record=record)))
+    assert lines["changed after step 3"] == "; ".join(words)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
