@@ -4,13 +4,14 @@ adapter of a training that nobody touched, bit by bit; on local workers and over
     THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/train/test_real_model.py
 
 takes an hour on two cores. REAL_MODEL is a folder that `inv model.demo --real` made; without it the model is made here.
-QUIET is the folder of an earlier quiet run of this, KILLS_SEED=2 draws other moments. Everything is real but the cluster,
-which is the tests' own.
+QUIET is the folder of an earlier quiet run of this, KILLS_SEED=2 draws other moments. Everything is real but the
+cluster, which is the tests' own.
 """
 
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,19 +250,28 @@ def test_killed_ten_times_on_local_workers_it_ends_with_the_quiet_adapter(projec
 
 
 @pytest.fixture
-def cluster(real: tuple[Path, Path]) -> Iterator[Cluster]:
+def workspace(tmp_path: Path) -> Path:
+    """What the pods run: bench/ as it is now, whoever edits it meanwhile."""
+    shutil.copytree(ROOT / "bench", tmp_path / "workspace" / "bench")
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def cluster(real: tuple[Path, Path], workspace: Path) -> Iterator[Cluster]:
     if why := unavailable():
         pytest.skip(why)
-    seen = [real[0], real[1].parent]
+    seen = [real[0], real[1].parent, workspace]
     with Cluster(nodes=RANKS, image_paths=seen, image_environment=inv_pods.LOOPBACK) as cluster:
         cluster.apply(*volume(), job(RANKS, grace_sec=30))
         inv_pods.await_pods(cluster, RANKS)
         yield cluster
 
 
-def test_killed_ten_times_over_pods_it_ends_with_the_quiet_adapter(projects, quiet, cluster: Cluster) -> None:
+def test_killed_ten_times_over_pods_it_ends_with_the_quiet_adapter(
+    projects: Callable[[], Project], quiet: TrainingRecord, cluster: Cluster, workspace: Path
+) -> None:
     project = projects()
-    settings = inv_pods.settings_of(cluster, project.folder, "real")
+    settings = inv_pods.settings_of(cluster, workspace, "real")
     settings["fleet"]["size"] = RANKS
     set_up(project, {**settings, "train": SETTINGS})
     training = OverPods(project, cluster, "real")
