@@ -20,6 +20,8 @@ from tasks.train.going import Going, answering
 from tasks.train.order import How
 from tasks.train.planned import TRIAL_ID, Choices
 
+__all__ = ["Choices", "train_fleet"]
+
 
 def train_fleet(context: Context, given: Choices) -> None:
     settings = load(context)

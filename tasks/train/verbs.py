@@ -41,8 +41,7 @@ def train(
     discard_results: bool = False,
 ) -> None:
     """Fine-tune the model on your data, or --resume that."""
-    from tasks.train.planned import Choices
-    from tasks.train.train import train_fleet
+    from tasks.train.train import Choices, train_fleet
 
     choices = Choices(
         workers=workers,
