@@ -64,7 +64,7 @@ class ProcessSteps:
         shapes = {self.step_time_sec.shape, *(getattr(self, amount).shape for amount in AMOUNTS)}
         if len(shapes) != 1 or self.step_time_sec.ndim != 1 or not self.step_time_sec.size:
             raise ValueError(f"process {self.process}: steps must be equally long, and at least one")
-        if not (np.isfinite(self.step_time_sec).all() and (self.step_time_sec > 0).all()):
+        if not 0.0 < self.step_time_sec.min() <= self.step_time_sec.max() < math.inf:
             raise ValueError(f"process {self.process}: step times must be finite and above 0 s")
         if not all(getattr(self, amount).sum() > 0 for amount in AMOUNTS):
             raise ValueError(f"process {self.process}: its steps hold no sample or no useful token")
@@ -80,19 +80,22 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
         times = np.stack([processes[place].step_time_sec for place in places])
         columns, medians = _columns(np.log(times), length), np.median(times, axis=1)
         errors = times.std(axis=1, ddof=1 if length > 1 else 0) / times.mean(axis=1) / np.sqrt(columns["effective"])
+        elapsed = times.sum(axis=1)
+        ours = [processes[place] for place in places]
+        sums = {amount: np.stack([getattr(one, amount) for one in ours]).sum(axis=1) for amount in AMOUNTS}
+        by_median = {amount: sums[amount] / length / medians for amount in AMOUNTS}
         for row, place in enumerate(places):
-            one, elapsed = processes[place], float(times[row].sum())
-            median = float(medians[row])
+            one = processes[place]
             described[place] = Process(
                 process=one.process,
                 worker=one.worker,
                 steps=one.step_time_sec,
-                step_time_sec=median,
-                samples_per_sec=float(one.samples.mean()) / median,
-                tokens_per_sec=float(one.tokens.mean()) / median,
-                useful_tokens_per_sec=float(one.useful_tokens.mean()) / median,
-                elapsed_samples_per_sec=float(one.samples.sum()) / elapsed,
-                elapsed_useful_tokens_per_sec=float(one.useful_tokens.sum()) / elapsed,
+                step_time_sec=float(medians[row]),
+                samples_per_sec=float(by_median["samples"][row]),
+                tokens_per_sec=float(by_median["tokens"][row]),
+                useful_tokens_per_sec=float(by_median["useful_tokens"][row]),
+                elapsed_samples_per_sec=float(sums["samples"][row] / elapsed[row]),
+                elapsed_useful_tokens_per_sec=float(sums["useful_tokens"][row] / elapsed[row]),
                 elapsed_error=float(errors[row]),
                 noise_percent=100.0 * math.expm1(float(columns["sd"][row])),
                 standard_error=float(columns["se"][row]),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reports.statistics import configurations
-from reports.summary.summary import ConfigurationRow
+from reports.summary.summary import ConfigurationRow, Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,15 @@ class Choice:
     def is_shown(self) -> bool:
         """True where the fastest was shown to be faster than the baseline."""
         return self.fastest.useful_tokens_ratio is not None and self.fastest.useful_tokens_ratio.verdict == "faster"
+
+
+def of(summary: Summary) -> Choice | None:
+    """`choose` of a summary's rows, made once: sentences, tiles and figures all ask."""
+    kept = vars(summary)  # as functools.cached_property does; there it would close a circle of imports
+    if "choice" not in kept:
+        kept["choice"] = choose(summary.rows)
+    found: Choice | None = kept["choice"]
+    return found
 
 
 def choose(rows: Sequence[ConfigurationRow]) -> Choice | None:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from reports import text
 from reports.statistics.values import Estimate, Ratio
-from reports.summary import pivot
-from reports.summary.choice import choose
+from reports.summary import choice, pivot
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -49,7 +48,7 @@ class BilledTime:
 
 def best(summary: Summary) -> ConfigurationRow | None:
     """The configuration to train with (`choice.choose`), None where nothing was measured."""
-    chosen = choose(summary.rows)
+    chosen = choice.of(summary)
     return None if chosen is None else chosen.row
 
 

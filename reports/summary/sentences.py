@@ -9,7 +9,8 @@ from reports.read import measurements
 from reports.read.fingerprint import Hosts
 from reports.read.run import Run
 from reports.statistics.values import Measured
-from reports.summary.choice import Choice, choose
+from reports.summary import choice
+from reports.summary.choice import Choice
 from reports.summary.summary import ConfigurationRow, Other, Summary
 
 
@@ -57,7 +58,7 @@ def recommendation(summary: Summary) -> str:
     Without a configuration that was shown to be faster than the baseline none is recommended over it; without training
     the finding stands.
     """
-    chosen = choose(summary.rows)
+    chosen = choice.of(summary)
     return summary.finding if chosen is None else spelled(_recommended(summary, chosen))
 
 

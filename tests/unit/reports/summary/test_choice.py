@@ -94,3 +94,10 @@ def test_a_baseline_that_failed_is_not_stayed_with(summed_up):
 def test_without_any_measurement_nothing_is_chosen(summed_up):
     summary = summed_up({})
     assert choose([replace(row, measured=None) for row in summary.rows]) is None
+
+
+def test_a_summary_of_other_rows_has_a_choice_of_its_own(summed_up):
+    summary = summed_up({})
+    assert highlights.recommended(summary) == "large"
+    rest = tuple(row for row in summary.rows if row.label != "large")
+    assert highlights.recommended(replace(summary, rows=rest)) == "good"
