@@ -129,7 +129,12 @@ def test_too_few_nodes_are_said_before_anything_is_changed(operator: Operator) -
     said = operator.inv("deploy", code=1)
     assert f"{there} of {there + 1} nodes qualify" in said
     assert f"set fleet.size to {there}" in said
-    assert f"{there} of {there + 1} nodes qualify" in operator.inv("nodes", code=1)
+    said = operator.inv("nodes", "--json", code=1)
+    assert f"{there} of {there + 1} nodes qualify" in said
+    found, _ = json.JSONDecoder().raw_decode(said)
+    assert (found["kind"], found["needed"], found["room"]) == ("nodes", there + 1, there)
+    assert sorted(one["name"] for one in found["nodes"] if one["qualifies"]) == gpu_nodes(operator.cluster)
+    assert all(one["findings"] for one in found["nodes"] if not one["qualifies"])
 
 
 @contextmanager
