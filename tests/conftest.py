@@ -1,5 +1,6 @@
 """What tests of every folder share: the demo's model and data, made once a session, and trials to run on them."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what is left on this machine; of the files in APART each test brings everything of its own.
 SHARED = "tests/system/image/"
 FIRST = (SHARED, "tests/system/", "tests/faults/", "tests/integration/", "tests/")
+OUTLIVING: list[ForkServer] = []  # servers that this worker started and does not end
 APART = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
 
 
@@ -114,15 +116,33 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def inv_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Runs `inv` where its start is not what is tested."""
-    with ForkServer(tmp_path_factory.mktemp("inv"), INV) as server:
+    with _server(tmp_path_factory, "inv", INV) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def bench_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Runs `python -m bench` where its start and its imports are not what is tested."""
-    with ForkServer(tmp_path_factory.mktemp("bench"), BENCH) as server:
+    with _server(tmp_path_factory, "bench", BENCH) as server:
         yield server
+
+
+@contextlib.contextmanager
+def _server(factory: pytest.TempPathFactory, name: str, libraries: Sequence[str]) -> Iterator[ForkServer]:
+    """One for all workers of a session: the first that needs it starts it, and it ends with pytest."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        with ForkServer(factory.mktemp(name), libraries) as server:
+            yield server
+        return
+    folder = factory.getbasetemp().parent / name
+    folder.mkdir(exist_ok=True)
+    server = ForkServer(folder, libraries, until=os.getppid())
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not server.path.exists():
+            server.__enter__()
+            OUTLIVING.append(server)
+    yield server
 
 
 @pytest.fixture

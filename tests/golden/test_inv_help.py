@@ -5,31 +5,28 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.forked import ForkServer
 from tests.support.paths import ROOT
 
 GOLDEN = Path(__file__).with_name("inv")
 INV = Path(sys.executable).with_name("inv")
 
 
-def inv(*arguments: str) -> str:
+def said_by(ended: subprocess.CompletedProcess[str]) -> str:
     # Without a terminal Invoke lays its columns out for 80 characters, whoever runs this.
-    ended = subprocess.run(
-        (str(INV), *arguments),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def inv(inv_server: ForkServer) -> Callable[..., str]:
+    return lambda *words: said_by(inv_server.inv(*words, cwd=ROOT, env=os.environ, timeout_sec=60))
 
 
 def all_tasks(collection: dict[str, Any], above: str = "") -> Iterator[str]:
@@ -38,12 +35,13 @@ def all_tasks(collection: dict[str, Any], above: str = "") -> Iterator[str]:
         yield from all_tasks(below, f"{above}{below['name']}.")
 
 
-TASKS = sorted(all_tasks(json.loads(inv("--list", "--list-format=json"))))
+LIST = subprocess.run((str(INV), "--list", "--list-format=json"), cwd=ROOT, capture_output=True, text=True, check=False)
+TASKS = sorted(all_tasks(json.loads(said_by(LIST))))
 HELP = {"list": ("--list",), **{name: ("--help", name) for name in TASKS}}
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_what_inv_says_is_what_was_agreed(name: str) -> None:
+def test_what_inv_says_is_what_was_agreed(name: str, inv: Callable[..., str]) -> None:
     golden = GOLDEN / f"{name}.txt"
     said = inv(*HELP[name])
     if os.environ.get("UPDATE_GOLDEN"):
@@ -56,14 +54,14 @@ def test_no_agreed_help_is_left_of_a_task_that_is_gone() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(HELP)
 
 
-def test_the_list_has_one_line_for_each_task() -> None:
+def test_the_list_has_one_line_for_each_task(inv: Callable[..., str]) -> None:
     lines = [line for line in inv("--list").splitlines()[1:] if line.strip()]
     assert len(lines) == len(TASKS)
     assert all(re.fullmatch(r"  [\w.-]+ {2,}[A-Z].*\.", line) for line in lines), lines
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_flag_of_a_task_is_documented(name: str) -> None:
+def test_every_flag_of_a_task_is_documented(name: str, inv: Callable[..., str]) -> None:
     docstring, _, options = inv("--help", name).partition("\nOptions:\n")
     assert "Docstring:\n  none" not in docstring
     flags = [line for line in options.splitlines() if re.match(r"  -", line)]

@@ -51,17 +51,23 @@ ROOM = 4096  # bytes of a command line that /proc shows
 
 
 class ForkServer:
-    """`start` starts the server itself, here or on another machine. `folder` holds the socket."""
+    """`start` starts the server itself, here or on another machine. `folder` holds the socket. `until` is the pid of
+    the process that the server ends with; 0: the one that starts it."""
 
     def __init__(
-        self, folder: Path, libraries: Sequence[str], start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen
+        self,
+        folder: Path,
+        libraries: Sequence[str],
+        start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen,
+        until: int = 0,
     ) -> None:
-        self.path, self._libraries, self._start = folder / "fork.socket", libraries, start
+        self.path, self._libraries, self._start, self._until = folder / "fork.socket", libraries, start, until
 
     def __enter__(self) -> ForkServer:
-        argv = (sys.executable, "-m", "tests.support.forked", str(self.path), *self._libraries, " " * ROOM)
+        words = ("-m", "tests.support.forked", str(self.path), str(self._until), *self._libraries, " " * ROOM)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._process = self._start(argv, env=environment, stdin=subprocess.PIPE)
+        stdin = subprocess.DEVNULL if self._until else subprocess.PIPE
+        self._process = self._start((sys.executable, *words), env=environment, stdin=stdin)
         deadline = time.monotonic() + START_SEC
         while not self.path.exists():
             assert self._process.poll() is None, "the server did not start"
@@ -181,8 +187,9 @@ def put_into(project: Path, server: ForkServer) -> None:
 # In the server -------------------------------------------------------------------------------------------------------
 
 
-def serve(path: str, libraries: Sequence[str]) -> None:
-    """Until standard input ends, which it does with the process that started this one."""
+def serve(path: str, until: int, libraries: Sequence[str]) -> None:
+    """Until that process ends; with 0, until standard input ends, which it does with the process that started this."""
+    lives = os.pidfd_open(until) if until else 0
     for name in libraries:
         module = importlib.import_module(name)
         if name == "bench.stack":
@@ -194,7 +201,7 @@ def serve(path: str, libraries: Sequence[str]) -> None:
     listener.bind(f"{path}.new")
     listener.listen()
     os.rename(f"{path}.new", path)
-    while 0 not in select.select([listener, 0], [], [])[0]:
+    while lives not in select.select([listener, lives], [], [])[0]:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
@@ -328,4 +335,4 @@ def _show_as(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     LIBRARY_PATH = [place for place in sys.path[1:] if place != str(ROOT)]
-    serve(sys.argv[1], sys.argv[2:-1])
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3:-1])

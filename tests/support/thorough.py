@@ -1,15 +1,15 @@
-"""How many examples a test draws: all with CI=true in the environment, a quarter of them elsewhere; EXAMPLES=10000 says
-it for those that take the number from here. CHAOS_SEEDS=100-139 adds seeds to the tests that throw faults at random;
-THOROUGH=1 runs the tests marked `only_thorough` too."""
+"""What a test does by hand only. THOROUGH=1 draws four times as many examples and runs the tests marked `only_thorough`
+too; EXAMPLES=10000 says the number for those that take it from here. CHAOS_SEEDS=100-139 adds seeds to the tests that
+throw faults at random."""
 
 import os
 
 import pytest
 
+THOROUGH = os.environ.get("THOROUGH") == "1"
 only_thorough = pytest.mark.skipif(
-    os.environ.get("THOROUGH") != "1", reason="minutes of CPU, and its parts are tested apart: THOROUGH=1 runs it"
+    not THOROUGH, reason="minutes of CPU, and its parts are tested apart: THOROUGH=1 runs it"
 )
-THOROUGH = os.environ.get("CI") == "true"
 
 
 def examples(count: int) -> int:

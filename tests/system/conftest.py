@@ -5,6 +5,7 @@ is any host but this machine.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -147,8 +148,11 @@ def bare_project(tmp_path: Path, inv_server: ForkServer) -> Iterator[Project]:
 
 
 @pytest.fixture
-def project(bare_project: Project, tiny_model: Path, tiny_data: Path) -> Project:
-    bare_project.environment |= {"INVOKE_MODEL_PATH": str(tiny_model), "INVOKE_DATA_PATH": str(tiny_data)}
+def project(bare_project: Project, tmp_path: Path, tiny_model: Path, tiny_data: Path) -> Project:
+    few = tmp_path / "chats.jsonl"  # as many as the tests need: each `inv` reads them all
+    with tiny_data.open() as lines:
+        few.write_text("".join(itertools.islice(lines, 512)))
+    bare_project.environment |= {"INVOKE_MODEL_PATH": str(tiny_model), "INVOKE_DATA_PATH": str(few)}
     return bare_project
 
 

@@ -1,7 +1,7 @@
 """The bench on two stacks: this environment's (profile `current`) and the image's profile `reference` (torch 2.1.2).
 
-The second brings gigabytes of CUDA and another Python, so its part is optional: make an environment from the lock of
-profile `reference`, and name its Python in QLORA_FLEET_REFERENCE_PYTHON. Without it those tests skip.
+The second brings gigabytes of CUDA and another Python, so these tests are optional: make an environment from the lock
+of profile `reference`, and name its Python in QLORA_FLEET_REFERENCE_PYTHON. Without it they skip.
 
 Not covered: NF4 and the paged optimizer under `reference`. Its bitsandbytes computes on CUDA alone; that this is said
 in one line is covered.
@@ -19,22 +19,16 @@ import pytest
 
 REFERENCE = os.environ.get("QLORA_FLEET_REFERENCE_PYTHON")
 PYTHONS = {"current": sys.executable, "reference": REFERENCE or ""}
-STACKS = [
-    "current",
-    pytest.param(
-        "reference",
-        marks=[
-            pytest.mark.two_stacks,
-            pytest.mark.skipif(
-                REFERENCE is None, reason="QLORA_FLEET_REFERENCE_PYTHON does not name a Python with the reference stack"
-            ),
-        ],
-    ),
-]
 # What every stack can do on a CPU: a 16-bit base, an optimizer of torch's own.
 ON_ANY_CPU = {"base_precision": "bf16", "optimizer": "adamw_torch"}
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.two_stacks,
+    pytest.mark.skipif(
+        REFERENCE is None, reason="QLORA_FLEET_REFERENCE_PYTHON does not name a Python with the reference stack"
+    ),
+]
 
 
 @pytest.fixture
@@ -54,7 +48,7 @@ def run(tiny_model: Path, tiny_data: Path, tmp_path: Path, bench_environment: di
     return start
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", PYTHONS)
 def test_the_reference_recipe_learns_the_same_on_both_stacks(stack: str, run: Callable[..., Any]) -> None:
     code, said, result = run(
         stack, "optimized", **ON_ANY_CPU, micro_batch_size="4", warmup_steps="1", measured_steps="5"
@@ -65,8 +59,6 @@ def test_the_reference_recipe_learns_the_same_on_both_stacks(stack: str, run: Ca
     assert result["steps"]["loss"][-1] == pytest.approx(7.72, abs=0.15)
 
 
-@pytest.mark.two_stacks
-@pytest.mark.skipif(REFERENCE is None, reason="QLORA_FLEET_REFERENCE_PYTHON does not name a Python")
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -85,8 +77,6 @@ def test_every_kind_of_trial_runs_on_the_reference_stack(
     assert (code, result and result["status"]) == (0, "SUCCEEDED"), said
 
 
-@pytest.mark.two_stacks
-@pytest.mark.skipif(REFERENCE is None, reason="QLORA_FLEET_REFERENCE_PYTHON does not name a Python")
 def test_what_the_reference_stack_cannot_do_on_a_cpu_is_said_in_one_line(run: Callable[..., Any]) -> None:
     code, said, result = run("reference", "optimized")
     assert (code, result) == (2, None)
