@@ -11,7 +11,6 @@ from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import LocalFleet
 
 
-
 def operate(local: LocalFleet, *, workers: int, moments: int) -> int:
     """One life of the operator; how it ended. `moments` 0: it is not killed."""
     done = subprocess.run(

@@ -4,6 +4,7 @@ Real kubectl against the tests' own cluster. Not covered: a real kernel's out-of
 nodes. test_pods_outage.py has the faults that last half a minute.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from remote.fleet.ledger import Ledger
 from remote.fleet.patience import NotLetIn
 from tests.support.hosts.local_fleet import kill_kubectls, wait_for
 from tests.support.pods import EVICTION, LIMITS, PodFleet, fixtures, hasty, started, worker_of
+from tests.support.thorough import only_thorough
 
 PODS = 3
 shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION)
@@ -34,11 +36,20 @@ REMEDIES = {
 }
 
 
-@pytest.mark.parametrize("fault", ["deleted", "evicted", "out of memory", "node lost"])
-def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet, fault: str) -> None:
-    faults = pods.cluster.faults
+def moments(*rows: tuple[str, str, str]) -> pytest.MarkDecorator:
+    """Which fault strikes at the start, in the middle and after the last byte. By hand: each at every moment."""
+    every = [
+        pytest.param((fault,) * 3, id=fault, marks=only_thorough) for fault in dict.fromkeys(itertools.chain(*rows))
+    ]
+    return pytest.mark.parametrize("strikes", [*(pytest.param(row, id=", ".join(row)) for row in rows), *every])
+
+
+@moments(("deleted", "evicted", "out of memory"), ("node lost", "deleted", "evicted"))
+def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet, strikes: tuple[str, ...]) -> None:
+    faults, next_fault = pods.cluster.faults, iter(strikes)
 
     def strike(pod: dict[str, Any]) -> None:
+        fault = next(next_fault)
         if fault == "deleted":
             faults.delete_pod(pod["name"], grace=0)
         elif fault == "evicted":
@@ -57,13 +68,12 @@ def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet, fau
     assert starts["start"] <= 2
 
 
-@pytest.mark.parametrize(
-    "fault", ["streams cut", "streams frozen", "server gone", "black hole", "kubelet restarted", "kubectl killed"]
-)
-def test_losing_the_view_costs_nothing(pods: PodFleet, fault: str) -> None:
-    faults = pods.cluster.faults
+@moments(("streams cut", "black hole", "kubelet restarted"), ("server gone", "streams frozen", "kubectl killed"))
+def test_losing_the_view_costs_nothing(pods: PodFleet, strikes: tuple[str, ...]) -> None:
+    faults, next_fault = pods.cluster.faults, iter(strikes)
 
     def strike(pod: dict[str, Any]) -> None:
+        fault = next(next_fault)
         if fault == "streams cut":
             faults.end_streams(pod["node"], "close-1000-without-status")
         elif fault == "streams frozen":
@@ -81,7 +91,15 @@ def test_losing_the_view_costs_nothing(pods: PodFleet, fault: str) -> None:
     assert pods.struck(strike) == {"start": 1, "middle": 1, "last": 1}
 
 
-@pytest.mark.parametrize("fault", list(REMEDIES))
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("credentials expired", marks=only_thorough),
+        "credential program fails",
+        pytest.param("exec forbidden", marks=only_thorough),
+        "pods forbidden",
+    ],
+)
 def test_an_operator_who_is_let_in_again_finds_every_trial_where_it_was(pods: PodFleet, fault: str) -> None:
     """Nothing in the pods changes when a token runs out: no trial is handed on, none is begun again."""
     faults = pods.cluster.faults
