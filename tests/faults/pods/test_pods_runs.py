@@ -196,8 +196,8 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(pods: PodFleet, faul
     assert [line.split()[3] for line in pods.noted("started", "slow-middle")][1:] == [left]
     assert len(pods.noted("started", "success-then-lingers-last")) == 1
     reasons = {str(event.reason) for event in pods.heard_of(Happening.WORKER_LOST)}
-    # A real Job keeps the pod that was deleted until its replacement has been made.
-    signs = ("Pending", "no pod has index", "being deleted")
+    # A real Job keeps the pod that was deleted until its replacement has been made, and pods that failed before it.
+    signs = ("Pending", "no pod has index", "being deleted", "is Evicted", "is Failed")
     assert any(sign in reason for sign in signs for reason in reasons), reasons
 
 
