@@ -23,6 +23,8 @@ from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
 
+# Rewritten asserts are kept for the next worker, and the next time, also where the environment says to keep nothing.
+sys.dont_write_bytecode = False
 # A thread a core in several workers wait for each other: 6 s of processor time for a test of recipes; with one 0.3 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # In this order: what takes minutes by itself must not be begun last. The build VM's tests share one VM, and look at

@@ -1,6 +1,6 @@
 """Real ranks: two that succeed, one that is killed, one that hangs. Whatever happens, no process is left.
 
-Two trials are started as processes of their own, the others by a server that has imported the stack.
+The trial that is killed outright is a process of its own; a server that has imported the stack starts the others.
 """
 
 import json
@@ -77,7 +77,7 @@ def left_in(folder: Path) -> list[Path]:
 
 
 def test_two_ranks_train_one_model_and_say_what_talking_costs(start, tmp_path):
-    process = start(measured_steps=4, gradient_accumulation_steps=2, from_nothing=True)
+    process = start(measured_steps=4, gradient_accumulation_steps=2)
     _, err = process.communicate(timeout=WAIT_SEC)
     assert (process.returncode, err) == (0, "")
     result = TrialResult.read(tmp_path / "result.json")
