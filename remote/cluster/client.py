@@ -237,6 +237,15 @@ class Cluster:
         self._pods_version = str(listed.get("metadata", {}).get("resourceVersion", ""))
         return list(listed.get("items") or [])
 
+    def pod(self, name: str) -> dict[str, Any] | None:
+        """A pod by its name, whoever made it; None where there is none."""
+        return self._one(f"{self._path(POD)}/{name}")
+
+    def logs(self, name: str) -> str:
+        """What an ended pod wrote. Raises ClusterError of every kind."""
+        completed = self._act(("logs", name), [], timeout_sec=_ACT_SEC)
+        return completed.stdout.decode(errors="replace")
+
     def await_change(self, within_sec: float) -> None:
         """Return when one of the fleet's pods changes, at the latest after `within_sec`.
 

@@ -9,6 +9,7 @@ modelfetch: brings models to the VM
 names: names of registries, images and users, checked
 onvm: what runs on the VM
 plan: what a build does
+podcheck: a pod that runs the image's self-check once
 registry: login, and the record of a push
 sdk: reads images and runs check containers through the docker SDK
 vm: what the VM is

@@ -16,7 +16,8 @@ SLOTS = 16  # as many as the Dockerfile's stage `models` copies
 SHARD_BYTES = 64 << 20  # weights and files of this size have a slot of their own; a model's other files share one
 LARGEST_LAYER_BYTES = 8_000_000_000  # the most that registries were seen to take
 DOCKERFILE = "image/Dockerfile"
-_IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py")
+_IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py", "image/torch.sh")
+_NO_SOURCES = frozenset({"__pycache__", ".git", "build", "dist"})
 
 
 class ContextError(ValueError):
@@ -67,8 +68,10 @@ class Packed:
     sha256: str
 
 
-def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[CodeFile, ...]:
-    """The project's files that a build of `profile` reads, and the wheels for a build without an index."""
+def code_files(
+    root: Path, profile: str, wheels: Path | None = None, extension: Path | None = None
+) -> tuple[CodeFile, ...]:
+    """The project's files that a build of `profile` reads, the wheels for a build without an index, an extension."""
     places = {place: root / place for place in _IMAGE_FILES}
     places |= {f"image/locks/{profile}{end}": root / f"image/locks/{profile}{end}" for end in (".in", ".txt")}
     places |= {str(path.relative_to(root)): path for path in bench_files(root)}
@@ -79,10 +82,22 @@ def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[Co
                 f"image.wheels: {wheels}: no wheels in it; fill it with `pip download --dest {wheels} ...`"
             )
         places |= {f"wheels/{path.name}": path for path in files}
+    if extension is not None:
+        places |= _extension_files(extension)
     for place, path in places.items():
         if not path.is_file():
             raise ContextError(f"{place}: not found; the image cannot be built without it")
     return tuple(_code_file(path, place) for place, path in places.items())
+
+
+def _extension_files(folder: Path) -> dict[str, Path]:
+    """The sources of an extension. Raises ContextError for a folder that pip could not build."""
+    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise ContextError(
+            f"image.extension: {folder}: no pyproject.toml and no setup.py in it; name a package's folder"
+        )
+    found = (path for path in sorted(folder.rglob("*")) if not _NO_SOURCES & set(path.relative_to(folder).parts))
+    return {f"extension/{path.relative_to(folder).as_posix()}": path for path in found if path.is_file()}
 
 
 def bench_files(root: Path) -> list[Path]:

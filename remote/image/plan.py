@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from remote.image.context import CodeFile, ModelFile, ModelFolder, Packed, digest_of_code, slots
+from remote.image.context import CodeFile, ContextError, ModelFile, ModelFolder, Packed, digest_of_code, slots
 from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
 from remote.image.ground import home_below
 
@@ -20,6 +20,9 @@ NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lust
 # Files on these vanish with the machine, use up its memory, or have no hard links or modes.
 UNFIT_KINDS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
 INLINE = "inline"  # of image.cache_to: what a later build needs to know goes into the image itself
+# nvcc's is the first; the rest is what torch's own build needs of CUDA beside the lock's wheels.
+TOOLKIT = ("cuda-minimal-build", "cuda-libraries-dev", "cuda-cupti-dev", "cuda-nvtx", "cuda-profiler-api")
+TORCH_SOURCE_BYTES = 40_000_000_000  # toolkit, sources, objects and ccache; estimated, never measured here
 BASE_BYTES = 600_000_000
 HEADROOM_BYTES = 500_000_000  # for logs and the cache's bookkeeping, and so that the disk is never quite full
 # The stack is in its stage, in the image, and as pip's cache of wheels (about 0.6 of what they unpack to).
@@ -38,13 +41,20 @@ class CannotFit(EngineError):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """An entry of image/profiles.yaml: base image, Python, and what the installed stack takes in bytes."""
+    """An entry of image/profiles.yaml: base image, Python, what the installed stack takes in bytes, CUDA as 12-8."""
 
     name: str
     base: str
     python: str
     stack_bytes: int
     runs_on_cpu: bool
+    cuda: str | None = None
+
+    def toolkit(self) -> tuple[str, ...]:
+        """NVIDIA's packages to compile CUDA with, nvcc's first. Raises ContextError where the profile names none."""
+        if self.cuda is None:
+            raise ContextError(f"image/profiles.yaml: {self.name}: cuda: not set, so nvcc's package has no name")
+        return tuple(f"{name}-{self.cuda}" for name in TOOLKIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +71,8 @@ class Wanted:
     index_url: str | None = None
     pip_conf: str | None = None
     network: str = "default"
+    torch: str = "wheel"
+    nvcc: bool = False
     apt_snapshot: str | None = None
     cache_from: tuple[str, ...] = ()
     cache_to: str | None = None
@@ -75,6 +87,25 @@ class Wanted:
     @property
     def home(self) -> str:
         return home_below(self.tmpdir)
+
+    @property
+    def has_extension(self) -> bool:
+        return any(file.place.startswith("extension/") for file in self.code)
+
+    def options(self) -> dict[str, str]:
+        """The Dockerfile's arguments for what is not in every image. Raises ContextError."""
+        made: dict[str, str] = {}
+        if self.torch == "source":
+            made["TORCH"] = "source"
+        if self.has_extension:
+            made["EXTENSION"] = "own"
+        if made:
+            made["TOOLKIT"] = " ".join(self.profile.toolkit())
+        if self.nvcc:
+            made["NVCC"] = self.profile.toolkit()[0]
+        if self.apt_snapshot is not None:
+            made["APT_SNAPSHOT"] = self.apt_snapshot
+        return made
 
     def model_folders(self) -> list[tuple[str, str]]:
         """Name in the image, and folder on the VM, of every model."""
@@ -211,7 +242,7 @@ def _labels(wanted: Wanted, model_digests: Mapping[str, str]) -> dict[str, str]:
         "python": wanted.profile.python,
         "target": wanted.target,
         "extra_packages": wanted.extra_packages,
-        **({"apt_snapshot": wanted.apt_snapshot} if wanted.apt_snapshot is not None else {}),
+        **({"options": options} if (options := wanted.options()) else {}),
     }
     return {**labels, f"{LABEL}.build": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
@@ -226,7 +257,7 @@ def _argv(wanted: Wanted, labels: Mapping[str, str]) -> tuple[str, ...]:
         "GIT_SHA": wanted.git_sha,
         "LOCK_DIGEST": wanted.lock_digest,
         **({"PIP_INDEX_URL": wanted.index_url} if wanted.index_url is not None else {}),
-        **({"APT_SNAPSHOT": wanted.apt_snapshot} if wanted.apt_snapshot is not None else {}),
+        **wanted.options(),
         **({"BUILDKIT_INLINE_CACHE": "1"} if wanted.cache_to == INLINE else {}),
     }
     cache_to = () if wanted.cache_to in (None, INLINE) else (f"type=registry,ref={wanted.cache_to},mode=max",)
@@ -277,6 +308,7 @@ def _needs(
     # What the image of that name holds is in the engine's cache, too, unless somebody pruned it.
     same = {key: existing.get(key) == labels[key] for key in (f"{LABEL}.lock", f"{LABEL}.models")}
     stack = 0 if same[f"{LABEL}.lock"] else round(wanted.profile.stack_bytes * STACK_COPIES) + BASE_BYTES
+    stack += TORCH_SOURCE_BYTES if wanted.torch == "source" and stack else 0
     packing = 0 if same[f"{LABEL}.models"] else weights
     layers = 0 if same[f"{LABEL}.models"] else round(weights * WEIGHT_COPIES)
     return (

@@ -127,6 +127,8 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
         index_url=image.index_url,
         pip_conf=image.pip_conf,
         network=image.network,
+        torch=image.torch,
+        nvcc=image.nvcc and image.target == "dev",
         apt_snapshot=image.apt_snapshot,
         cache_from=image.cache_from,
         cache_to=image.cache_to,
@@ -137,8 +139,11 @@ def wanted(settings: Settings, tmp: str) -> Wanted:
 
 def _code(settings: Settings) -> tuple[CodeFile, ...]:
     """Our files in the build's context. Raises ContextError."""
-    wheels = None if settings.image.wheels is None else settings.root / Path(settings.image.wheels).expanduser()
-    return code_files(settings.root, settings.image.profile, wheels)
+    wheels, extension = (
+        None if name is None else settings.root / Path(name).expanduser()
+        for name in (settings.image.wheels, settings.image.extension)
+    )
+    return code_files(settings.root, settings.image.profile, wheels, extension)
 
 
 def client(settings: Settings) -> Client:

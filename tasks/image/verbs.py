@@ -48,12 +48,12 @@ def lock(context: Context, profile: str | None = None, upgrade: bool = False) ->
     make_locks(context, profile, upgrade=upgrade)
 
 
-@task
-def verify(context: Context) -> None:
+@task(help={"on-node": "in a pod on a GPU node of the cluster, which runs the pushed image and ends"})
+def verify(context: Context, on_node: bool = False) -> None:
     """Prove that the image is whole and a trial runs in it."""
     from tasks.image.verify import verify_image
 
-    verify_image(context)
+    verify_image(context, on_node=on_node)
 
 
 @task(

@@ -201,6 +201,9 @@ class ImageSection(Section):
     network: Literal["default", "host", "none"] = "default"
     client: Text = Field(default="docker", description="a program's name or path")
     engine: Text | None = Field(default=None, description="an engine's address")
+    torch: Literal["wheel", "source"] = "wheel"
+    extension: Text | None = Field(default=None, description="a folder's path")
+    nvcc: bool = Field(default=False, description="true or false")
     apt_snapshot: Text | None = Field(
         default=None, pattern=r"^\d{8}T\d{6}Z$", description="a moment like 20260901T000000Z, as text"
     )

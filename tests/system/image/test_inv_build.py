@@ -42,7 +42,7 @@ def test_the_projects_own_dockerfile_is_built_over_ssh_and_its_output_streams(bu
     logins = build_vm.network.vm_sshd.logins()
     done = build_vm.inv("build", check=True)
     assert build_vm.network.vm_sshd.logins() == logins + 1
-    assert "[prod 9/9] COPY bench /opt/qlora-fleet/bench" in done.stdout
+    assert "[prod 10/10] COPY bench /opt/qlora-fleet/bench" in done.stdout
     assert f"{IMAGE} {image_id(build_vm)[7:19]} is built" in done.stdout
     job = build_vm.jobs()[-1]
     assert json.loads((job / "outcome.json").read_text())["image_id"] == image_id(build_vm)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks import ns
+from tasks.settings.sections import LEAVES
 from tests.support.paths import ROOT
 
 IMAGE = ROOT / "image"
@@ -59,6 +61,20 @@ def test_a_lock_has_every_package_asked_for_in_one_version_with_hashes(profile: 
         assert locked[plain] == version or not version, name
     assert "pynvml" not in locked  # shadows nvidia-ml-py
     assert int(locked["setuptools"].split(".")[0]) < 82
+
+
+def test_the_example_for_ci_types_tasks_and_sets_settings_that_are_there_and_no_secret_is_an_argument() -> None:
+    text = (ROOT / "docs" / "ci-image.yaml").read_text()
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+    typed = [line.split("#")[0].split()[1:] for line in lines if line.startswith("inv ")]
+    assert [words[0] for words in typed] == ["build", "image.verify", "push", "image.bom", "image.show"]
+    for name, *flags in typed:
+        known = {flag for one in ns[name].get_arguments() for flag in one.names}
+        assert {flag.removeprefix("--") for flag in flags} <= known, name
+    settings = {f"INVOKE_{'_'.join(path).upper()}" for path in LEAVES}
+    assert set(job["env"]) <= settings
+    assert not [line for line in lines if "secrets." in line]
 
 
 @pytest.fixture

@@ -90,3 +90,17 @@ def test_a_profile_without_a_lock_and_a_folder_without_wheels_are_named(tmp_path
         code_files(ROOT, "none")
     with pytest.raises(ContextError, match=r"image\.wheels: .*no wheels in it"):
         code_files(ROOT, "current", tmp_path)
+
+
+def test_an_extension_s_sources_go_along_and_what_was_built_of_them_does_not(tmp_path: Path) -> None:
+    for name in ("setup.py", "src/kernel.cu", "build/kernel.o", "src/__pycache__/x.pyc", ".git/HEAD"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [file.place for file in code_files(ROOT, "current", extension=tmp_path)]
+    assert [place for place in found if place.startswith("extension/")] == [
+        "extension/setup.py",
+        "extension/src/kernel.cu",
+    ]
+    (tmp_path / "setup.py").unlink()
+    with pytest.raises(ContextError, match=r"image\.extension: .*: no pyproject.toml and no setup.py"):
+        code_files(ROOT, "current", extension=tmp_path)

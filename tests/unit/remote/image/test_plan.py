@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from remote.image.context import CodeFile
+from remote.image.context import CodeFile, ContextError
 from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
-from remote.image.plan import CannotFit, Profile, Wanted, is_built, outdated, plan
+from remote.image.plan import TORCH_SOURCE_BYTES, CannotFit, Profile, Wanted, is_built, outdated, plan
 
 FACTS = EngineFacts(
     api_version="1.41",
@@ -87,6 +87,29 @@ def test_a_moment_of_the_archive_is_part_of_what_an_image_is_and_a_cache_is_not(
     dated = dataclasses.replace(WANTED, apt_snapshot="20260901T000000Z")
     assert labels(dated)["qlora-fleet.build"] != known
     assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
+
+
+def test_torch_from_source_and_an_extension_ask_for_the_compiler_and_nothing_else_does() -> None:
+    assert not [word for word in argv() if word.startswith(("TORCH=", "EXTENSION=", "TOOLKIT=", "NVCC="))]
+    profile = dataclasses.replace(PROFILE, cuda="12-8")
+    words = argv(profile=profile, torch="source")
+    toolkit = next(word for word in words if word.startswith("TOOLKIT=")).split()
+    assert "TORCH=source" in words
+    assert toolkit[0] == "TOOLKIT=cuda-minimal-build-12-8"
+    assert "cuda-libraries-dev-12-8" in toolkit
+    sources = CodeFile(source=Path("x"), place="extension/setup.py", size=1, sha256="b" * 64)
+    words = argv(profile=profile, code=(*code(), sources))
+    assert "EXTENSION=own" in words
+    assert "TORCH=source" not in words
+    assert "NVCC=cuda-minimal-build-12-8" in argv(profile=profile, nvcc=True)
+    with pytest.raises(ContextError, match=r"image/profiles.yaml: current: cuda: not set"):
+        argv(nvcc=True)
+    plain, source = (
+        plan(dataclasses.replace(WANTED, profile=profile, torch=torch), FACTS, look(), {})
+        for torch in ("wheel", "source")
+    )
+    assert source.needs[1].need_bytes - plain.needs[1].need_bytes == TORCH_SOURCE_BYTES
+    assert source.digest != plain.digest
 
 
 def labels(wanted: Wanted = WANTED) -> dict[str, str]:
