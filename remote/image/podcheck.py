@@ -1,9 +1,8 @@
 """A pod that runs the image's self-check once, on a GPU node, and ends. Pure."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PRODUCT
+from remote.cluster.diagnosis.nodes import GPU, INSTANCE_TYPE, PREEMPTIBLE, PRODUCT
 
 NAME = "image-check"
 MARK = "image-check: python -m bench selfcheck ended with"
@@ -24,11 +23,14 @@ def pod_of(
     gpus: int,
     cpu: str,
     memory: str,
-    tolerations: Sequence[Mapping[str, Any]],
+    preemptible: bool,
     pull_secret: str | None,
     deadline_sec: float,
 ) -> dict[str, Any]:
     """The pod. It has what a worker has of the node, no volume but memory and /tmp, and is ended at its deadline."""
+    tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    if preemptible:
+        tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
     wanted = {INSTANCE_TYPE: instance_type, **({PRODUCT: product} if product is not None else {})}
     container = {
         "name": "check",
@@ -53,7 +55,7 @@ def pod_of(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
         "nodeSelector": wanted,
-        "tolerations": [dict(one) for one in tolerations],
+        "tolerations": tolerations,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 1000,

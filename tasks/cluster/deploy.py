@@ -23,9 +23,10 @@ from tasks.cluster.checks import (
     refuse_losing_results,
     write_down,
 )
-from tasks.cluster.desired import image_of, values_of
+from tasks.cluster.desired import values_of
 from tasks.cluster.wait import state_of, wait
 from tasks.connect.cluster import cluster_of, errors
+from tasks.connect.pushed import image_of
 from tasks.connect.secrets import check_registry_user, registry_password
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load

@@ -13,8 +13,8 @@ from remote.cluster.errors import Forbidden
 from remote.cluster.manifests import Image
 from remote.cluster.quantity import amount, in_gib
 from tasks.cli.terminal import console, for_programs, table
-from tasks.cluster.desired import image_of
 from tasks.connect.cluster import cluster_of
+from tasks.connect.pushed import image_of
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 

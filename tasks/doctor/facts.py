@@ -15,10 +15,10 @@ from remote.hosts.host import Host, HostError
 from remote.image import engine, ground, vm
 from remote.image.engine import EngineFacts
 from remote.image.vm import VmFacts
-from tasks.cluster.desired import image_of
 from tasks.cluster.nodes import need_of
 from tasks.connect.buildvm import build_vm, explained, tmpdir_on
 from tasks.connect.cluster import errors, target_of
+from tasks.connect.pushed import image_of
 from tasks.doctor.answer import NotAsked
 from tasks.errors import UsageError
 from tasks.image.build import client

@@ -13,9 +13,8 @@ from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.diagnosis.pods import diagnose_pod
 from remote.image import podcheck
 from remote.image.sdk import Ended, model_digests
-from tasks.cluster.desired import image_of
-from tasks.cluster.nodes import need_of
 from tasks.connect.cluster import cluster_of
+from tasks.connect.pushed import image_of
 from tasks.errors import Resumable, TaskFailed, UsageError, one_line
 from tasks.image.reading import conclude, differing_models, report_of, show
 from tasks.settings.load import Settings
@@ -40,7 +39,7 @@ def verify_on_node(settings: Settings) -> None:
             gpus=section.gpus_per_pod,
             cpu=section.cpu,
             memory=section.memory,
-            tolerations=need_of(settings, image).tolerations,
+            preemptible=section.preemptible or section.overlay == "preemptible",
             pull_secret=secret if secret is not None and cluster.has_secret(secret) else None,
             deadline_sec=section.ready_within_sec + VERIFY_SEC,
         )

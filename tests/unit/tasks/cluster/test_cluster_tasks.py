@@ -16,9 +16,9 @@ from bench.records.run import PlannedTrial, RunRecord
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
-from tasks.cluster.desired import image_of
 from tasks.cluster.nodes import need_of
 from tasks.cluster.wait import Patience
+from tasks.connect.pushed import image_of
 from tasks.errors import UsageError
 from tasks.fleet.uncollected import DISCARDED_FILE, discard, not_whole, uncollected
 from tasks.settings.load import Settings, load
