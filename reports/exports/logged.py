@@ -22,6 +22,8 @@ from reports.read.load import load
 from reports.read.run import ReportError
 from reports.training import told
 
+_MOST_CHARACTERS = 200  # of a name that may become a file's
+
 Setting = str | int | float | bool
 _LAST_SECOND = 4_102_444_800.0  # of the year 2099: no file of another tool holds a time beyond what its clock can show
 
@@ -185,8 +187,10 @@ def _settings(trial: Trial) -> dict[str, Setting]:
 
 
 def _called(one: Measurement) -> str:
-    """`matmul_tflops/dtype_bf16/size_8192`: the name of a measurement with what it was measured on."""
-    return "/".join([one.name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", f"{key}_{on}") for key, on in one.context.items())])
+    """`measured/matmul_tflops.dtype_bf16.size_8192`: a measurement's name with what it was measured on, as a path."""
+    parts = [one.name, *(f"{key}_{on}" for key, on in one.context.items())]
+    plain = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", part) for part in parts)
+    return f"measured/{plain[:_MOST_CHARACTERS]}"
 
 
 def _files(folder: Path) -> dict[str, Path]:

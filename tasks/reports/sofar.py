@@ -40,7 +40,9 @@ class SoFar:
 
     def bring(self) -> bool:
         """Bring it up to date; whether it goes on. Raises HostError, LedgerError and OSError."""
-        entry = Ledger(self._folder / LEDGER_FILE).entries[self._trial_id]
+        entry = Ledger(self._folder / LEDGER_FILE).entries.get(self._trial_id)
+        if entry is None:
+            return False
         goes_on = entry.end is None
         if not goes_on and (self._folder / TRIALS_FOLDER / self._trial_id / TRAINING_FILE).exists():
             shutil.rmtree(self._folder / SO_FAR_FOLDER, ignore_errors=True)

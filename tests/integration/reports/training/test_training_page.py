@@ -21,9 +21,7 @@ def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> No
     assert "&lt;script&gt;alert(1)" in html
     assert "US dollars for the steps" in html
     assert "killed by SIGKILL" in html
-    assert (
-        (made.index.parent / "steps.csv")
-        .read_text()
-        .splitlines()[0]
-        .startswith("run_id,configuration,step,loss,learning_rate")
-    )
+    heads, first, _ = (made.index.parent / "steps.csv").read_text().splitlines()
+    assert heads.startswith("run_id,configuration,step,loss,learning_rate")
+    assert first.startswith("r,train,1,2.0,")
+    assert (made.index.parent / "evaluations.csv").read_text().splitlines()[1].startswith("r,train,0,2.0,")

@@ -172,6 +172,25 @@ def test_mlflows_store_has_an_experiment_a_run_a_curve_and_the_adapter(trained):
     assert (run / "artifacts/adapter/adapter_model.safetensors").read_bytes() == b"weights"
 
 
+def test_what_other_kinds_of_trial_measured_is_a_final_value_whose_name_stays_in_its_folder(tmp_path):
+    run = synthetic.record((synthetic.trial("gpu", kind="hardware"),), workers=1)
+    hostile = synthetic.measurement("../../x_sec", 1.0, where="../" * 90)
+    synthetic.write_run(tmp_path, run)
+    synthetic.write_result(
+        tmp_path,
+        synthetic.result(
+            run.planned[0],
+            measurements=[synthetic.measurement("matmul_tflops", 90.0, dtype="bf16", size=8192), hostile],
+        ),
+    )
+    (trial,) = of_run(tmp_path)
+    assert trial.results["measured/matmul_tflops.dtype_bf16.size_8192"] == 90.0
+    assert all(name.count("/") <= 1 and ".." not in name for name in trial.results)
+    export(tmp_path, ["mlflow", "mlperf", "optimum-benchmark", "tensorboard"])
+    outside = [path for path in tmp_path.rglob("*x*") if "mlflow" not in path.parts]
+    assert outside == []
+
+
 def test_mlperfs_log_has_one_object_a_line_and_says_how_it_ended(bench):
     synthetic.write_result(bench, synthetic.result(synthetic.record(workers=1).planned[0], status=End.TIMED_OUT))
     export(bench, ["mlperf"])

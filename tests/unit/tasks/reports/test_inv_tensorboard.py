@@ -1,5 +1,6 @@
 """`inv tensorboard`: what it writes while a run goes on, and what it says. tests/system/train has a real training."""
 
+import dataclasses
 import json
 import socket
 import subprocess
@@ -11,9 +12,11 @@ from invoke.context import Context
 
 from bench.records.layout import LEDGER_FILE
 from bench.records.result import End
+from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger
 from remote.hosts.host import HostError
 from tasks.errors import TaskFailed, UsageError
+from tasks.fleet.ordered import learn as volume
 from tasks.reports import sofar
 from tasks.reports import tensorboard as showing
 from tasks.reports.verbs import tensorboard
@@ -122,6 +125,34 @@ def test_a_worker_that_does_not_answer_leaves_what_is_here(training, monkeypatch
     monkeypatch.setattr(sofar, "pull", gone)
     tensorboard(Context(), once=True)
     assert "! worker-0: no route to host; shown is what is here\n" in capsys.readouterr().out
+    assert count_of(training.folder / "report" / "tensorboard") == 2
+
+
+def test_a_training_that_a_job_runs_is_followed_on_its_volume(training, monkeypatch):
+    """Pods themselves are not covered here."""
+    path = training.folder / "run.json"
+    run = RunRecord.read(path)
+    job = {"shared": "/shared/results", "turn": 1, "after": 0}
+    dataclasses.replace(run, provenance={"inputs": {**run.provenance["inputs"], "job": job}}).write(training.folder)
+    asked = []
+
+    def pull(agent, root, into, **_):
+        asked.append((agent.host.name, root))
+        (into / "steps.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0, **ROW}) + "\n")
+
+    monkeypatch.setattr(sofar, "pull", pull)
+    monkeypatch.setattr(sofar, "pods_of", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
+    seen = volume.Seen(attempts=[(1, 0.0, 1.0), (2, 2.0, 3.0)], progress=None)
+    monkeypatch.setattr(volume, "look", lambda *_: seen)
+    tensorboard(Context(), once=True)
+    assert asked == [("worker-0", "/shared/results/r/train.2")]
+    assert count_of(training.folder / "report" / "tensorboard") == 1
+
+
+def test_a_run_without_its_ledger_is_shown_as_it_is_here(training):
+    (training.folder / LEDGER_FILE).unlink()
+    training_run.RECORD.write(training.folder / "trials" / "train")
+    tensorboard(Context(), once=True)
     assert count_of(training.folder / "report" / "tensorboard") == 2
 
 
