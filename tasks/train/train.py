@@ -10,7 +10,8 @@ from bench.records import Trial
 from bench.records.run import PlannedTrial
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import console
-from tasks.connect.workers import workers
+from tasks.connect.cluster import target_of
+from tasks.connect.workers import pod_hosts, workers
 from tasks.errors import UsageError
 from tasks.fleet import execute
 from tasks.fleet.folders import TRAIN
@@ -85,7 +86,7 @@ def _order(settings: Settings, trial: Trial, given: Choices) -> None:
 
 
 def _seen_by_a_worker(settings: Settings, trial: Trial) -> foreseen.Seen | None:
-    there = answering(workers(settings)[:1])
+    there = answering(pod_hosts(settings, target_of(settings))[:1])  # which cluster that is says whoever deploys
     return foreseen.ask(settings, there, trial) if there else None
 
 

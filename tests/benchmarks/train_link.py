@@ -91,7 +91,7 @@ class Runs:
         """Raises AssertionError with what a rank said, where it did not train."""
         self.number += 1
         trial = tiny_training.plan(
-            *self.inputs, world_size=ranks, lora_rank=64, lora_targets=ALL_LINEAR, micro_batch_size=4,
+            *self.inputs, world_size=ranks, lora_rank=64, lora_targets=ALL_LINEAR, base_precision="bf16",
             training={
                 "rows_per_step": rows, "gradients": gradients, "max_steps": self.steps, "epochs": 1000.0,
                 "evaluate_every": 0, "checkpoint_sec": 3600.0,
