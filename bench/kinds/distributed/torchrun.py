@@ -53,6 +53,10 @@ class RankGone(WorkerGone):
     """A rank's machine is gone; the message begins with which."""
 
 
+class RankStopped(RankGone):
+    """A rank's machine was told to stop, and the rank had no time to end its step; the others fail because of it."""
+
+
 class RankOutOfMemory(MemoryError):
     """A rank ran out of memory; the message begins with which. The peaks are that rank's; of VRAM None on the CPU."""
 
@@ -180,6 +184,8 @@ class Torchrun:
         for path in self.folder.glob("failures-*.json"):
             for name, more in read_object(path).items():
                 known.setdefault(name, []).extend(more)
+        for rank in known.get("stopped", []):
+            return RankStopped(f"one of its workers was told to stop, and rank {rank} had no time to end its step")
         for rank, code in known.get("ranks", []):
             if code < 0 and code != -signal.SIGTERM:  # torchrun ends the others by SIGTERM
                 name = signal.Signals(-code).name

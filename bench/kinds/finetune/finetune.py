@@ -19,7 +19,15 @@ from bench.harness.ends import Stopped, Stops, WorkerGone
 from bench.harness.record import Record, Request
 from bench.kinds.distributed.distributed import choose_backend, make_limits, rendezvous, visible_gpus
 from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
-from bench.kinds.distributed.torchrun import Limits, RankFailed, RankGone, RankKilled, RankOutOfMemory, Torchrun
+from bench.kinds.distributed.torchrun import (
+    Limits,
+    RankFailed,
+    RankGone,
+    RankKilled,
+    RankOutOfMemory,
+    RankStopped,
+    Torchrun,
+)
 from bench.kinds.finetune import material
 from bench.kinds.finetune.checkpoints import checkpoint, resume
 from bench.kinds.finetune.job import JOB_FILE, STOP_FILE, Job
@@ -112,7 +120,8 @@ def follow(request: Request, trial: Trial, machines: Machines, stops: Stops) -> 
                     until = time.monotonic() + GRACE_SEC
                     while poll() is None and time.monotonic() < until:
                         time.sleep(POLL_SEC)
-                    link.end({})
+                    # Said before these ranks are killed: else the first machine takes what then breaks for a failure.
+                    link.end({} if poll() is not None else {"stopped": list(mine)})
                     raise
                 poll()
                 link.end({"ranks": [], **ranks.failures()} if code else {})
@@ -198,6 +207,8 @@ def _until_ended(story: Story, ranks: Torchrun, hub: Hub | None, stops: Stops, l
     except (RankFailed, RankGone, RankOutOfMemory) as error:
         story.take(ranks)
         _tell(story.record, ranks, error)
+        if isinstance(error, RankStopped):
+            raise Stopped(End.PREEMPTED, str(error)) from None
         if isinstance(error, RankKilled):
             raise WorkerGone(str(error)) from None
         raise

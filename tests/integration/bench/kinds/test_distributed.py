@@ -19,7 +19,7 @@ from bench.harness.record import Clock, Record, Request
 from bench.kinds.distributed import distributed, efficiency, torchrun
 from bench.kinds.distributed.distributed import Reported, choose_backend, make_limits, rendezvous, visible_gpus
 from bench.kinds.distributed.rank import Signs
-from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, Torchrun
+from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, RankStopped, Torchrun
 from bench.records.interval import summarize
 from bench.records.result import End
 
@@ -180,6 +180,15 @@ def test_the_killed_rank_is_blamed_before_those_that_lost_its_connection(ranks):
     failures = {"ranks": [(0, 1), (1, -signal.SIGKILL)]}
     (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
     assert str(ranks.failure()) == "rank 1 was killed by SIGKILL in measure step 3"
+
+
+def test_a_machine_that_was_told_to_stop_is_blamed_and_not_the_rank_that_failed_because_of_it(ranks):
+    lost = {"rank": 0, "kind": "FAILED", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
+    (ranks.folder / "error-0.json").write_text(json.dumps(lost))
+    (ranks.folder / "failures-1.json").write_text(json.dumps({"stopped": [1]}))
+    error = ranks.failure()
+    assert type(error) is RankStopped
+    assert str(error) == "one of its workers was told to stop, and rank 1 had no time to end its step"
 
 
 @pytest.mark.parametrize(

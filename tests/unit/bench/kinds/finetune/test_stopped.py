@@ -1,0 +1,49 @@
+"""A machine is told to stop, and a step takes longer than it has: the training is preempted, and has not failed."""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.harness.ends import Stopped
+from bench.kinds.distributed.machines import Machines
+from bench.kinds.distributed.torchrun import RankStopped
+from bench.kinds.finetune import finetune
+from bench.records.result import End
+from tests.support import tiny_training
+
+
+@pytest.mark.parametrize(("code", "said"), [(None, {"stopped": [1]}), (0, {})])
+def test_a_machine_says_whether_its_rank_could_end_its_step(tmp_path, monkeypatch, code, said):
+    ended: list[dict[str, Any]] = []
+    link = SimpleNamespace(check=lambda: None, mirror=lambda *_: None, end=ended.append)
+    asked = iter([False, True])
+    ranks = SimpleNamespace(
+        folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, log=lambda _: []
+    )
+    monkeypatch.setattr(finetune, "Link", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(finetune, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(finetune, "_job_here", lambda *_: SimpleNamespace(to_text=lambda: "{}"))
+    monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
+
+    def check() -> None:
+        if next(asked):
+            raise Stopped(End.PREEMPTED, "stopped by SIGTERM")
+
+    machines = Machines(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
+    trial = tiny_training.plan(tmp_path, tmp_path, world_size=2)
+    with pytest.raises(Stopped):
+        finetune.follow(SimpleNamespace(), trial, machines, SimpleNamespace(check=check))
+    assert ended == [said]
+
+
+def test_the_first_machine_calls_that_preempted(tmp_path):
+    ranks = SimpleNamespace(folder=tmp_path, poll=lambda: 1, look=lambda: None, log=lambda _: [])
+    words = "one of its workers was told to stop, and rank 1 had no time to end its step"
+    ranks.failure = lambda: RankStopped(words)
+    record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
+    story = SimpleNamespace(stop="", take=lambda _: None, record=record)
+    with pytest.raises(Stopped) as stopped:
+        finetune._until_ended(story, ranks, None, SimpleNamespace(check=lambda: None, close=lambda: None), None)
+    assert (stopped.value.end, stopped.value.reason) == (End.PREEMPTED, words)
