@@ -12,12 +12,14 @@ import traceback
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs, Refused
+from bench.data.model_folder import config_of
 from bench.data.trial_inputs import check_trial
 from bench.harness import ends
 from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Clock, Record, Request
 from bench.kinds.distributed.machines import Machines
 from bench.machine import fingerprint, isolation, telemetry
+from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.layout import EXIT_NOT_WRITTEN, RESULT_FILE
 from bench.records.result import End, TrialResult
@@ -141,4 +143,7 @@ def _measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     record.fingerprint.update(fingerprint.host_facts())
     record.fingerprint.update(fingerprint.input_facts(trial, model_facts, data_facts))
     fingerprint.write(record.request.out, record.fingerprint)
+    if record.on_show is not None:
+        is_training = trial.kind in ("training", "finetune")
+        record.flop_per_token = flops.of_trial(config_of(Path(trial.model)), trial).model if is_training else None
     importlib.import_module(KINDS[trial.kind]).measure(record, inputs, stops)

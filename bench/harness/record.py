@@ -67,6 +67,8 @@ class Record:
         self.flags: list[str] = []
         self.on_phase: Callable[[str], None] | None = None  # called with each phase that begins, and "" between phases
         self.on_end: Callable[[End, str | None], None] | None = None  # called before the result is written
+        self.on_show: Callable[[], None] | None = None  # called at each step and phase
+        self.flop_per_token: float | None = None  # of the model, for the live MFU
         self.steps_before = 0  # those of a fine-tuning's earlier attempts
         self.shown: dict[str, Any] = {}  # further fields of Progress
         self._inside = ""
@@ -143,7 +145,9 @@ class Record:
         return done or len(self.measurements)
 
     def show(self) -> None:
-        """Replace progress.json."""
+        """Replace progress.json, and tell who else watches."""
+        if self.on_show is not None:
+            self.on_show()
         done = self.steps if self.steps.step_time_sec else self.warmup
         spent = sum(done.step_time_sec)
         self._progress(

@@ -34,14 +34,7 @@ def add_ceilings(record: Record, session: Session) -> None:
     share = chips.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
     record.add("matmul_tflops", ceiling, share_percent=share, dtype=dtype, size=size)
     trial, steps = record.trial, record.steps
-    cost = flops.per_token(
-        config_of(Path(trial.model)),
-        # Whole samples attend to less than a row: attention is not counted.
-        sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
-        rank=trial.lora_rank,
-        targets=trial.lora_targets,
-        checkpointing=trial.gradient_checkpointing,
-    )
+    cost = flops.of_trial(config_of(Path(trial.model)), trial)
     rates = [tokens / seconds for tokens, seconds in zip(steps.tokens, steps.step_time_sec, strict=True)]
     found = summarize([flops.mfu_percent(cost.model, rate, ceiling.median) for rate in rates])
     record.add(

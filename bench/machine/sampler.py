@@ -192,6 +192,7 @@ class Sampler:
         self._clock, self._started = clock, started
         self._host, self._gpu = HostSampler(root, clock), GpuSampler(gpus, clock)
         self.phase = ""
+        self.newest: list[dict[str, Any]] = []
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each GPU, or one without a GPU."""
@@ -204,7 +205,8 @@ class Sampler:
             "load_average_1min": round(os.getloadavg()[0], 2),
             "sampler_cpu_sec": round(time.process_time(), 4),
         }
-        return [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
+        self.newest = [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
+        return self.newest
 
 
 def follow(sampler: Sampler, table: Table, phases: int) -> None:
@@ -235,13 +237,19 @@ def main() -> int:
     parser.add_argument("--started", type=float, required=True)
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--metrics", type=int, nargs=2, help="file descriptors: the trial's state, a listening socket")
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         table = Table(arguments.out)
         gpus = nvml.gpus_here()[: arguments.gpus]
-        follow(Sampler(root=arguments.root, gpus=gpus, started=arguments.started), table, sys.stdin.fileno())
+        sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
+        if arguments.metrics:
+            from bench.machine import metrics  # 0.1 s of imports that a trial without them does not wait for
+
+            metrics.serve(arguments.metrics, lambda: sampler.newest)
+        follow(sampler, table, sys.stdin.fileno())
     except OSError as error:
         print(f"{arguments.out}: {error.strerror}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.harness.record import Record
-from bench.machine import cpuwait, nvml
+from bench.machine import cpuwait, metrics, nvml
 from bench.machine.isolation import describe
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records.interval import Interval, summarize
@@ -57,7 +57,8 @@ class Summary:
 def beside(record: Record) -> Iterator[None]:
     """Sample while the block runs, then put the summary and the flags into the record. A failure ends no trial."""
     path = record.request.out / TELEMETRY_FILE
-    sampler = _start(record, path)
+    board = _board(record)
+    sampler = _start(record, path, () if board is None else board.handles)
     if sampler is None:
         yield
         return
@@ -71,10 +72,13 @@ def beside(record: Record) -> Iterator[None]:
             os.write(phases, f"{phase}\n".encode())
 
     record.on_phase = tell
+    record.on_show = None if board is None else board.tell
     try:
         yield
     finally:
-        record.on_phase = None
+        record.on_phase = record.on_show = None
+        if board is not None:
+            board.close()
         _stop(record, sampler)
     summary = sum_up(read(path))
     waited = waits.summary()
@@ -112,11 +116,28 @@ class _Waits:
         return Summary(measurements=found, flags=waits.flags)
 
 
-def _start(record: Record, path: Path) -> subprocess.Popen[bytes] | None:
+def _board(record: Record) -> metrics.Board | None:
+    """Where Prometheus is shown the trial; None where nobody asked for it, or where it cannot be."""
+    try:
+        asked = metrics.Asked.from_environment()
+        if asked is None:
+            return None
+        board = metrics.Board(record, asked)
+    except (ValueError, OSError) as error:
+        why = f"port {asked.port}: {os.strerror(error.errno or 0)}" if isinstance(error, OSError) and asked else error
+        record.log(f"metrics: {why}; going on without /metrics")
+        return None
+    record.log(f"metrics: http://{asked.host or '0.0.0.0'}:{board.port}/metrics")  # noqa: S104 - words
+    board.tell()
+    return board
+
+
+def _start(record: Record, path: Path, shown: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
     root = str(Path(__file__).resolve().parents[2])
     argv = (
         *(sys.executable, "-m", "bench.machine.sampler", "--root", str(os.getpid())),
         *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
+        *(("--metrics", *map(str, shown)) if shown else ()),
     )
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
@@ -126,6 +147,7 @@ def _start(record: Record, path: Path) -> subprocess.Popen[bytes] | None:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            pass_fds=shown,
             start_new_session=True,  # it outlives a signal to the trial's process group
         )
     except OSError as error:

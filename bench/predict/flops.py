@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.records import Trial
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFlops:
@@ -97,6 +99,17 @@ def per_token(
         forward=2 * (base + head + adapters) + attention,
         backward=2 * (base + head) + 4 * adapters + 2 * attention,
         recompute=2 * (base + adapters) + attention if checkpointing else 0,
+    )
+
+
+def of_trial(config: Mapping[str, Any], trial: Trial) -> TokenFlops:
+    """`per_token` of a trial that trains. Whole samples attend to less than a row: their attention is not counted."""
+    return per_token(
+        config,
+        sequence=0 if trial.layout == "varlen" else trial.max_seq_len,
+        rank=trial.lora_rank,
+        targets=trial.lora_targets,
+        checkpointing=trial.gradient_checkpointing,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import NODE_COUNT, Trial
-from bench.records.layout import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, RESULT_FILE
+from bench.records.layout import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VARIABLE, RESULT_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.trial import RANKED
 from remote.cluster.kubeconfig import Target
@@ -126,6 +126,8 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
     shared = settings.shared_results
     checkpoints = checkpoints_at(settings, run_id)
 
+    watched = metrics_of(settings)
+
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         command = _bench(
             settings,
@@ -136,6 +138,8 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
             *(["--strict"] if strict else []),
             *(["--checkpoints", checkpoints(host.workdir)] if planned.trial.training is not None else []),
         )
+        if host.name in watched:
+            command = replace(command, environment={**command.environment, METRICS_VARIABLE: watched[host.name]})
         if is_gang(settings, planned):
             count = {NODE_COUNT: str(planned.trial.world_size)}
             command = replace(command, environment={**command.environment, **count})
@@ -145,6 +149,21 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch
         return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
     return launch
+
+
+def metrics_of(settings: Settings) -> dict[str, str]:
+    """What METRICS_VARIABLE is for each worker, by its name; empty where nobody asked for metrics.
+
+    Pods have an address each, workers on this machine a port each, which only this machine can ask.
+    """
+    first, is_local = settings.metrics.port, settings.fleet.kind == "local"
+    if first is None:
+        return {}
+    price = {"usd_per_gpu_hour": settings.cost.price_usd_per_gpu_hour}
+    return {
+        name: json.dumps({"host": "127.0.0.1" if is_local else "", "port": first + is_local * index, **price})
+        for index, name in enumerate(_names(settings))
+    }
 
 
 def checkpoints_at(settings: Settings, run_id: str) -> Callable[[str], str]:

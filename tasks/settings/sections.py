@@ -262,6 +262,11 @@ Quantity = Annotated[str, BeforeValidator(_as_text), Field(pattern=_QUANTITY)]
 _NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
 
 
+class MetricsSection(Section):
+    port: int | None = Field(default=None, ge=1024, le=64_000)
+    namespace: Name = Field(default="monitoring", description=_NAME_WORDS)
+
+
 class FssSection(Section):
     volume_handle: Text | None = Field(
         default=None,
@@ -336,6 +341,7 @@ class Sections(Section):
     registry: RegistrySection = RegistrySection()
     hub: HubSection = HubSection()
     cost: CostSection = CostSection()
+    metrics: MetricsSection = MetricsSection()
     serve: ServeSection = ServeSection()
     cluster: ClusterSection = ClusterSection()
     tenancy: TenancySection = TenancySection()

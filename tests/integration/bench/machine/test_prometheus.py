@@ -1,0 +1,128 @@
+"""A real Prometheus scrapes a trial's /metrics, until the trial is gone; promtool checks metrics, rules and alerts.
+
+Not covered: the Prometheus operator, which makes scrape configurations of PodMonitors, and Grafana.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.harness.record import Clock, Record, Request
+from bench.machine import telemetry
+from bench.records.layout import METRICS_VARIABLE
+from tests.support.machines.ports import free_ports
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+ALERTS = ROOT / "manifests" / "components" / "metrics" / "alerts.yaml"
+WAIT_SEC = 120.0
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    """The alerts as Prometheus itself reads them."""
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"]))
+    return path
+
+
+def promtool(*words: str, stdin: str = "") -> str:
+    done = subprocess.run(("promtool", *words), input=stdin, capture_output=True, text=True, timeout=WAIT_SEC)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WAIT_SEC
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {WAIT_SEC:g} s for {what}")
+
+
+def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
+    tmp_path: Path, make_trial: Any, monkeypatch: pytest.MonkeyPatch, rules: Path
+) -> None:
+    own, asked = free_ports(), free_ports()
+    monkeypatch.setenv(METRICS_VARIABLE, json.dumps({"host": "127.0.0.1", "port": asked, "usd_per_gpu_hour": 2.0}))
+    scrape = {"job_name": "t", "scrape_interval": "200ms", "static_configs": [{"targets": [f"127.0.0.1:{asked}"]}]}
+    config = {"rule_files": [str(rules)], "scrape_configs": [scrape]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    argv = (
+        *("prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"),
+        *(f"--web.listen-address=127.0.0.1:{own}", "--log.level=error"),
+    )
+
+    def ask(query: str) -> list[dict[str, Any]]:
+        url = f"http://127.0.0.1:{own}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
+        except OSError:
+            return []
+        return found
+
+    request = Request(trial_file=tmp_path / "t.json", out=tmp_path, run_id="r", trial_id="t", worker="worker-0")
+    record = Record(request, make_trial(), Clock())
+    with subprocess.Popen(argv, env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.DEVNULL) as server:
+        try:
+            with telemetry.beside(record):
+                record.add_step(record.steps, seconds=2.0, loss=3.0, samples=4, tokens=100, useful=80)
+                (loss,) = until(lambda: ask("qlora_fleet_loss"), "the loss")
+                assert loss["value"][1] == "3"
+                labels = {name: loss["metric"][name] for name in ("run", "trial", "worker")}
+                assert labels == {"run": "r", "trial": "t", "worker": "worker-0"}
+                with urllib.request.urlopen(f"http://127.0.0.1:{asked}/metrics", timeout=60) as answer:
+                    text = answer.read().decode()
+                    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+                with pytest.raises(urllib.error.HTTPError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{asked}/", timeout=60)
+            assert until(lambda: ask("up == 0"), "the trial to be gone")
+            assert until(lambda: not ask("qlora_fleet_loss"), "its series to end")
+        finally:
+            server.kill()
+    assert promtool("check", "metrics", stdin=text) == ""
+    assert not any("metrics" in line and "going on without" in line for line in record.log.tail)
+
+
+def test_the_alerts_are_rules_that_fire_when_they_should(rules: Path, tmp_path: Path) -> None:
+    assert "SUCCESS: 3 rules found" in promtool("check", "rules", str(rules))
+    labels = 'run="r",trial="t",worker="w"'
+
+    def case(series: str, values: str, name: str, at: str, fires: bool, **more: str) -> dict[str, Any]:
+        (group,) = yaml.safe_load(rules.read_text())["groups"]
+        (rule,) = [one for one in group["rules"] if one["alert"] == name]
+        gave = {"run": "r", "trial": "t", "worker": "w", **more}
+        words = rule["annotations"]["summary"]
+        for key, value in gave.items():
+            words = words.replace("{{ $labels." + key + " }}", value)
+        alert = {"exp_labels": {**gave, "severity": "warning"}, "exp_annotations": {"summary": words}}
+        return {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values}],
+            "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": [alert] if fires else []}],
+        }
+
+    progress, checkpoint = (f"qlora_fleet_{name}_timestamp_seconds{{{labels}}}" for name in ("progress", "checkpoint"))
+    hot = f'qlora_fleet_gpu_throttled{{{labels},gpu="0",reason="hw_thermal_slowdown"}}'
+    tests = [
+        case(progress, "0x60", "QloraFleetNoProgress", "20m", True),
+        case(progress, "0+60x60", "QloraFleetNoProgress", "20m", False),
+        case(hot, "1x30", "QloraFleetThrottled", "15m", True, gpu="0"),
+        case(hot, "0x30", "QloraFleetThrottled", "15m", False, gpu="0"),
+        case(checkpoint, "0x60", "QloraFleetCheckpointTooOld", "40m", True),
+        case(checkpoint, "0x60", "QloraFleetCheckpointTooOld", "20m", False),
+    ]
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump({"rule_files": [rules.name], "tests": tests}))
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yml"))
