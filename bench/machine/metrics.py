@@ -14,15 +14,17 @@ import http.server
 import json
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import IO, Any
 
 from bench.harness.record import Record
-from bench.machine import chips, nvml
+from bench.machine import chips, nvml, sampler
 from bench.records.checks import printable
 from bench.records.layout import METRICS_VARIABLE
 
@@ -110,7 +112,7 @@ class Board:
 
     def tell(self) -> None:
         """Put the record's state up; called at each step and phase. A failure ends no trial."""
-        record, now = self._record, time.time()
+        record, now = self._record, _now()
         place = (record.steps_done, record.phase)
         if place != self._last:
             self._progress_at = now
@@ -152,6 +154,11 @@ class Board:
     def close(self) -> None:
         self.socket.close()
         self.file.close()
+
+
+def _now() -> float:
+    """A moment for Prometheus, in seconds since 1970; no duration is taken from it here."""
+    return datetime.now(timezone.utc).timestamp()
 
 
 def serve(handles: Sequence[int], rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
@@ -233,3 +240,13 @@ def _family(
 
 def _escaped(text: str) -> str:
     return printable(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def main() -> int:
+    """`python -m bench.machine.metrics STATE SOCKET ...`: the sampler, which also answers. Both are descriptors."""
+    handles = [int(sys.argv.pop(1)) for _ in range(2)]
+    return sampler.main(lambda sampling: serve(handles, lambda: sampling.newest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -230,14 +230,13 @@ def follow(sampler: Sampler, table: Table, phases: int) -> None:
                 return
 
 
-def main() -> int:
-    """`python -m bench.machine.sampler`: started by `bench.machine.telemetry` alone."""
+def main(beside: Callable[[Sampler], object] = lambda _sampler: None) -> int:
+    """`python -m bench.machine.sampler`: started by `bench.machine.telemetry` alone. `beside` is called once, first."""
     parser = argparse.ArgumentParser(prog="python -m bench.machine.sampler")
     parser.add_argument("--root", type=int, required=True)
     parser.add_argument("--started", type=float, required=True)
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--metrics", type=int, nargs=2, help="file descriptors: the trial's state, a listening socket")
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -245,10 +244,7 @@ def main() -> int:
         table = Table(arguments.out)
         gpus = nvml.gpus_here()[: arguments.gpus]
         sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
-        if arguments.metrics:
-            from bench.machine import metrics  # 0.1 s of imports that a trial without them does not wait for
-
-            metrics.serve(arguments.metrics, lambda: sampler.newest)
+        beside(sampler)
         follow(sampler, table, sys.stdin.fileno())
     except OSError as error:
         print(f"{arguments.out}: {error.strerror}", file=sys.stderr)

@@ -134,10 +134,10 @@ def _board(record: Record) -> metrics.Board | None:
 
 def _start(record: Record, path: Path, shown: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
     root = str(Path(__file__).resolve().parents[2])
+    program = ("bench.machine.metrics", *map(str, shown)) if shown else ("bench.machine.sampler",)
     argv = (
-        *(sys.executable, "-m", "bench.machine.sampler", "--root", str(os.getpid())),
+        *(sys.executable, "-m", *program, "--root", str(os.getpid())),
         *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
-        *(("--metrics", *map(str, shown)) if shown else ()),
     )
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:

@@ -48,9 +48,9 @@ def test_a_trial_shows_its_steps_checkpoints_gpus_and_dollars(record: Record, mo
     board = Board(record, Asked(host="127.0.0.1", port=0, usd_per_gpu_hour=2.0))
     record.on_show, record.flop_per_token, record.fingerprint["gpu_name"] = board.tell, 1e9, "NVIDIA A10"
     record.shown = {"checkpoint_step": None, "restarts": 2, "validation_loss": 1.5}
-    monkeypatch.setattr(metrics.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(metrics, "_now", lambda: 1000.0)
     board.tell()
-    monkeypatch.setattr(metrics.time, "time", lambda: 1500.0)
+    monkeypatch.setattr(metrics, "_now", lambda: 1500.0)
     record.shown["checkpoint_step"] = 1
     record.add_step(record.steps, seconds=2.0, loss=3.0, samples=4, tokens=100, useful=80)
     found = values(render(read(board.handles[0]), [ROW]))
