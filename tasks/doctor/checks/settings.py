@@ -61,8 +61,11 @@ def files(facts: Facts) -> Answer:
 
 
 def secret_files(facts: Facts) -> Answer:
-    registry, hub = facts.settings.registry.password_file, facts.settings.hub.token_file
-    named = {name: path for name, path in (("registry.password_file", registry), ("hub.token_file", hub)) if path}
+    names = ("registry.password_file", "hub.token_file", "image.sign_key", "image.sign_password_file")
+    given = {
+        name: getattr(getattr(facts.settings, section), key) for name in names for section, key in [name.split(".")]
+    }
+    named = {name: path for name, path in given.items() if path}
     if not named:
         raise NotAsked("no setting names a file with a secret; passwords are asked for")
     for name, path in named.items():

@@ -9,6 +9,7 @@ from invoke.context import Context
 
 from remote.image.documents import bom, signature
 from remote.image.names import Reference
+from remote.image.onvm.registry.api import entries, fields
 from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
@@ -59,11 +60,10 @@ def pushed_digest(settings: Settings, where: Reference) -> str | None:
 def _lines(found: Json, wrong: list[str]) -> Iterator[tuple[str, str]]:
     """Title and text of every line; what does not belong to this image is added to `wrong`."""
     digest, manifest = str(found["digest"]), found["manifest"]
-    config = _parsed(found["config"]) or {}
-    sizes = [layer["size"] for layer in manifest.get("layers") or [] if isinstance(layer.get("size"), int)]
+    sizes = [layer["size"] for layer in entries(manifest.get("layers")) if isinstance(layer.get("size"), int)]
     yield "image", digest
     yield "registry", f"{sum(sizes) / 1e9:.2f} GB in {len(sizes)} layers"
-    labels = (config.get("config") or {}).get("Labels") or {}
+    labels = fields(fields((_parsed(found["config"]) or {}).get("config")).get("Labels"))
     base, commit = (str(labels.get(f"org.opencontainers.image.{key}", "")) for key in ("base.name", "revision"))
     yield "base", base or "not said"
     yield "commit", commit or "not said"

@@ -49,6 +49,16 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def entries(value: Any) -> list[dict[str, Any]]:
+    """A list's objects: whatever else a registry sends in its place is none."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """An object's fields; none of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 def login_of(folder: str, host: str) -> str | None:
     """`user:password` in base64, as the client keeps it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -91,10 +101,10 @@ class Registry:
             self._manifest(content)
         return content
 
-    def referrers(self, digest: str) -> list[Any] | None:
+    def referrers(self, digest: str) -> list[dict[str, Any]] | None:
         """What the registry says refers to a manifest, all pages; None where it has no such list (OCI 1.1)."""
         url: str | None = f"{self.base}/{self.path}/referrers/{digest}"
-        found: list[Any] = []
+        found: list[dict[str, Any]] = []
         for _ in range(PAGES):
             try:
                 content, url = self._page(str(url))
@@ -104,7 +114,7 @@ class Registry:
                 raise
             if content is None:
                 return None
-            found += self._manifest(content).get("manifests") or []
+            found += entries(self._manifest(content).get("manifests"))
             if url is None:
                 return found
         raise Failed("refused", f"{self.host} lists what refers to {digest} on more than {PAGES} pages; given up")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remote.image.onvm.job import Failed
-from remote.image.onvm.registry.api import INDEX, MANIFEST, Registry, digest_of
+from remote.image.onvm.registry.api import INDEX, MANIFEST, Registry, digest_of, entries, fields
 
 EMPTY, EMPTY_CONTENT = "application/vnd.oci.empty.v1+json", b"{}"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -62,7 +62,7 @@ def sign(registry: Registry, subject: str, payload: str, signature: str) -> dict
     _image(registry, subject)
     text, tag = payload.encode(), f"{tag_of(subject)}.sig"
     there = registry.manifest(tag)
-    layers = [] if there is None else list(there[1].get("layers") or [])
+    layers = [one for one in _layers(there) if isinstance(one.get("digest"), str)]
     layers.append(_descriptor(PAYLOAD, text, {SIGNATURE: signature}))
     config = {
         "architecture": "",
@@ -93,7 +93,7 @@ def look(registry: Registry, name: str) -> dict[str, Any]:
         raise Failed("usage", f"{registry.host} has no {name} in {registry.path}; `inv push` puts it there")
     digest, manifest = digest_of(content), json.loads(content)
     listed, lists = _listed(registry, digest)
-    config = _blob(registry, (manifest.get("config") or {}).get("digest"))
+    config = _blob(registry, fields(manifest.get("config")).get("digest"))
     return {
         "digest": digest,
         "manifest": manifest,
@@ -113,40 +113,41 @@ def _listed(registry: Registry, subject: str) -> tuple[list[Mapping[str, Any]], 
     found, lists = registry.referrers(subject), BY_REGISTRY
     if found is None:
         there, lists = registry.manifest(tag_of(subject)), f"tag {tag_of(subject)}"
-        found = [] if there is None else there[1].get("manifests") or []
-    return [one for one in found if isinstance(one, dict) and isinstance(one.get("digest"), str)], lists
+        found = [] if there is None else entries(there[1].get("manifests"))
+    return [one for one in found if isinstance(one.get("digest"), str)], lists
 
 
 def _enlist(registry: Registry, subject: str, entry: Mapping[str, Any]) -> None:
     there = registry.manifest(tag_of(subject))
-    entries = [] if there is None else list(there[1].get("manifests") or [])
-    if any(one.get("digest") == entry["digest"] for one in entries):
+    listed = [] if there is None else entries(there[1].get("manifests"))
+    if any(one.get("digest") == entry["digest"] for one in listed):
         return
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*entries, entry]}
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
     registry.send_manifest(tag_of(subject), json.dumps(index).encode(), INDEX)
 
 
 def _document(registry: Registry, entry: Mapping[str, Any]) -> dict[str, Any]:
     """One entry of the list with its first file's text, None where there is none or it is no text."""
     there = registry.manifest(entry["digest"])
-    manifest = {} if there is None else there[1]
-    layers = [one for one in manifest.get("layers") or [] if isinstance(one, dict)]
+    manifest, layers = {} if there is None else there[1], _layers(there)
     return {
         "digest": entry["digest"],
-        "kind": manifest.get("artifactType") or entry.get("artifactType"),
-        "notes": manifest.get("annotations") or {},
+        "kind": str(manifest.get("artifactType") or entry.get("artifactType")),
+        "notes": fields(manifest.get("annotations")),
         "text": _blob(registry, layers[0].get("digest")) if layers else None,
     }
 
 
 def _signatures(registry: Registry, subject: str) -> list[dict[str, Any]]:
     there = registry.manifest(f"{tag_of(subject)}.sig")
-    layers = [] if there is None else there[1].get("layers") or []
     return [
-        {"payload": _blob(registry, one.get("digest")), "signature": (one.get("annotations") or {}).get(SIGNATURE)}
-        for one in layers[:MOST_PARTS]
-        if isinstance(one, dict)
+        {"payload": _blob(registry, one.get("digest")), "signature": fields(one.get("annotations")).get(SIGNATURE)}
+        for one in _layers(there)[:MOST_PARTS]
     ]
+
+
+def _layers(there: tuple[str, dict[str, Any]] | None) -> list[dict[str, Any]]:
+    return [] if there is None else entries(there[1].get("layers"))
 
 
 def _blob(registry: Registry, digest: object) -> str | None:

@@ -19,6 +19,7 @@ from remote.image.onvm.job import Failed
 from remote.image.onvm.registry import ask as asking
 from remote.image.onvm.registry import beside
 from remote.image.onvm.registry.api import INDEX, MANIFEST, Registry
+from tasks.image.documents import show
 from tests.support.machines.oci_registry import OciRegistry, digest_of
 
 IMAGE = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "config": {"digest": "sha256:c"}, "layers": []}).encode()
@@ -94,6 +95,22 @@ def test_a_document_with_other_bytes_than_its_digest_says_is_refused(registry: R
     with pytest.raises(Failed, match="answers with other bytes than sha256:") as no:
         beside.look(registry, DIGEST)
     assert no.value.kind == "refused"
+
+
+@pytest.mark.parametrize("odd", [5, "x", [5, "x", None, {"digest": 5}], {"a": 1}])
+def test_what_no_registry_should_send_is_passed_over(registry: Registry, server: OciRegistry, odd: object) -> None:
+    server.lists = False
+    image = server.put(json.dumps({"schemaVersion": 2, "config": odd, "layers": odd}).encode(), "odd")
+    tag = image.replace(":", "-")
+    part = {"schemaVersion": 2, "artifactType": odd, "annotations": odd, "layers": odd, "manifests": odd}
+    entry = server.put(json.dumps(part).encode(), f"{tag}.sig")
+    listed = [{"digest": entry, "artifactType": odd}, *(odd if isinstance(odd, list) else [])]
+    server.put(json.dumps({"schemaVersion": 2, "manifests": listed}).encode(), tag)
+    found = beside.look(registry, "odd")
+    assert [one["text"] for one in found["documents"]] == [None]
+    assert list(show._lines(found, []))[-1][0] == "documents"
+    server.put(json.dumps(part).encode(), tag)
+    assert beside.look(registry, "odd")["documents"] == []
 
 
 def test_a_question_is_answered_although_the_registry_fails_once(

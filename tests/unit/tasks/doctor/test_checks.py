@@ -134,6 +134,8 @@ def test_a_password_file_that_others_may_read(facts: MakeFacts, ask: Ask, projec
     said = ask(named(settings.CHECKS, "secrets"), facts(f"registry: {{password_file: {path}}}"))
     assert (said.mark, said.remedy) == (Mark.WRONG, f"type: chmod 600 {path}")
     assert "others may read it" in said.found
+    for section in (f"image: {{sign_key: {path}}}", f"image: {{sign_password_file: {path}}}"):
+        assert ask(named(settings.CHECKS, "secrets"), facts(section)).mark is Mark.WRONG
     path.chmod(0o600)
     assert ask(named(settings.CHECKS, "secrets"), facts(f"hub: {{token_file: {path}}}")).mark is Mark.FINE
 
