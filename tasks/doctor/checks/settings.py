@@ -61,9 +61,12 @@ def files(facts: Facts) -> Answer:
 
 
 def secret_files(facts: Facts) -> Answer:
-    names = ("registry.password_file", "hub.token_file", "image.sign_key", "image.sign_password_file")
+    registry, hub, image = facts.settings.registry, facts.settings.hub, facts.settings.image
     given = {
-        name: getattr(getattr(facts.settings, section), key) for name in names for section, key in [name.split(".")]
+        "registry.password_file": registry.password_file,
+        "hub.token_file": hub.token_file,
+        "image.sign_key": image.sign_key,
+        "image.sign_password_file": image.sign_password_file,
     }
     named = {name: path for name, path in given.items() if path}
     if not named:
