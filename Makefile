@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install demo demo-train quick check test system benchmark clean
+.PHONY: install sdk demo demo-train quick ready check test system benchmark clean
 
 install: .venv/installed
 
@@ -13,8 +13,15 @@ install: .venv/installed
 	@echo "Installing PyTorch and the other packages into .venv: 1 to 2 minutes, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
-	@$(BIN)/python -m compileall -q -j 0 -x '/(oci|tests)/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
 	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks
+	@touch $@
+
+# Oracle's SDK, 500 MB that only `inv tenancy` and its tests need.
+sdk: .venv/sdk
+
+.venv/sdk: .venv/installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
 	@touch $@
 
 # A worker per core, 4 at most: workers that share a core measure each other.
@@ -32,8 +39,12 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder
 
 # One minute: what holds for the sources, and the tests that start no process and draw no figure.
-quick: check
+quick: ready
 	$(BIN)/pytest --numprocesses=auto --dist=loadscope --no-loadscope-reorder -m 'not slow' tests/unit
+
+# What holds for the sources is looked at on one core while the SDK is installed on another.
+ready: install
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check sdk
 
 check: install
 	$(BIN)/ruff check .
@@ -43,10 +54,10 @@ check: install
 
 # Everything; with SUBJECT=cluster every tests/**/cluster.
 ifdef SUBJECT
-test: install
+test: sdk
 	$(PYTEST) $(or $(shell find tests -type d -name '$(SUBJECT)'),$(error no folder of tests is called $(SUBJECT)))
 else
-test: check
+test: ready
 	$(PYTEST)
 endif
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
+
 import yaml
 
 from remote.cluster.client import Cluster as Client

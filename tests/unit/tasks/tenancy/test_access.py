@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
+
 from invoke import Context
 from oci.container_engine import ContainerEngineClient
 from oci.identity import IdentityClient

@@ -7,6 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
+
 from invoke import Context
 
 from remote.cluster.kubeconfig import Target

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
+
 import yaml
 from invoke import Context
 
