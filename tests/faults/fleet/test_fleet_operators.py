@@ -27,7 +27,9 @@ def test_stopping_cancels_everywhere_and_leaves_nothing_running(local: LocalFlee
         wait_for(lambda: len(local.noted("started")) == 2, "two starts")
         fleet.stop()
     assert set(local.ends().values()) == {"CANCELLED"}
-    assert len(local.noted("started")) == 2
+    begun = {line.split()[1] for line in local.noted("started")}
+    never = {trial_id for trial_id, reason in local.reasons().items() if reason == "cancelled before it started"}
+    assert (len(begun), never) == (2, local.reasons().keys() - begun)
     assert local_fleet.processes_under(local.folder) == {}
 
     local.say_go()
