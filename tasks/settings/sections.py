@@ -264,7 +264,6 @@ _NAME_WORDS = "a Kubernetes name (lower-case letters, digits, '-')"
 
 class MetricsSection(Section):
     port: int | None = Field(default=None, ge=1024, le=64_000)
-    namespace: Name = Field(default="monitoring", description=_NAME_WORDS)
 
 
 class FssSection(Section):

@@ -22,8 +22,10 @@ import pytest
 import yaml
 
 from remote.cluster.diagnosis.nodes import GPU
+from remote.cluster.labels import is_owned
 from remote.cluster.manifests import Image, Values, render
 from remote.cluster.plan import plan
+from remote.hosts.process import run_program
 from remote.serving.inpod import PORT
 from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import need_of
@@ -388,3 +390,23 @@ def test_nodes_are_judged_by_what_the_pods_tolerate(name: str) -> None:
     assert all(toleration in tolerated for toleration in need.tolerations)
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     assert [one for one in tolerated if one["key"] not in own] == list(need.tolerations)
+
+
+def test_what_prometheus_needs_is_valid_and_left_alone_by_a_deployment() -> None:
+    """A PodMonitor and a PrometheusRule have no schema here: their fields are compared with what was written."""
+    done = run_program(
+        ("kubectl", "kustomize", str(ROOT / "manifests" / "overlays" / "metrics")), label="kustomize", timeout_sec=60.0
+    )
+    assert done.exit_code == 0, done.stderr
+    found = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
+    assert set(found) == {"PodMonitor", "NetworkPolicy", "PrometheusRule"}
+    for version in VERSIONS:
+        kubernetes_validate.validate(found["NetworkPolicy"], version, strict=True)
+    (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
+    (endpoint,) = found["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"][0]["replacement"] == f"$1:{rule['ports'][0]['port']}"
+    labels = job_spec("pods")["template"]["metadata"]["labels"]
+    for one in found["PodMonitor"]["spec"]["selector"]["matchExpressions"]:
+        assert labels[one["key"]] in one["values"], "the workers are found"
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert not any(map(is_owned, found.values()))

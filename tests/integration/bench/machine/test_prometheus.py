@@ -24,7 +24,7 @@ from tests.support.machines.ports import free_ports
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
-ALERTS = ROOT / "manifests" / "components" / "metrics" / "alerts.yaml"
+ALERTS = ROOT / "manifests" / "overlays" / "metrics" / "alerts.yaml"
 WAIT_SEC = 120.0
 
 

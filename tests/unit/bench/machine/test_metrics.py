@@ -15,7 +15,7 @@ from bench.machine.metrics import Asked, Board, read, render
 from bench.records.layout import METRICS_VARIABLE
 from tests.support.paths import ROOT
 
-COMPONENT = ROOT / "manifests" / "components" / "metrics"
+OVERLAY = ROOT / "manifests" / "overlays" / "metrics"
 SAMPLE = re.compile(r'(qlora_fleet_[a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\} (-?[0-9.e+-]+)')
 ROW = {
     "gpu": 0, "gpu_power_watts": 120.5, "gpu_sm_clock_mhz": 1710, "gpu_temperature_celsius": 55,
@@ -101,13 +101,13 @@ def test_a_port_that_is_taken_is_said_and_ends_no_trial(record: Record, monkeypa
 
 def test_dashboard_and_alerts_ask_for_what_is_shown() -> None:
     shown = {f"qlora_fleet_{one[0]}" for one in (*metrics._OF_TRIAL, *metrics._OF_GPU)} | {"qlora_fleet_gpu_throttled"}
-    dashboard = json.loads((COMPONENT / "dashboard.json").read_text())
+    dashboard = json.loads((OVERLAY / "dashboard.json").read_text())
     panels = {panel["title"]: panel["targets"][0]["expr"] for panel in dashboard["panels"]}
     assert len(panels) == len(dashboard["panels"]) == len({panel["id"] for panel in dashboard["panels"]})
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
-    (group,) = yaml.safe_load((COMPONENT / "alerts.yaml").read_text())["spec"]["groups"]
+    (group,) = yaml.safe_load((OVERLAY / "alerts.yaml").read_text())["spec"]["groups"]
     assert len(group["rules"]) == 3
     asked = [*panels.values(), *(rule["expr"] for rule in group["rules"])]
     assert {name for text in asked for name in re.findall(r"qlora_fleet_\w+", text)} <= shown
