@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -239,6 +240,22 @@ def test_what_the_input_raises_comes_through_and_ends_the_command(host: Host, tm
 
     with pytest.raises(FileNotFoundError):
         run(host, "sh", "-c", f"touch begun; {then}", folder=tmp_path, stdin=Broken())
+    wait_for(lambda: not processes_under(tmp_path), "its end")
+
+
+OPERATOR = """
+import sys
+from remote.hosts.command import Command
+from remote.hosts.local import LocalHost
+command = Command(argv=("sh", "-c", "touch begun; exec sleep 300"), folder=sys.argv[1])
+LocalHost(name="worker-1", workdir=sys.argv[1]).run(command, timeout_sec=300.0)
+"""
+
+
+def test_a_command_on_this_machine_ends_with_an_operator_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen((sys.executable, "-c", OPERATOR, str(tmp_path))) as operator:
+        wait_for((tmp_path / "begun").exists, "the command has begun")
+        operator.kill()
     wait_for(lambda: not processes_under(tmp_path), "its end")
 
 
