@@ -41,7 +41,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     with tempfile.TemporaryDirectory() as place:
         here = Path(place)
         here.chmod(0o755)
-        model = tiny_training.make_folder(stack.load(), here / "models" / "tiny--wide", width=512)
+        model = tiny_training.make_folder(stack.load(), here / "models" / "tiny--wide", width=128)
         data = tiny_training.make_data(here / "chats.jsonl", lines=200)
         with contextlib.ExitStack() as opened:
             machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]
@@ -91,7 +91,7 @@ class Runs:
         """Raises AssertionError with what a rank said, where it did not train."""
         self.number += 1
         trial = tiny_training.plan(
-            *self.inputs, world_size=ranks, lora_rank=64, lora_targets=ALL_LINEAR, base_precision="bf16",
+            *self.inputs, world_size=ranks, lora_rank=256, lora_targets=ALL_LINEAR,
             training={
                 "rows_per_step": rows, "gradients": gradients, "max_steps": self.steps, "epochs": 1000.0,
                 "evaluate_every": 0, "checkpoint_sec": 3600.0,
