@@ -71,13 +71,12 @@ def over_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
 
 
 @pytest.fixture
-def operators(
-    project, cluster: Cluster, workspace: Path, tmp_path: Path, tiny_model: Path, tiny_data: Path
-) -> Iterator[tuple[Any, Any]]:
+def operators(project, cluster: Cluster, workspace: Path, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     """Two laptops."""
     folder = tmp_path / "another laptop"
     shutil.copytree(project.folder, folder)
-    second = type(project)(folder, tiny_model, tiny_data, project.server)
+    second = type(project)(folder, project.server)
+    second.environment |= {name: project.environment[name] for name in ("INVOKE_MODEL_PATH", "INVOKE_DATA_PATH")}
     yield over_pods(project, cluster, workspace), over_pods(second, cluster, workspace)
     second.clear_away()
 
