@@ -17,7 +17,8 @@ from remote.jobs.onhost import basics, install
 from tests.support.hosts.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[4]
-DELIVERED = (ONHOST, "remote.image.onvm", "remote.image.onvm.scripts")
+PROGRAM = (ONHOST, "remote.image.onvm", "remote.image.onvm.registry")
+DELIVERED = (*PROGRAM, "remote.image.onvm.scripts")
 MODULES = sorted(
     f"{package}.{file.name.removesuffix('.py')}"
     for package in DELIVERED
@@ -40,7 +41,7 @@ def imports_of(module: str) -> set[str]:
 @pytest.mark.parametrize("module", [*MODULES, "remote.pods.far_end"])
 def test_what_is_delivered_parses_as_python_3_9_and_imports_what_is_delivered_with_it(module: str) -> None:
     ast.parse(source(module), feature_version=(3, 9))
-    ours = program(ONHOST, "remote.image.onvm")
+    ours = program(*PROGRAM)
     for name in imports_of(module):
         if name.startswith("remote."):
             assert module not in SCRIPTS, "a script stands alone"
