@@ -31,7 +31,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what is left on this machine; of the files in APART each test brings everything of its own.
 SHARED = "tests/system/image/"
 FIRST = (SHARED, "tests/system/", "tests/faults/", "tests/integration/", "tests/")
-OUTLIVING: list[ForkServer] = []  # servers that this worker started and does not end
 APART = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
 
 
@@ -143,7 +142,7 @@ def _server(factory: pytest.TempPathFactory, name: str, libraries: Sequence[str]
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not server.path.exists():
             server.__enter__()
-            OUTLIVING.append(server)
+            server.leave()
     yield server
 
 

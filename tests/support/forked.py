@@ -75,6 +75,10 @@ class ForkServer:
             time.sleep(0.01)
         return self
 
+    def leave(self) -> None:
+        """Let it go on after this process, until the one it ends with does."""
+        self._process.returncode = 0  # else its end would be missed here
+
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
