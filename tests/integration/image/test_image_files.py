@@ -21,7 +21,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 
 def test_a_moment_of_the_archive_takes_the_place_of_the_archive_in_every_source(tmp_path: Path) -> None:
-    """The Dockerfile's own lines, on the sources of Ubuntu, Debian and NVIDIA. No archive is asked."""
+    """The Dockerfile's own lines, on the sources of Ubuntu and NVIDIA. No archive is asked."""
     lines = (IMAGE / "Dockerfile").read_text().split('if [ -n "${APT_SNAPSHOT}" ]; then', 1)[1].split("    fi; ", 1)[0]
     script = re.sub(r"\\\n", "\n", lines.replace("/etc/apt", str(tmp_path)))
     script = re.sub(r"\n\s*-e", " -e", script)
@@ -30,21 +30,14 @@ def test_a_moment_of_the_archive_takes_the_place_of_the_archive_in_every_source(
     (tmp_path / "ubuntu.sources").write_text(
         "URIs: http://archive.ubuntu.com/ubuntu/\nURIs: http://security.ubuntu.com/ubuntu\n"
     )
-    (tmp_path / "sources.list").write_text(
-        f"deb http://deb.debian.org/debian bookworm main\ndeb http://deb.debian.org/debian-security x main\n{nvidia}\n"
-    )
+    (tmp_path / "cuda.list").write_text(f"{nvidia}\n")
     moment = "20260901T000000Z"
     subprocess.run(
         ["sh", "-euc", script], env={"PATH": "/usr/bin:/bin", "APT_SNAPSHOT": moment}, check=True, timeout=60
     )
     ubuntu = f"https://snapshot.ubuntu.com/ubuntu/{moment}/"
     assert (tmp_path / "ubuntu.sources").read_text() == f"URIs: {ubuntu}\nURIs: {ubuntu}\n"
-    debian = "https://snapshot.debian.org/archive/debian"
-    assert (tmp_path / "sources.list").read_text().splitlines() == [
-        f"deb {debian}/{moment}/ bookworm main",
-        f"deb {debian}-security/{moment}/ x main",
-        nvidia,
-    ]
+    assert (tmp_path / "cuda.list").read_text() == f"{nvidia}\n"
     assert "Check-Valid-Until" in (tmp_path / "apt.conf.d" / "99snapshot").read_text()
 
 
