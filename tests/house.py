@@ -17,7 +17,6 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
-FIGURES = Path("reports/figures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,8 @@ def lines_of(path: Path) -> int:
 
 
 def crowd(paths: Iterable[Path]) -> Counter[Path]:
-    """Files in each folder, `__init__.py` aside; of reports/figures the rooms beside the figures do not count here."""
-    return Counter(path.parent for path in paths if path.name != "__init__.py" and path.parent != FIGURES)
+    """Files in each folder, `__init__.py` aside."""
+    return Counter(path.parent for path in paths if path.name != "__init__.py")
 
 
 def name_of(path: Path) -> str:

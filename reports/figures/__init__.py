@@ -1,17 +1,18 @@
 """figures: the report's figures, one module each; `CHARTS` is their order on the page.
 
 drawing: what all of them draw with
+kinds: the figures of one kind of trial each
 studio: draws in other processes
 """
 
 from reports.figures.cost import COST
 from reports.figures.diagnostic import DIAGNOSTIC
-from reports.figures.distributed import DISTRIBUTED
 from reports.figures.drawing.chart import Chart
 from reports.figures.executive_summary import EXECUTIVE_SUMMARY
-from reports.figures.hardware import HARDWARE
-from reports.figures.inference import INFERENCE
-from reports.figures.loading import LOADING
+from reports.figures.kinds.distributed import DISTRIBUTED
+from reports.figures.kinds.hardware import HARDWARE
+from reports.figures.kinds.inference import INFERENCE
+from reports.figures.kinds.loading import LOADING
 from reports.figures.loss_curves import LOSS_CURVES
 from reports.figures.memory import MEMORY
 from reports.figures.run_comparison import RUN_COMPARISON

@@ -13,11 +13,7 @@ from reports.figures import (
     CHARTS,
     cost,
     diagnostic,
-    distributed,
     executive_summary,
-    hardware,
-    inference,
-    loading,
     loss_curves,
     memory,
     run_comparison,
@@ -31,6 +27,7 @@ from reports.figures.drawing.board import NARROW, WIDE
 from reports.figures.drawing.lines import spread
 from reports.figures.drawing.marks import around, shared
 from reports.figures.drawing.panel import Mark, Panel
+from reports.figures.kinds import distributed, hardware, inference, loading
 from reports.figures.studio import DrawError, Job
 from reports.read import published, telemetry
 from reports.read.load import load

@@ -8,9 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from reports.figures import diagnostic, inference, training_performance
+from reports.figures import diagnostic, training_performance
 from reports.figures.drawing import label_placing, marks, text_size
 from reports.figures.drawing.board import NARROW, WIDE
+from reports.figures.kinds import inference
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
