@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -42,11 +43,11 @@ class Studio:
     """The processes that draw: at most MOST_PROCESSES and one for each core. Made before the run is read."""
 
     def __init__(self) -> None:
-        others = min(MOST_PROCESSES, os.cpu_count() or 1) - 1
+        self._others = min(MOST_PROCESSES, os.cpu_count() or 1) - 1
         self._pool: ProcessPoolExecutor | None = None
-        if others > 0:
-            self._pool = ProcessPoolExecutor(others, mp_context=multiprocessing.get_context("spawn"))
-            for _ in range(others):
+        if self._others > 0:
+            self._pool = ProcessPoolExecutor(self._others, mp_context=multiprocessing.get_context("spawn"))
+            for _ in range(self._others):
                 self._pool.submit(_warm_up)
 
     def __enter__(self) -> Studio:
@@ -55,16 +56,32 @@ class Studio:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is None:
+            return
+        if kind is DrawError:  # one hangs, and the pool would wait for it
+            for process in list(self._pool._processes.values()):
+                process.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def draw(self, jobs: Iterable[Job]) -> list[Picture]:
-        """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError."""
-        started = [(job, self._hand_out(job)) for job in jobs]
-        # From the end: the others begin at the front.
-        mine = [job for job, future in reversed(started) if future is None or future.cancel()]
-        ours = {job.chart.name: draw_one(job.chart.name, job.chart.title, job.drawing) for job in mine}
-        return [ours.get(job.chart.name) or _awaited(job, future) for job, future in started]
+        """Pictures in the order of `jobs`. What a process that died was to draw is drawn here; raises DrawError.
+
+        Nothing handed out is taken back: where a process dies after a future was cancelled, Python 3.11's pool
+        leaves all its other futures without an answer (python/cpython#107219).
+        """
+        jobs = list(jobs)
+        waiting = deque(jobs)
+        ours: dict[str, Picture] = {}
+        handed: dict[str, Future[Picture]] = {}
+        while waiting:
+            while len(waiting) > 1 and sum(not future.done() for future in handed.values()) <= self._others:
+                future = self._hand_out(waiting[0])
+                if future is None:
+                    break
+                handed[waiting.popleft().chart.name] = future
+            job = waiting.pop()
+            ours[job.chart.name] = draw_one(job.chart.name, job.chart.title, job.drawing)
+        return [ours.get(job.chart.name) or _awaited(job, handed[job.chart.name]) for job in jobs]
 
     def _hand_out(self, job: Job) -> Future[Picture] | None:
         """None where nobody takes it."""
