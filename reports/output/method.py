@@ -23,6 +23,9 @@ def paragraphs(summary: Summary) -> list[str]:
             "elapsed time of 1,000 samples on one worker, slow steps included. They leave out pulling the image, "
             "loading and idling, which are billed, too."
         )
+        besides = next((price.others for price in summary.prices if price.others), ())
+        if besides:
+            found.append(f"Paid for besides, and in no amount here: {text.listing([one.words for one in besides])}.")
     return found or ["Nothing was measured."]
 
 

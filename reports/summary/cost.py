@@ -4,7 +4,9 @@ GPU time is priced by the GPU hour. What is measured is training; what is billed
 warming up, idling. `FineTuning` says both where both are known, and `Billed` says where a run's own hours went.
 Several GPUs are priced by a measured speed-up where a distributed trial gives one, else by an assumption that says so.
 
-Not covered: network, file storage, the control plane, the machine that builds, and interruptions of preemptible nodes.
+What is paid for by the month or by traffic is named with its price (`Beside`) and added to nothing: how much of it a
+training needs is not measured. Not covered: the control plane, the machine that builds, and interruptions of
+preemptible nodes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,24 @@ class BootVolume:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What else is paid for: so many US dollars for a unit, the first `free_gb` of a month for nothing."""
+
+    what: str
+    amount: float
+    unit: str
+    free_gb: float
+    source: str
+    dated: date
+
+    @property
+    def words(self) -> str:
+        """`file storage 0.3 USD per GB month (list price, 2026-11-20)`."""
+        free = f" after {self.free_gb:,.0f} GB a month" if self.free_gb else ""
+        return f"{self.what} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated.isoformat()})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """US dollars for one GPU for one hour, and where that number comes from.
 
@@ -54,6 +74,7 @@ class Price:
     shape: str | None = None
     gpus_per_node: int = 1
     boot_volume: BootVolume | None = None
+    others: tuple[Beside, ...] = ()
 
     @property
     def words(self) -> str:

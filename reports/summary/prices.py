@@ -18,7 +18,7 @@ from bench.records.durable import read_regular
 from reports import text
 from reports.read.fingerprint import CPU
 from reports.summary import cost, energy
-from reports.summary.cost import BootVolume, Hosted, Price
+from reports.summary.cost import Beside, BootVolume, Hosted, Price
 from reports.summary.energy import Carbon
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
@@ -84,6 +84,12 @@ class _GbMonth(_Dated):
     size_gb: float = Field(gt=0, le=1_000_000)
 
 
+class _Other(_Dated):
+    what: Words
+    unit: Literal["USD per GB month", "USD per GB"]
+    free_gb: float = Field(default=0.0, ge=0, le=1e15)
+
+
 class _Shape(_Strict):
     gpu: Words
     gpus: int = Field(ge=1, le=64)
@@ -94,10 +100,11 @@ class _Shape(_Strict):
 
 
 class Table(_Strict):
-    """A table of prices by shape, as in reports/prices.yaml."""
+    """A table of prices by shape, as in reports/prices.yaml. `others` are paid for, too, and no report adds them up."""
 
     schema_version: Literal[1]
     shapes: dict[str, _Shape]
+    others: dict[str, _Other] = Field(default={}, max_length=20)
 
 
 class _Plain(yaml.SafeLoader):
@@ -159,17 +166,22 @@ def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Pr
         raise PriceError(f"cost.shape: {name!r}: unknown shape; {path} has {known}")
     if name is None and len(devices) == 1:
         name = next((shape for shape, held in table.shapes.items() if held.gpu == devices[0]), None)
-    listed = () if name is None else _prices(name, table.shapes[name])
+    listed = () if name is None else _prices(name, table)
     return listed if own is None else (own, *listed)
 
 
-def _prices(name: str, shape: _Shape) -> tuple[Price, ...]:
+def _prices(name: str, table: Table) -> tuple[Price, ...]:
+    shape = table.shapes[name]
     volume = shape.boot_volume
     boot = None
     if volume is not None:
         boot = BootVolume(
             size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.dated
         )
+    others = tuple(
+        Beside(what=one.what, amount=one.amount, unit=one.unit, free_gb=one.free_gb, source=one.source, dated=one.dated)
+        for one in table.others.values()
+    )
     called = [("on-demand", shape.on_demand)]
     if shape.preemptible is not None:
         called.append(("preemptible", shape.preemptible))
@@ -183,13 +195,14 @@ def _prices(name: str, shape: _Shape) -> tuple[Price, ...]:
             shape=name,
             gpus_per_node=shape.gpus,
             boot_volume=boot,
+            others=others,
         )
         for kind, one in called
     )
 
 
 def _dates(table: Table) -> list[tuple[str, date]]:
-    found = []
+    found: list[tuple[str, date]] = [(f"others.{name}", one.dated) for name, one in table.others.items()]
     for name, shape in table.shapes.items():
         at = f"shapes.{name}"
         parts: list[tuple[str, _Dated | None]] = [

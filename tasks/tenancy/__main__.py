@@ -53,7 +53,7 @@ def as_user(given: argparse.Namespace) -> Signature:
 
 def as_instance(_: argparse.Namespace) -> Signature:
     with needs_sdk():
-        from tasks.tenancy.access.clients import instance_signer
+        from tasks.tenancy.access.instance import instance_signer
 
     signer = instance_signer()
     return Signature(key_id=signer.api_key, key=signer.private_key)

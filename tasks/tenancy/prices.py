@@ -31,7 +31,20 @@ LIST = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
 TIMEOUT_SEC, ATTEMPTS, PAUSE_SEC = 30.0, 4, 2.0
 _MOST_BYTES = 8 << 20
 GPU_HOUR, SPACE, PERFORMANCE = "B95909", "B91961", "B91962"
-UNITS = {GPU_HOUR: ("gpu", "hour"), SPACE: ("gigabyte", "month"), PERFORMANCE: ("performance", "month")}
+# What else is paid for: part to its key in the table. Traffic has a price for each part of the world that it leaves.
+OTHERS = {
+    "B89057": "file_storage",
+    "B88327": "traffic_america_europe",
+    "B93455": "traffic_asia_south_america",
+    "B93456": "traffic_middle_east_africa",
+}
+_GB_MONTH, _TRAFFIC = ("gigabyte", "month"), ("gigabyte", "transfer")
+UNITS = {
+    GPU_HOUR: ("gpu", "hour"),
+    SPACE: _GB_MONTH,
+    PERFORMANCE: ("performance", "month"),
+    **{part: _TRAFFIC if key.startswith("traffic") else _GB_MONTH for part, key in OTHERS.items()},
+}
 BALANCED = 10  # performance units of a boot volume for each GB
 GPU = "NVIDIA A10"
 OWN = "prices.yaml"  # where none is set, beside invoke.yaml
@@ -40,12 +53,13 @@ DOLLARS = "USD"
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A part's price for one unit, in the currency that was asked for."""
+    """A part's price for one unit, in the currency that was asked for; a month's first `free` units are for nothing."""
 
     part: str
     name: str
     metric: str
     amount: float
+    free: float = 0.0
 
 
 def take_prices(context: Context, currency: str, *, yes: bool) -> None:
@@ -55,7 +69,8 @@ def take_prices(context: Context, currency: str, *, yes: bool) -> None:
         raise UsageError(f"tenancy.prices: --currency: expected a code like USD or EUR, found {currency!r}")
     listed = {part: look_up(part, wanted) for part in UNITS}
     for one in listed.values():
-        print(f"{one.part}  {one.amount:.6g} {wanted}  {one.metric}  ({one.name})")
+        free = f" after {one.free:,.0f} for nothing" if one.free else ""
+        print(f"{one.part}  {one.amount:.6g} {wanted}  {one.metric}{free}  ({one.name})")
     if wanted != DOLLARS:
         raise UsageError(
             f"prices in {wanted} are shown and not written: the table and every report count in US dollars"
@@ -71,7 +86,7 @@ def take_prices(context: Context, currency: str, *, yes: bool) -> None:
     if not yes and not asks(f"Write these prices, of today, to {shown(into)}?"):
         raise Refused("nothing was written; type the same with --yes if it is meant")
     text = into.read_text(encoding="utf-8") if path else _fresh()
-    _write(into, with_settings(text, {"shapes": found}, shown(into)), today)
+    _write(into, with_settings(text, found, shown(into)), today)
     print(f"wrote {shown(into)}")
     if path is None:
         for line in write_user_settings({"cost": {"prices": str(into)}}):
@@ -94,7 +109,8 @@ def price_in(content: bytes, part: str, currency: str) -> Listed:
         item = next(one for one in items if one["partNumber"] == part)
         name, metric = str(item["displayName"]), str(item["metricName"])
         local = {one["currencyCode"]: one["prices"] for one in item["currencyCodeLocalizations"]}
-        amounts = {float(one["value"]) for one in local.get(currency, ()) if one["model"] == "PAY_AS_YOU_GO"}
+        paid = [one for one in local.get(currency, ()) if one["model"] == "PAY_AS_YOU_GO"]
+        steps = sorted({(float(one.get("rangeMin") or 0.0), float(one["value"])) for one in paid})
     except StopIteration:
         raise UsageError(f"{where} does not have that part; prices stay as they are") from None
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -105,9 +121,12 @@ def price_in(content: bytes, part: str, currency: str) -> Listed:
         )
     if not all(word in metric.lower() for word in UNITS.get(part, ())):
         raise UsageError(f"{where} is by {metric!r}, not by {' and '.join(UNITS[part])}; prices stay as they are")
-    if len(amounts) != 1 or not 0 < min(amounts) < 10_000:
-        raise UsageError(f"{where} has no single price: {sorted(amounts)}; prices stay as they are")
-    return Listed(part=part, name=name, metric=metric, amount=amounts.pop())
+    amounts = list(dict.fromkeys(amount for _, amount in steps))
+    is_free_at_first = UNITS.get(part) == _TRAFFIC and steps[:1] == [(0.0, 0.0)]
+    if len(amounts) != 1 + is_free_at_first or not 0 < amounts[-1] < 10_000:
+        raise UsageError(f"{where} has no single price: {amounts}; prices stay as they are")
+    free = next(start for start, amount in steps if amount == amounts[-1])
+    return Listed(part=part, name=name, metric=metric, amount=amounts[-1], free=free)
 
 
 def _get(url: str) -> bytes:
@@ -140,8 +159,8 @@ def _table(settings: Settings, today: datetime.date) -> tuple[Path | None, Table
         raise UsageError(f"{error}; nothing was written") from None
 
 
-def changes(table: Table, listed: Mapping[str, Listed], today: datetime.date) -> dict[str, dict[str, Any]]:
-    """For each shape with this GPU, what is to stand in the table."""
+def changes(table: Table, listed: Mapping[str, Listed], today: datetime.date) -> dict[str, dict[str, dict[str, Any]]]:
+    """What is to stand in the table: the prices of each shape with this GPU, and what is paid for besides."""
     found: dict[str, dict[str, Any]] = {}
     for name, shape in table.shapes.items():
         if shape.gpu != GPU:
@@ -151,17 +170,34 @@ def changes(table: Table, listed: Mapping[str, Listed], today: datetime.date) ->
             amount = round(listed[SPACE].amount + BALANCED * listed[PERFORMANCE].amount, 6)
             new["boot_volume"] = _dated(amount, _source(f"{SPACE} and {BALANCED} times {PERFORMANCE}"), today)
         found[name] = new
-    return found
+    return {"shapes": found, "others": {key: _other(listed[part], today) for part, key in OTHERS.items()}}
 
 
-def compared(table: Table, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _other(one: Listed, today: datetime.date) -> dict[str, Any]:
+    """What is paid for besides, as the list calls it."""
+    is_traffic = UNITS[one.part] == _TRAFFIC
+    return {
+        "what": " ".join(one.name.split())[:200],
+        "unit": "USD per GB" if is_traffic else "USD per GB month",
+        **({"free_gb": one.free} if is_traffic else {}),
+        **_dated(one.amount, _source(one.part), today),
+    }
+
+
+def compared(table: Table, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """A line for each price that differs from the table's."""
+    pairs = [
+        (f"{name} {key}", getattr(table.shapes[name], key), values)
+        for name, new in found["shapes"].items()
+        for key, values in new.items()
+    ]
+    pairs += [(key, table.others.get(key), values) for key, values in found["others"].items()]
     lines = []
-    for name, new in found.items():
-        for key, values in new.items():
-            old = getattr(table.shapes[name], key)
-            if old.amount != values["amount"]:
-                lines.append(f"{name} {key}: {old.amount:g} -> {values['amount']:g} {old.unit} (was of {old.dated})")
+    for name, old, values in pairs:
+        if old is None:
+            lines.append(f"{name}: new, {values['amount']:g} {values['unit']}")
+        elif old.amount != values["amount"]:
+            lines.append(f"{name}: {old.amount:g} -> {values['amount']:g} {old.unit} (was of {old.dated})")
     return lines
 
 

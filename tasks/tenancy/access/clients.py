@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from oci import regions
-from oci.auth.signers import InstancePrincipalsSecurityTokenSigner
 from oci.circuit_breaker import NoCircuitBreakerStrategy
 from oci.exceptions import ClientError, ServiceError
 from oci.identity import IdentityClient
@@ -25,6 +24,7 @@ from oci.signer import AbstractBaseSigner
 from tasks.errors import Resumable, UsageError
 from tasks.settings.load import Settings
 from tasks.tenancy.access.failures import Asked, Asker, NotFound, explain
+from tasks.tenancy.access.instance import NO_TOKEN, instance_signer, root
 from tasks.tenancy.access.profile import Profile, check_ocid, check_region, ocid_kind, read_profile
 from tasks.tenancy.access.signing import Signature, signature_of
 
@@ -81,11 +81,10 @@ class Access:
                 request_id=error.request_id,
                 now=datetime.datetime.now(datetime.UTC),
             ) from None
-        except (OSError, ClientError) as error:  # the SDK's RequestException is an OSError
-            reason = _root(error)
+        except (OSError, ClientError, *NO_TOKEN) as error:  # the SDK's RequestException is an OSError
             raise Resumable(
-                f"{asked.doing}: no whole answer from {self.region}: {reason}; check network and proxy, then the same "
-                "again"
+                f"{asked.doing}: no whole answer from {self.region}: {root(error)}; check network and proxy, then the "
+                "same again"
             ) from None
 
     def one(self, asked: Asked, call: Any, *arguments: Any, **options: Any) -> Json:
@@ -169,17 +168,6 @@ def _as_instance(region: str | None) -> Access:
     return Access(tenancy=signer.tenancy_id, region=where, asker=asker, signer=signer, config={"region": where})
 
 
-def instance_signer() -> Any:
-    """The SDK's signer for an instance of the tenancy; it renews its token by itself. Raises UsageError."""
-    try:
-        return InstancePrincipalsSecurityTokenSigner()
-    except (OSError, ClientError, ServiceError, ValueError) as error:
-        raise UsageError(
-            f"tenancy.auth: instance_principal: no instance's credentials here ({_root(error)}); it "
-            "works on an instance of the tenancy that is in a dynamic group; elsewhere set tenancy.auth: config"
-        ) from None
-
-
 def check_known(what: str, region: str) -> None:
     """Raises UsageError for a region that the SDK does not know."""
     if regions.is_region(region) or regions.is_region_short_name(region):
@@ -229,9 +217,3 @@ def _patience() -> Any:
         total_elapsed_time_seconds=TOTAL_SEC,
         retry_max_wait_between_calls_seconds=LONGEST_PAUSE_SEC,
     ).get_retry_strategy()
-
-
-def _root(error: BaseException) -> str:
-    """What the innermost error says, on one line. Its URL has no secret: signatures are in headers."""
-    words = str(error.args[0] if error.args else error) or type(error).__name__
-    return " ".join(words.split())[:200]

@@ -60,9 +60,14 @@ def explain(
         skewed = skew(headers, now)
         if skewed is not None:
             return UsageError(f"{what}: {skewed}; set it (timedatectl set-ntp true), then the same again{number}")
+        known = (
+            "is it in a dynamic group"
+            if asker.is_instance
+            else "is its key still uploaded (console: User settings, API keys)"
+        )
         return UsageError(
-            f"{what}: {asker.credentials} is not accepted in {asker.region}: {said}; is its key still "
-            f"uploaded (console: User settings, API keys), and the tenancy subscribed to the region?{number}"
+            f"{what}: {asker.credentials} is not accepted in {asker.region}: {said}; {known}, and the tenancy "
+            f"subscribed to the region?{number}"
         )
     if "limitexceeded" in (code or "").lower() or (code or "").lower() == "quotaexceeded":
         return UsageError(f"{what}: {said}; use less, or ask for more (console: Limits, Quotas and Usage){number}")

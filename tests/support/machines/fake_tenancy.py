@@ -28,6 +28,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from tests.support.machines.fake_instance import FakeInstance
+
 Json = dict[str, Any]
 TENANCY = "ocid1.tenancy.oc1..aaaatenancy"
 USER = "ocid1.user.oc1..aaaauser"
@@ -149,6 +151,7 @@ class FakeTenancy:
         self.requests: list[str] = []
         self.bodies: list[Json] = []
         self.faults: list[Fault] = []
+        self.instance: FakeInstance | None = None
         self.page_size = 2
         self.skew_sec = 0.0
         self.lock = threading.Lock()
@@ -172,7 +175,7 @@ class FakeTenancy:
     def reset(self) -> None:
         """As new, with one cluster, one GPU pool, one repository and one export."""
         self.key_id, self.requests, self.bodies, self.faults = self.keys.key_id, [], [], []
-        self.page_size, self.skew_sec = 2, 0.0
+        self.page_size, self.skew_sec, self.instance = 2, 0.0, None
         self.world = usual_world()
 
     def fail(
@@ -184,11 +187,16 @@ class FakeTenancy:
         return sum(re.search(pattern, one) is not None for one in self.requests)
 
 
-def price(part: str, metric: str, usd: float) -> Json:
-    """As the public price list has it, in two currencies."""
+def price(part: str, metric: str, usd: float, free: float = 0.0) -> Json:
+    """As the public price list has it, in two currencies; the first `free` units of a month for nothing."""
+
+    def steps(amount: float) -> list[Json]:
+        at_first = [{"model": "PAY_AS_YOU_GO", "value": 0, "rangeMin": 0, "rangeMax": free}] if free else []
+        last = {"rangeMin": free, "rangeMax": 999999999999999} if free else {}
+        return [{"model": "PAY_AS_YOU_GO", "value": amount, **last}, *at_first]
+
     local = [
-        {"currencyCode": currency, "prices": [{"model": "PAY_AS_YOU_GO", "value": usd * factor}]}
-        for currency, factor in (("USD", 1.0), ("EUR", 0.93))
+        {"currencyCode": currency, "prices": steps(usd * factor)} for currency, factor in (("USD", 1.0), ("EUR", 0.93))
     ]
     return {
         "partNumber": part,
@@ -240,6 +248,10 @@ def usual_world() -> World:
                 price("B95909", "GPU Per Hour", 2.5),
                 price("B91961", "Gigabyte Storage Capacity Per Month", 0.0255),
                 price("B91962", "Performance Units Per Gigabyte Per Month", 0.0017),
+                price("B89057", "Gigabyte Storage Capacity Per Month", 0.3),
+                price("B88327", "Gigabyte Outbound Data Transfer Per Month", 0.009, free=10240),
+                price("B93455", "Gigabyte Outbound Data Transfer Per Month", 0.025, free=10240),
+                price("B93456", "Gigabyte Outbound Data Transfer Per Month", 0.05, free=10240),
             ],
             "/policies": [{"name": "p", "statements": statements}],
         },
@@ -284,7 +296,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault = next((one for one in self.tenancy.faults if one.times and re.search(one.pattern, line)), None)
             if fault is not None:
                 fault.times -= 1
-        why = None if path.startswith("/pls/apex/") else self._refused(body)  # the price list wants no login
+        is_open = path.startswith(("/pls/apex/", "/opc/", "/v1/x509"))  # the price list, and an instance's own
+        why = None if is_open else self._refused(body)
         if why is not None:
             return self._error(401, "NotAuthenticated", why)
         if fault is not None and fault.html:
@@ -293,12 +306,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, b'[{"id": "ocid1', cut=True)
         if fault is not None:
             return self._error(fault.status, fault.code, fault.message)
+        if self.tenancy.instance is not None and path.startswith(("/opc/", "/v1/x509")):
+            return self._send(*self.tenancy.instance.answer(path, self._signable(), body))
         with self.tenancy.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
 
     def _refused(self, body: bytes) -> str | None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        headers["(request-target)"] = f"{self.command.lower()} {self.path}"
+        headers = self._signable()
         needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") else [])
         signed = re.search(r'headers="([^"]*)"', headers.get("authorization", ""))
         if signed is None or not set(needed) <= set(signed[1].split()) <= set(headers):
@@ -310,7 +324,19 @@ class _Handler(BaseHTTPRequestHandler):
             digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
             if digest != headers["x-content-sha256"]:
                 return "the body is not the one that was signed"
-        return verified(self.tenancy.keys.public, self.tenancy.key_id, headers["authorization"], headers.__getitem__)
+        key, key_id = self.tenancy.keys.public, self.tenancy.key_id
+        session = re.search(r'keyId="(ST[^"]*)"', headers["authorization"])
+        if self.tenancy.instance is not None and session is not None:
+            key_id = session[1]
+            key, until = self.tenancy.instance.sessions.get(key_id, (key, 0.0))
+            if until < datetime.datetime.now(datetime.UTC).timestamp():
+                return "the token is not known, or expired"
+        return verified(key, key_id, headers["authorization"], headers.__getitem__)
+
+    def _signable(self) -> dict[str, str]:
+        """The headers as signatures name them."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return {**headers, "(request-target)": f"{self.command.lower()} {self.path}"}
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         world = self.tenancy.world

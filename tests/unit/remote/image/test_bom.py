@@ -1,9 +1,15 @@
-"""The bill of materials and the statement: by the standards' own schemas where a package brings them."""
+"""The bill of materials and the statement, held against the standards' own schemas and readers.
+
+CycloneDX's schema comes with its package. SPDX's comes with none that is light: get `schemas/spdx-schema.json` at tag
+v2.3 of github.com/spdx/spdx-spec, and name it in QLORA_FLEET_SPDX_SCHEMA. SPDX's own reader: `pip install spdx-tools`.
+"""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -71,6 +77,34 @@ def test_the_same_as_spdx_names_every_part_once() -> None:
     assert packages["torch"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": SHA}]
     assert "checksums" not in packages["numpy"], "which of two files was installed is not known"
     assert packages["odd"]["licenseDeclared"] == "NOASSERTION"
+
+
+def of_this_machine() -> list[bom.Part]:
+    """What is installed here: hundreds of names, versions and licences as people write them."""
+    here = Path("/")
+    found = {"python": contents.python_packages(), "debian": contents.debian_packages(here)}
+    return bom.parts({**HELD, **found, "system": contents.system(here)}, LOCK)
+
+
+def test_what_is_installed_here_is_valid_by_cyclonedx_own_schema() -> None:
+    document = bom.cyclonedx(ABOUT, of_this_machine())
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is None
+
+
+@pytest.mark.skipif("QLORA_FLEET_SPDX_SCHEMA" not in os.environ, reason="QLORA_FLEET_SPDX_SCHEMA names no file")
+def test_it_is_valid_by_spdx_own_schema() -> None:
+    schema = json.loads(Path(os.environ["QLORA_FLEET_SPDX_SCHEMA"]).read_text())
+    kind = jsonschema.validators.validator_for(schema)
+    assert schema["$id"] == "http://spdx.org/rdf/terms/2.3"
+    for inside in (bom.parts(HELD, LOCK), of_this_machine()):
+        assert [one.message for one in kind(schema).iter_errors(bom.spdx(ABOUT, inside))] == []
+
+
+def test_spdx_own_reader_finds_nothing_to_mend() -> None:
+    reader = pytest.importorskip("spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser", reason="no spdx-tools")
+    validation = pytest.importorskip("spdx_tools.spdx.validation.document_validator", reason="no spdx-tools")
+    read = reader.JsonLikeDictParser().parse(bom.spdx(ABOUT, of_this_machine()))
+    assert validation.validate_full_spdx_document(read) == []
 
 
 def test_the_statement_names_what_the_image_was_built_from() -> None:

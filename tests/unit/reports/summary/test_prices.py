@@ -127,6 +127,16 @@ def test_what_a_table_cannot_say_is_refused_in_one_line_with_its_place(tmp_path,
         (b"", "the file: "),
         (b"- 1", "the file: "),
         (b"schema_version: 2\nshapes: {}", "schema_version: expected 1, found 2"),
+        (
+            b"schema_version: 1\nshapes: {}\n"
+            b"others: {a: {what: a, amount: 1, unit: USD, source: s, dated: 2026-01-01}}",
+            "others.a.unit: expected 'USD per GB month' or 'USD per GB', found 'USD'",
+        ),
+        (
+            b"schema_version: 1\nshapes: {}\n"
+            b"others: {a: {what: a, amount: 1, unit: USD per GB, source: s, dated: 2030-01-01}}",
+            "others.a.dated: 2030-01-01 is in the future",
+        ),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path, content, said):
@@ -148,7 +158,18 @@ def test_a_table_that_is_not_there_is_refused_with_the_setting_to_look_at(tmp_pa
 
 def test_every_line_of_the_projects_table_has_a_source_and_a_day():
     found = read(prices.TABLE, today=TODAY)
-    for shape in found.shapes.values():
-        for one in (shape.on_demand, shape.boot_volume, *shape.alternatives):
-            assert one.source.strip()
-            assert one.dated <= TODAY
+    shapes = (
+        one for shape in found.shapes.values() for one in (shape.on_demand, shape.boot_volume, *shape.alternatives)
+    )
+    for one in (*shapes, *found.others.values()):
+        assert one.source.strip()
+        assert one.dated <= TODAY
+
+
+def test_storage_and_traffic_are_named_with_their_prices_and_added_to_nothing():
+    said = [one.words for one in choose(Pricing(), A10, today=TODAY)[0].others]
+    assert said[0].startswith("file storage 0.3 USD per GB month (Oracle Cloud list price, part B89057, 20")
+    assert said[1].startswith(
+        "traffic out of North America, Europe and the UK 0.0085 USD per GB after 10,240 GB a month (Oracle"
+    )
+    assert len(said) == 4

@@ -169,15 +169,6 @@ def test_two_compartments_of_one_name_are_both_named(tenancy: FakeTenancy, setti
         compartment_of(chosen, access(chosen))
 
 
-def test_a_machine_that_is_no_instance_says_so(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise ConnectionError("no route to 169.254.169.254")
-
-    monkeypatch.setattr(clients, "InstancePrincipalsSecurityTokenSigner", refuse)
-    with pytest.raises(UsageError, match=r"no instance's credentials here \(no route"):
-        access(settings("tenancy: {auth: instance_principal}"))
-
-
 def test_no_secret_is_in_an_error_or_a_repr(
     tenancy: FakeTenancy, settings: Make, project: Path, keys: Keys, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
+
 import yaml
 from invoke import Context
 
@@ -12,7 +15,7 @@ from reports.summary import prices as table
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.tenancy import prices
 from tasks.tenancy.prices import take_prices
-from tests.support.machines.fake_tenancy import FakeTenancy
+from tests.support.machines.fake_tenancy import FakeTenancy, price
 
 Make = Callable[..., Context]
 Said = pytest.CaptureFixture[str]
@@ -37,7 +40,14 @@ def test_differences_are_shown_and_the_new_table_is_the_one_that_reports_use(
     assert "B95909  2.5 USD  GPU Per Hour" in said
     assert "VM.GPU.A10.1 on_demand: 2 -> 2.5 USD per GPU hour (was of 2026-" in said
     assert "boot_volume:" not in said  # 0.0255 and ten times 0.0017: as in the table
-    written = table.read(project / "prices.yaml", today=today()).shapes["VM.GPU.A10.1"]
+    assert "B88327  0.009 USD  Gigabyte Outbound Data Transfer Per Month after 10,240 for nothing" in said
+    assert "traffic_america_europe: 0.0085 -> 0.009 USD per GB (was of 2026-" in said
+    assert "file_storage:" not in said  # 0.3: as in the table
+    whole = table.read(project / "prices.yaml", today=today())
+    traffic = whole.others["traffic_america_europe"]
+    assert (traffic.amount, traffic.free_gb, traffic.dated) == (0.009, 10240, today())
+    assert whole.others["file_storage"].source == "Oracle's public price list, part B89057"
+    written = whole.shapes["VM.GPU.A10.1"]
     assert (written.on_demand.amount, written.on_demand.dated) == (2.5, today())
     assert written.on_demand.source == "Oracle's public price list, part B95909"
     assert written.boot_volume is not None
@@ -50,7 +60,10 @@ def test_differences_are_shown_and_the_new_table_is_the_one_that_reports_use(
 
 def test_a_table_of_ones_own_keeps_its_comments_and_other_shapes(project: Path, context: Make) -> None:
     own = project / "mine.yaml"
-    text = table.TABLE.read_text() + "  VM.GPU.OTHER.1: # mine\n    gpu: NVIDIA Other\n    gpus: 1\n"
+    text = (
+        table.TABLE.read_text().partition("others:")[0]
+        + "  VM.GPU.OTHER.1: # mine\n    gpu: NVIDIA Other\n    gpus: 1\n"
+    )
     text += "    on_demand: { amount: 9, unit: USD per GPU hour, source: me, dated: 2026-01-01 }\n"
     own.write_text(text)
     (project / "f.yaml").write_text("cost: {prices: mine.yaml}")
@@ -58,7 +71,9 @@ def test_a_table_of_ones_own_keeps_its_comments_and_other_shapes(project: Path, 
     written = own.read_text()
     assert "VM.GPU.OTHER.1: # mine" in written
     assert "the published A10 results" in written
-    assert table.read(own, today=today()).shapes["VM.GPU.A10.1"].on_demand.amount == 2.5
+    found = table.read(own, today=today())
+    assert found.shapes["VM.GPU.A10.1"].on_demand.amount == 2.5
+    assert found.others["traffic_middle_east_africa"].amount == 0.05, "what a table lacks is added"
 
 
 def test_nothing_is_written_without_a_yes(project: Path, context: Make) -> None:
@@ -82,6 +97,10 @@ def test_prices_in_another_currency_are_shown_and_not_written(project: Path, con
         ({"metricName": "OCPU Per Hour"}, "is by 'OCPU Per Hour', not by gpu and hour"),
         ({"displayName": None, "currencyCodeLocalizations": 7}, "has another form than it had"),
         ({"currencyCodeLocalizations": [{"currencyCode": "USD", "prices": []}]}, "has no single price: []"),
+        (
+            price("", "", 2.5, free=100) | {"partNumber": "B95909", "metricName": "GPU Hour"},
+            "no single price: [0.0, 2.5]",
+        ),
     ],
 )
 def test_an_answer_that_is_no_such_price_is_refused(

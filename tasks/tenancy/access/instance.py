@@ -1,0 +1,67 @@
+"""Who an instance of the tenancy is, such as the build VM: certificates from its metadata service, a token for them.
+
+The SDK does both, and renews the token by itself. Its own patience with a machine that is no instance is three minutes;
+here it is asked twice.
+"""
+
+import datetime
+from typing import Any
+
+from jwt import PyJWTError
+from oci.auth.certificate_retriever import InvalidCertificateFromInstanceMetadataError
+from oci.auth.signers import InstancePrincipalsSecurityTokenSigner
+from oci.circuit_breaker import NoCircuitBreakerStrategy
+from oci.exceptions import ClientError, ServiceError
+from oci.retry import RetryStrategyBuilder
+
+from tasks.errors import Resumable, UsageError
+from tasks.tenancy.access.failures import skew
+
+FEDERATION: str | None = None  # the address that gives tokens; None: Oracle's own for the region. Tests have another
+ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC = 2, 60.0, 5.0
+_SETTING = "tenancy.auth: instance_principal"
+# What the SDK raises where it asks for a token, also while a request is signed: a certificate that is none or another
+# tenancy's, a token that is none.
+NO_TOKEN = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
+
+
+def instance_signer() -> Any:
+    """The SDK's signer for an instance. Raises UsageError, and Resumable where the service may answer later."""
+    patience = RetryStrategyBuilder(
+        max_attempts=ATTEMPTS,
+        total_elapsed_time_seconds=TOTAL_SEC,
+        retry_max_wait_between_calls_seconds=LONGEST_PAUSE_SEC,
+    ).get_retry_strategy()
+    try:
+        return InstancePrincipalsSecurityTokenSigner(
+            retry_strategy=patience,
+            federation_client_retry_strategy=patience,
+            federation_client_circuit_breaker_strategy=NoCircuitBreakerStrategy(),
+            federation_endpoint=FEDERATION,
+        )
+    except ServiceError as error:
+        what = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
+        said = f"{what}: {_one_line(error.message)}"
+        if error.status == 429 or error.status >= 500:
+            raise Resumable(f"{said}; asked several times; the same again later") from None
+        skewed = skew(error.headers, datetime.datetime.now(datetime.UTC)) if error.status == 401 else None
+        if skewed is not None:
+            raise UsageError(f"{what}: {skewed}; set it (timedatectl set-ntp true), then the same again") from None
+        raise UsageError(f"{said}; elsewhere than on an instance set tenancy.auth: config") from None
+    except (OSError, ClientError, ValueError, *NO_TOKEN) as error:
+        raise UsageError(
+            f"{_SETTING}: no instance's credentials here ({root(error)}); it "
+            "works on an instance of the tenancy that is in a dynamic group; elsewhere set tenancy.auth: config"
+        ) from None
+
+
+def root(error: BaseException) -> str:
+    """What the innermost error says, on one line. Its URL has no secret: signatures are in headers."""
+    if isinstance(error, InvalidCertificateFromInstanceMetadataError):  # whose own words hold what came, a key perhaps
+        return "the metadata service gives no certificate; is a proxy between?"
+    below = getattr(error, "reason", None) or next(iter(error.args), None)
+    return root(below) if isinstance(below, BaseException) else _one_line(error) or type(error).__name__
+
+
+def _one_line(words: object) -> str:
+    return " ".join(str(words).split())[:200]
