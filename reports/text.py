@@ -10,7 +10,7 @@ from typing import Protocol
 
 UNKNOWN = "unknown"
 ONE_PROCESS = "\N{DAGGER}"  # marks an interval over the steps of one process, where the next one's place is assumed
-_MORE_DIGITS = 2
+_MORE_DIGITS = 6  # tell any two numbers apart that are further from each other than _EXACT
 _EXACT = 1e-6  # an interval narrower than this is none to show
 _DIGITS = 3
 
@@ -40,22 +40,27 @@ def number(value: float | None, places: int | None = None) -> str:
     return f"{value:,.{decimals(value) if places is None else places}f}"
 
 
-def span(low: float | None, high: float | None, places: int) -> str:
-    """`(low to high)`, or empty where there is no interval."""
-    return "" if low is None or high is None else f"({number(low, places)} to {number(high, places)})"
+def span(low: float | None, high: float | None, places: int, to: str = " to ") -> str:
+    """`(low to high)` at `places` decimals, or at as many more as tell its ends apart; empty without an interval."""
+    if low is None or high is None:
+        return ""
+    at = _telling(low, high, places)
+    return f"({number(low, at)}{to}{number(high, at)})"
 
 
 def places(of: HasInterval, least: int | None = None) -> int:
-    """How many decimals show a value and its interval: those of three significant digits (or `least`), and up to two
-    more where its ends would look equal.
+    """How many decimals show a value and its interval: those of three significant digits (or `least`), and more where
+    its ends would look equal.
     """
     fewest = decimals(of.value) if least is None else least
-    if of.low is None or of.high is None or of.high - of.low < _EXACT * abs(of.value):
+    return fewest if of.low is None or of.high is None else _telling(of.low, of.high, fewest)
+
+
+def _telling(low: float, high: float, fewest: int) -> int:
+    if not high - low > _EXACT * max(abs(low), abs(high)):
         return fewest
-    return next(
-        (more for more in range(fewest, fewest + _MORE_DIGITS) if number(of.low, more) != number(of.high, more)),
-        fewest + _MORE_DIGITS,
-    )
+    enough = (more for more in range(fewest, fewest + _MORE_DIGITS) if number(low, more) != number(high, more))
+    return next(enough, fewest + _MORE_DIGITS)
 
 
 def mark(of: object) -> str:

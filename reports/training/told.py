@@ -78,7 +78,7 @@ def headline(told: Told) -> str:
     first = record.evaluations[0] if record.evaluations else None
     if not told.has_succeeded or first is None or last is None or first.step == last.step:
         return outcome(told)
-    between = "" if last.low is None or last.high is None else f" ({last.low:.2f} to {last.high:.2f})"
+    between = f" {text.span(last.low, last.high, 2)}".rstrip()
     money = None if told.price is None else _usd(told.worker_hours * told.price)
     taken = _time(sum(record.steps.step_time_sec) if not told.held else attempts.took_sec(told.held, time.time()))
     paid = f"for {money} in {taken}" if money else f"in {taken}"

@@ -203,8 +203,7 @@ def _metric(row: ComparedRow) -> str:
 def _times(row: ComparedRow) -> str:
     if row.speed_ratio is None:
         return "-"
-    value = text.number(row.speed_ratio, 3)
-    return value if row.low is None else f"{value} ({text.number(row.low, 3)}-{text.number(row.high, 3)})"
+    return f"{text.number(row.speed_ratio, 3)} {text.span(row.low, row.high, 3, to='-')}".rstrip()
 
 
 def _conclude(compared: Comparison) -> None:

@@ -169,9 +169,8 @@ def others(made: ReportSummary) -> Table:
 
 
 def _times(of: Ratio) -> str:
-    if of.low is None or of.high is None:
-        return text.number(of.value, 2)
-    return f"{text.number(of.value, 2)} ({text.number(of.low, 2)}-{text.number(of.high, 2)}){text.mark(of)}"
+    shown = f"{text.number(of.value, 2)} {text.span(of.low, of.high, 2, to='-')}".rstrip()
+    return f"{shown}{text.mark(of)}"
 
 
 def _shortfall(made: ReportSummary) -> str:

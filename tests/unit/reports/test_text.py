@@ -30,12 +30,22 @@ def test_an_unknown_interval_leaves_the_value_alone():
     [
         (1.4571, 1.4629, "1.460 (1.457 to 1.463)"),
         (1.45961, 1.46039, "1.4600 (1.4596 to 1.4604)"),
+        (1.459994, 1.460006, "1.46000 (1.45999 to 1.46001)"),
         (1.46, 1.46, "1.46 (1.46 to 1.46)"),
         (1.2, 1.7, "1.46 (1.20 to 1.70)"),
     ],
 )
 def test_an_interval_gets_the_digits_that_show_it(low, high, shown):
     assert text.estimate(Estimate(value=1.46, low=low, high=high, n=9)) == shown
+
+
+@pytest.mark.parametrize(("low", "high"), [(float("nan"), 1.0), (1.0, float("inf")), (5e-324, 1e-323), (1e308, 1e308)])
+def test_ends_that_no_digit_tells_apart_are_shown_all_the_same(low, high):
+    assert " to " in text.span(low, high, 2)
+
+
+def test_a_span_gets_its_digits_also_beside_a_value_that_has_fewer():
+    assert text.span(99.96, 100.04, 1) == "(99.96 to 100.04)"
 
 
 def test_an_interval_over_one_process_is_marked():
