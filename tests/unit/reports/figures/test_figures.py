@@ -304,6 +304,15 @@ def test_distributed_shows_both_published_records_and_the_bound(a10):
     assert 0 < figure.groups[0].panels[1].marks[-1].limit < 0.1
 
 
+def test_each_dot_of_distributed_says_what_it_is_against_and_the_caption_what_its_colour_means(a10):
+    figure = distributed.gather(*a10)
+    for name, mark in rows_of(figure, group=1).items():
+        if mark.value is not None:
+            assert name.endswith("against one rank" if mark.tone == palette.OTHER_TONE else "against no exchange")
+    assert "against no exchange" in " ".join(figure.groups[1].names)
+    assert "Blue dots compare with one rank; orange dots with the same ranks when they do not" in figure.caption
+
+
 def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
     path = tmp_path / "telemetry.csv"
     showcase.write_telemetry(path, showcase.trials()[0])
@@ -383,6 +392,17 @@ def test_a_loss_that_does_not_fall_is_the_title(folder):
     data = loss_curves.gather(summarize(loaded), loaded)
     assert data.over.title == "The loss did not fall in baseline"
     assert [curve.falls for curve in data.curves] == [False, True]
+
+
+def test_the_losses_of_all_configurations_lie_over_each_other_in_one_panel(a10):
+    data = loss_curves.gather(*a10)
+    (axes,) = data.draw(WIDE).axes
+    assert len(data.curves) > 2
+    assert len(axes.lines) == len(data.curves)
+    written = [words.get_text() for words in axes.texts]
+    assert len(written) == len(data.curves)
+    assert written[0].startswith("baseline: ")
+    assert written[0].endswith(" k tokens")
 
 
 def test_a_comparison_is_drawn_with_what_changed_first(folder, tmp_path):
