@@ -1,0 +1,45 @@
+"""How long `inv doctor` takes where everything answers: a build VM, a registry and a cluster of this machine.
+
+A new Python each time, as a person types it. These answer over links without delay; what a real network adds is about
+a round trip for each question that waits for another's answer. Not asked here: a GPU, a tenancy.
+"""
+
+import json
+import shutil
+import time
+
+from bench.records.interval import summarize
+from tasks.doctor.catalogue import CHECKS
+from tests.benchmarks import Figure, spread
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.machines.build_vm import WAIT_SEC, BuildVm, running_build_vm
+from tests.support.machines.cluster_beside import seen_beside
+from tests.support.paths import ROOT
+
+ROUNDS = 7
+
+
+def main() -> list[Figure]:
+    why = unavailable()
+    if why:
+        raise RuntimeError(why)
+    with running_build_vm() as build_vm, Cluster(nodes=2) as cluster, seen_beside(build_vm, cluster) as settings:
+        shutil.copytree(ROOT / "manifests", build_vm.project / "manifests")
+        build_vm.inv("deploy", check=True, **settings)
+        took = [_doctor(build_vm, settings) for _ in range(ROUNDS)]
+    return [
+        Figure(
+            name=f"inv doctor, {took[0][1]} of {len(CHECKS)} checks asked",
+            value=spread(summarize([seconds for seconds, _ in took]), "s"),
+            goal="10 s",
+        )
+    ]
+
+
+def _doctor(build_vm: BuildVm, settings: dict[str, str]) -> tuple[float, int]:
+    """Seconds from the key to the last line, and how many checks asked something."""
+    began = time.perf_counter()
+    said, _ = build_vm.start("doctor", "--json", **settings).communicate(timeout=WAIT_SEC)
+    seconds = time.perf_counter() - began
+    answers = json.loads(said)["answers"]
+    return seconds, len({(one["subject"], one["check"]) for one in answers if one["state"] != "unasked"})
