@@ -36,11 +36,11 @@ demo-train: install
 
 # Half of what is slow waits: two at a time on each core. tests/conftest.py says which tests stay together.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
-PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder
+PYTEST = $(BIN)/pytest --workers=$(WORKERS)
 
 # One minute: what holds for the sources, and the tests that start no process and draw no figure.
 quick: ready
-	$(BIN)/pytest --numprocesses=auto --dist=loadscope --no-loadscope-reorder -m 'not slow' tests/unit
+	$(BIN)/pytest --workers=$$(nproc) -m 'not slow' tests/unit
 
 # What holds for the sources is looked at on one core while the SDK is installed on another.
 ready: install

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from bench.records import Trial
 from bench.records.result import End, TrialResult
@@ -22,6 +21,7 @@ from tests.support.hosts.local_fleet import LocalFleet, mounted
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
+from tests.support.workers import Workers, shared_folder
 
 # Rewritten asserts are kept for the next worker, and the next time, also where the environment says to keep nothing.
 sys.dont_write_bytecode = False
@@ -55,9 +55,7 @@ def bench_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def _demo(tmp_path_factory: pytest.TempPathFactory, bench_environment: dict[str, str]) -> tuple[Path, Path]:
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # the folder that all workers of this session share
+    base = shared_folder(tmp_path_factory)
     model, data = base / "models" / "qlora-fleet--tiny", base / "data" / "chats.jsonl"
     argv = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
     with (base / "demo.lock").open("w") as lock:
@@ -107,11 +105,13 @@ def ssh_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshClient]:
         yield SshClient(tmp_path_factory.mktemp("client"), sshd)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Ctrl-C reaches what tests start, also where pytest was started in the background of a script: what is ignored
     there is ignored by everything that comes of it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if workers := config.getoption("workers"):
+        config.pluginmanager.register(Workers(config, workers, unit_of))
 
 
 @pytest.fixture(scope="session")
@@ -131,11 +131,12 @@ def bench_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServe
 @contextlib.contextmanager
 def _server(factory: pytest.TempPathFactory, name: str, libraries: Sequence[str]) -> Iterator[ForkServer]:
     """One for all workers of a session: the first that needs it starts it, and it ends with pytest."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        with ForkServer(factory.mktemp(name), libraries) as server:
+    folder = shared_folder(factory) / name
+    if folder.parent == factory.getbasetemp():
+        folder.mkdir()
+        with ForkServer(folder, libraries) as server:
             yield server
         return
-    folder = factory.getbasetemp().parent / name
     folder.mkdir(exist_ok=True)
     server = ForkServer(folder, libraries, until=os.getppid())
     with (folder / "lock").open("w") as lock:
@@ -185,18 +186,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.nodeid.startswith(folder) for folder in FIRST].index(True))
 
 
-class FilesTogether(LoadScopeScheduling):
+def unit_of(nodeid: str) -> str:
     """A file's tests stay in one worker, because they share servers."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if file in APART:
-            return nodeid
-        return SHARED if file.startswith(SHARED) else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
-    return FilesTogether(config, log)
+    file = nodeid.partition("::")[0]
+    if file in APART:
+        return nodeid
+    return SHARED if file.startswith(SHARED) else file
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -211,6 +206,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workers", type=int, default=0, help="run the tests in so many processes")
     group = parser.getgroup("cluster", "a real cluster instead of the tests' own (tests/support/kubernetes/given.py)")
     group.addoption("--kubeconfig", help="run what any cluster can pass on the one of its current context")
     group.addoption(

@@ -216,14 +216,14 @@ def serve(path: str, until: int, libraries: Sequence[str]) -> None:
 
 def _answer(connection: socket.socket) -> None:
     """Run one request in a child; tell its pid and its end. Kills it when the one who asked is gone."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, handles, _, _ = socket.recv_fds(connection, 4, 3)
     request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
     child = os.fork()
     if child == 0:
         connection.close()
-        _die_with_parent()
+        die_with_parent()
         subprocess.Popen = BelowATrial  # type: ignore[misc]
         if STARTS_RANKS in sys.modules:
             sys.modules[STARTS_RANKS].Popen = BelowATrial  # type: ignore[attr-defined]
@@ -319,7 +319,7 @@ def _run(words: Sequence[str]) -> int:
     return 0
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
