@@ -10,15 +10,17 @@ import pytest
 
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.paths import ROOT
-from tests.support.pods import SELECTOR, SHARED, job, volume
+from tests.support.pods import SELECTOR, SHARED, job, skewed_clock, volume
 
 # A rank's address is its pod's, and all pods of the tests' cluster are on this machine.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def fixtures(size: int, put_into: Callable[[Path], Path], *, grace_sec: int = 2, **options: Any) -> tuple[Any, Any]:
+def fixtures(
+    size: int, put_into: Callable[[Path], Path], *, grace_sec: int = 2, clock_offset_sec: int = 0, **options: Any
+) -> tuple[Any, Any]:
     """Two fixtures for a module: `workspace`, the copy of bench/ that the pods run, changed by `put_into`; `cluster`, a
-    pod on each of `size` nodes. `options` are those of `Cluster`.
+    pod on each of `size` nodes, whose clocks are wrong by `clock_offset_sec`. `options` are those of `Cluster`.
     """
 
     @pytest.fixture(scope="module")
@@ -29,12 +31,19 @@ def fixtures(size: int, put_into: Callable[[Path], Path], *, grace_sec: int = 2,
         return folder
 
     @pytest.fixture(scope="module")
-    def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
+    def cluster(
+        tiny_model: Path, tiny_data: Path, workspace: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Cluster]:
         if why := unavailable():
             pytest.skip(why)
-        seen = [tiny_model, tiny_data.parent, workspace]
-        with Cluster(nodes=size, image_paths=seen, image_environment=LOOPBACK, **options) as cluster:
+        seen, environment = [tiny_model, tiny_data.parent, workspace], LOOPBACK
+        if clock_offset_sec:
+            library = skewed_clock(tmp_path_factory.mktemp("clock"))
+            seen.append(library.parent)
+            environment = LOOPBACK | {"LD_PRELOAD": str(library), "CLOCK_OFFSET_SEC": str(clock_offset_sec)}
+        with Cluster(nodes=size, image_paths=seen, image_environment=environment, **options) as cluster:
             cluster.apply(*volume(), job(size, grace_sec=grace_sec))
+            await_pods(cluster, size)
             yield cluster
 
     return workspace, cluster

@@ -9,7 +9,6 @@ import datetime
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,49 +22,21 @@ from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
 from reports.summary.cost import billed
+from tests.support import inv_pods
 from tests.support.hosts.stand_in_training import held_by, put_into
-from tests.support.kubernetes import Cluster, unavailable
-from tests.support.paths import ROOT
-from tests.support.pods import SELECTOR, SHARED, hosts_of, job, pods_of, skewed_clock, volume
+from tests.support.kubernetes import Cluster
+from tests.support.pods import hosts_of, pods_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, OFFSET_SEC = 2, 7 * 3600
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pods run: bench/, whose trainings compute nothing."""
-    folder = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "bench", folder / "bench")
-    put_into(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cluster(
-    tiny_model: Path, tiny_data: Path, workspace: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    if why := unavailable():
-        pytest.skip(why)
-    library = skewed_clock(tmp_path_factory.mktemp("clock"))
-    wrong = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_SEC": str(OFFSET_SEC)}
-    seen = [tiny_model, tiny_data.parent, library.parent, workspace]
-    with Cluster(nodes=PODS, image_paths=seen, image_environment=wrong) as cluster:
-        cluster.apply(*volume(), job(PODS))
-        ready = "--for=condition=Ready", "--selector", SELECTOR
-        cluster.wait_until(lambda: len(cluster.objects("pods", "default")) == PODS, "a pod for every index")
-        assert cluster.kubectl("wait", "pods", *ready, "--timeout=60s").returncode == 0
-        yield cluster
+workspace, cluster = inv_pods.fixtures(PODS, put_into, clock_offset_sec=OFFSET_SEC)
 
 
 def over_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
     """This project's fleet is the cluster's pods. Both operators see the same folders there."""
-    pods = {"selector": SELECTOR, "python": sys.executable, "scratch": "/scratch/fleet", "threads": 1}
-    settings = {
-        "fleet": {"kind": "pods", "workspace": str(workspace), "pods": {**pods, "shared": f"{SHARED}/fleet"}},
-        "cluster": {"kubeconfig": str(cluster.kubeconfig), "namespace": "default"},
-    }
-    (project.folder / "pods.yaml").write_text(json.dumps(settings))
+    (project.folder / "pods.yaml").write_text(json.dumps(inv_pods.settings_of(cluster, workspace, "fleet")))
     project.options = ("-f", "pods.yaml")
     return project
 
