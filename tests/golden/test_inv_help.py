@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def said_by(ended: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="module")
 def inv(inv_server: ForkServer) -> Callable[..., str]:
-    return lambda *words: said_by(inv_server.inv(*words, cwd=ROOT, env=os.environ, timeout_sec=60))
+    return cache(lambda *words: said_by(inv_server.inv(*words, cwd=ROOT, env=os.environ, timeout_sec=60)))
 
 
 def all_tasks(collection: dict[str, Any], above: str = "") -> Iterator[str]:

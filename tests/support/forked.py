@@ -5,11 +5,12 @@
     with ForkServer(folder, BENCH) as server:
         server.start("-m", "bench", "run", ..., cwd=folder, env={...})   # a subprocess.Popen
 
-What is started is a process of its own, with its own environment, folder, streams, signals and end; the project's own
-modules are imported anew by each. torchrun and its ranks below a trial are forked from the process that starts them, so
-the tree of processes is that of real starts. What this does not cover: the start of the interpreter and its end, the
-imports, and a terminal. Tests of these, and of an `inv` that is killed, start the real program. A program ends with the
-one who started it, and all with the server's own parent.
+What is started is a process of its own, with its own environment, folder, streams, signals and end. The project's own
+modules are the server's where the project's sources are, file by file, those here; else they are imported anew.
+torchrun and its ranks below a trial are forked from the process that starts them, so the tree of processes is that of
+real starts. What this does not cover: the start of the interpreter and its end, the imports, and a terminal. Tests of
+these, and of an `inv` that is killed, start the real program. A program ends with the one who started it, and all with
+the server's own parent.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import importlib
 import inspect
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -39,10 +41,15 @@ from typing import Any, NoReturn
 from tests.support.paths import ROOT
 
 START_SEC = 240.0
-INV = ("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "docker")
+INV = (
+    *("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "docker", "numpy"),
+    *("pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
+    *("bench.records", "remote", "reports", "tasks"),  # with all that is below
+)
 BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral")
 AS_INV = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
-OURS = ("bench", "remote", "reports", "tasks", "tests")
+OURS = ("bench", "remote", "reports", "tasks")
+BY_HAND = ("remote.jobs.onhost", "remote.image.onvm", "tasks.tenancy")  # run on hosts, or brings Oracle's SDK
 BELOW_A_TRIAL = "bench.kinds."  # torchrun and ranks, of trials and of trainings
 # Of torchrun: this one has a `Popen` of its own; that one looks through the sources of all modules, only to log a name.
 STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
@@ -198,7 +205,10 @@ def serve(path: str, until: int, libraries: Sequence[str]) -> None:
         module = importlib.import_module(name)
         if name == "bench.stack":
             module.load()
-    _forget_our_modules()
+        elif name.partition(".")[0] in OURS:
+            for below in pkgutil.walk_packages(module.__path__, f"{name}."):
+                if not below.name.startswith(BY_HAND):
+                    importlib.import_module(below.name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who answer
     listener = socket.socket(socket.AF_UNIX)
@@ -282,7 +292,7 @@ def _become(
         os.environ.clear()
         os.environ.update(environment)
         _show_as([sys.executable, *words])
-        _forget_our_modules()
+        _forget("tests", *(() if _are_those_of(Path(cwd)) else OURS))
         sys.path[:] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *LIBRARY_PATH]
         tempfile.tempdir = None
         if configuration := sys.modules.get("kubernetes.config.kube_config"):  # which reads it once, at the import
@@ -324,9 +334,34 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
-def _forget_our_modules() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+def _forget(*packages: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
         del sys.modules[name]
+
+
+def _are_those_of(project: Path) -> bool:
+    """Whether our modules are of the same sources as this project's; from now on they say that they lie there."""
+    there = [package for package in OURS if (project / package).is_dir()]  # the others are found here
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in there}
+    moved = {name: project / Path(str(module.__file__)).relative_to(ROOT) for name, module in ours.items()}
+    try:
+        if any(_state(Path(str(ours[name].__file__))) != _state(path) for name, path in moved.items()):
+            return False
+    except OSError:
+        return False
+    for name, module in ours.items():
+        module.__file__ = str(moved[name])
+        if hasattr(module, "__path__"):
+            module.__path__ = [str(moved[name].parent)]
+        for constant, value in vars(module).items():
+            if isinstance(value, Path) and value.is_relative_to(ROOT):
+                setattr(module, constant, project / value.relative_to(ROOT))
+    return True
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _show_as(argv: Sequence[str]) -> None:
