@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,8 +51,8 @@ class Project:
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Type `inv ...` and do not wait."""
-        process = subprocess.Popen(
-            (sys.executable, "-m", "invoke", *self.options, *words),
+        process = self.server.start(
+            *("-c", forked.AS_INV, *self.options, *words),
             cwd=self.folder,
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
