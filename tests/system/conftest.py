@@ -131,8 +131,10 @@ def made_project(place: Path, server: ForkServer) -> Iterator[Project]:
     """A copy of this project in `place`, of whose workers nothing is left afterwards."""
     folder = place / """it's a "fleet" of mine"""
     folder.mkdir()
-    for name in ("bench", "remote", "reports", "tasks"):
+    for name in ("bench", "tasks"):
         shutil.copytree(ROOT / name, folder / name)  # with what is compiled
+    for name in ("remote", "reports"):
+        (folder / name).symlink_to(ROOT / name)
     for name in ("tasks.py", "invoke.yaml"):
         shutil.copy(ROOT / name, folder / name)
     made = Project(folder, server)
