@@ -1,10 +1,13 @@
-"""`inv adapter.push`: an adapter, or its merged model, into a folder or a registry, from this machine, verified."""
+"""`inv adapter.push`: an adapter, or its merged model, into a folder, a registry or a bucket, verified."""
 
 import base64
 import datetime
+import importlib
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from invoke.context import Context
@@ -23,6 +26,7 @@ from tasks.settings.load import Settings, load
 
 KIND = "application/vnd.qlora-fleet.{}.v1"
 CARD_FILE, PUSH_FILE = "README.md", "adapter-push.json"
+STORAGE = "tasks.tenancy.storage.push"  # imported when a bucket is named: without Oracle's SDK that import raises
 KINDS = {
     "transient": Resumable,
     "refused": Refused,
@@ -30,17 +34,31 @@ KINDS = {
 }
 
 
-def push_adapter(context: Context, run: str | None, *, merged: bool, folder: str | None, oci: str | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where to; exactly one is given."""
+
+    folder: str | None = None
+    oci: str | None = None
+    bucket: str | None = None
+
+
+def push_adapter(context: Context, run: str | None, target: Target, *, merged: bool) -> None:
     settings = load(context)
-    if (folder is None) == (oci is None):
-        raise UsageError("adapter.push: where to? name one of --folder=DIR and --oci=HOST/REPOSITORY:TAG")
+    if sum(one is not None for one in (target.folder, target.oci, target.bucket)) != 1:
+        raise UsageError(
+            "adapter.push: where to? name one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and "
+            "--bucket=oci://BUCKET@NAMESPACE/PREFIX"
+        )
     trained = open_training(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
         files = files_of(trained, Path(scratch), merged=merged)
-        if folder is not None:
-            into_folder(files, Path(folder))
-        elif oci is not None:
-            _into_registry(settings, trained, files, oci, "model" if merged else "adapter")
+        if target.folder is not None:
+            into_folder(files, Path(target.folder))
+        elif target.oci is not None:
+            _into_registry(settings, trained, files, target.oci, "model" if merged else "adapter")
+        elif target.bucket is not None:
+            _into_bucket(settings, trained, files, target.bucket)
 
 
 def files_of(trained: Trained, scratch: Path, *, merged: bool) -> dict[str, Path]:
@@ -97,13 +115,31 @@ def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Pat
         raise kind(f"{failed}{more}") from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
-    moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    path = _note(trained, outcome_json(where, facts, _now()))
+    print(f"{where.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
+
+
+def _into_bucket(settings: Settings, trained: Trained, files: Mapping[str, Path], target: str) -> None:
+    storage = importlib.import_module(STORAGE)
+    try:
+        facts = storage.push(settings, target, trained.run.run_id, files, said)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+    path = _note(trained, json.dumps({**facts, "pushed_at": _now()}, indent=1, ensure_ascii=False) + "\n")
+    print(f"{facts['place']}: {len(facts['sha256'])} files, confirmed by the service; wrote {path}")
+
+
+def _note(trained: Trained, text: str) -> Path:
     path = trained.folder / PUSH_FILE
     try:
-        write_atomic(path, outcome_json(where, facts, moment).encode())
+        write_atomic(path, text.encode())
     except OSError as error:
         raise cannot_write(path, error) from None
-    print(f"{where.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
+    return path
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _where(settings: Settings, trained: Trained, oci: str) -> tuple[Reference, str]:

@@ -44,15 +44,21 @@ def merge(
         "merged": "the merged model instead of the adapter",
         "folder": "into this folder, in the layout of Hugging Face",
         "oci": "into a registry as an OCI artifact, HOST/REPOSITORY:TAG",
+        "bucket": "into Oracle's Object Storage, oci://BUCKET@NAMESPACE/PREFIX",
     }
 )
 def push(
-    context: Context, run: str | None = None, merged: bool = False, folder: str | None = None, oci: str | None = None
+    context: Context,
+    run: str | None = None,
+    merged: bool = False,
+    folder: str | None = None,
+    oci: str | None = None,
+    bucket: str | None = None,
 ) -> None:
-    """Bring an adapter into a folder or a registry, verified."""
-    from tasks.adapter.push import push_adapter
+    """Bring an adapter into a folder, registry or bucket."""
+    from tasks.adapter.push import Target, push_adapter
 
-    push_adapter(context, run, merged=merged, folder=folder, oci=oci)
+    push_adapter(context, run, Target(folder=folder, oci=oci, bucket=bucket), merged=merged)
 
 
 @task(

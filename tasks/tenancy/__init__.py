@@ -1,6 +1,7 @@
 """Your Oracle Cloud tenancy: what is there, a repository, a kubeconfig, list prices, the nodes of a pool.
 
 access: credentials, the SDK's clients, and what their errors mean
+storage: files into a bucket of Object Storage
 verbs: `inv tenancy` and its verbs: signatures and help
 show: `inv tenancy`: asks for everything side by side, and prints it
 survey: what a tenancy has, read from the API's answers, and the settings that follow from it

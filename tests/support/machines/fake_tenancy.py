@@ -28,6 +28,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from tests.support.machines.fake_buckets import NAMESPACE, Buckets, Wrong
 from tests.support.machines.fake_instance import FakeInstance
 
 Json = dict[str, Any]
@@ -130,6 +131,7 @@ class Fault:
     message: str
     times: int
     cut: bool = False
+    lost: bool = False  # it is done, and its answer is cut
     html: bool = False
 
 
@@ -141,6 +143,7 @@ class World:
     objects: dict[str, Json] = field(default_factory=dict)  # by path below the version
     work: list[Json] = field(default_factory=list)  # the next answers of a work request, the last one again and again
     kubeconfig: str = ""
+    buckets: Buckets = field(default_factory=Buckets)
 
 
 class FakeTenancy:
@@ -267,7 +270,9 @@ def usual_world() -> World:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes, and the second waited 40 ms for the client's word
     tenancy: FakeTenancy
+    _is_lost = False
 
     def log_message(self, *_: object) -> None:
         return
@@ -279,6 +284,9 @@ class _Handler(BaseHTTPRequestHandler):
         return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.tenancy.skew_sec)
 
     def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
         self._answer()
 
     def do_POST(self) -> None:
@@ -300,11 +308,12 @@ class _Handler(BaseHTTPRequestHandler):
         why = None if is_open else self._refused(body)
         if why is not None:
             return self._error(401, "NotAuthenticated", why)
+        self._is_lost = fault is not None and fault.lost
         if fault is not None and fault.html:
             return self._send(200, b"<html><body>Please log in</body></html>", kind="text/html")
         if fault is not None and fault.cut:
             return self._send(200, b'[{"id": "ocid1', cut=True)
-        if fault is not None:
+        if fault is not None and not fault.lost:
             return self._error(fault.status, fault.code, fault.message)
         if self.tenancy.instance is not None and path.startswith(("/opc/", "/v1/x509")):
             return self._send(*self.tenancy.instance.answer(path, self._signable(), body))
@@ -313,7 +322,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self, body: bytes) -> str | None:
         headers = self._signable()
-        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") else [])
+        # What is stored has an MD5 of its own, and only its headers are signed.
+        is_stored = self.command == "PUT" and re.match(r"/n/[^/]+/b/[^/]+/[ou]/", self.path)
+        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") and not is_stored else [])
         signed = re.search(r'headers="([^"]*)"', headers.get("authorization", ""))
         if signed is None or not set(needed) <= set(signed[1].split()) <= set(headers):
             return f"expected a signature over {' '.join(needed)}"
@@ -344,7 +355,15 @@ class _Handler(BaseHTTPRequestHandler):
             items = [one for one in world.lists["/prices"] if one["partNumber"] == query["partNumber"][0]]
             return self._send(200, json.dumps({"items": items}).encode())
         if self.command == "GET" and path in ("/n", "/n/"):
-            return self._send(200, b'"axns"')
+            return self._send(200, json.dumps(NAMESPACE).encode())
+        try:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            stored = world.buckets.answer(self.command, path, query, body, headers, self.tenancy.page_size)
+        except Wrong as wrong:
+            return self._error(*wrong.args)
+        if stored is not None:
+            status, content, extra = stored
+            return self._send(status, content, kind="application/octet-stream", extra=extra)
         if path.endswith("/kubeconfig/content"):
             self.tenancy.bodies.append(json.loads(body or b"{}"))
             return self._send(200, world.kubeconfig.encode(), kind="application/x-yaml")
@@ -395,6 +414,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(
         self, status: int, body: bytes, *, kind: str = "application/json", extra: Json | None = None, cut: bool = False
     ) -> None:
+        if self._is_lost:
+            self.close_connection = True
+            return
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body) + (100 if cut else 0)))
@@ -402,6 +424,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (extra or {}).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
         if cut:
             self.close_connection = True
