@@ -53,12 +53,13 @@ class Choices:
 class Addition:
     """What a task brings beside the settings.
 
-    `values` go to the manifests; `server` is the image of a server. `begin` is called once nothing is refused any more,
+    `values` go to the manifests, where `components` read them; `server` is the image of a server. `begin` is called once nothing is refused any more,
     and `before_pods` when everything is there but the pods. `look` is told of the pods while they are waited for;
     without `waits` they are not. `again` is the command that goes on.
     """
 
     values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
+    components: tuple[str, ...] = ()
     server: Image | None = None
     begin: Callable[[], object] = lambda: None
     before_pods: Callable[[Cluster], object] = lambda _cluster: None
@@ -79,7 +80,8 @@ def bring(settings: Settings, choices: Choices, more: Addition | None = None) ->
     more = more or Addition()
     image = image_of(settings)
     values = values_of(settings, image)
-    values = replace(values, copied={**values.copied, **more.values}, server=more.server)
+    components = (*values.components, *more.components)
+    values = replace(values, copied={**values.copied, **more.values}, components=components, server=more.server)
     with errors():
         desired = render(values, settings.root / MANIFESTS)
     with cluster_of(settings, changes=not choices.dry_run, yes=choices.yes) as cluster:

@@ -14,6 +14,7 @@ from bench.records.run import Order, PlannedTrial, RunRecord
 from remote.cluster.manifests import JOB
 from remote.fleet.gang import place
 from tasks.cluster import deploy
+from tasks.connect.workers import metrics_of
 from tasks.errors import UsageError
 from tasks.fleet import execute
 from tasks.fleet.folders import TRAIN
@@ -89,6 +90,7 @@ def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[],
     if len(text.encode()) > LONGEST_ORDER:
         size = len(text.encode())
         raise UsageError(f"train.prompts: the order of the Job has {size} bytes, more than {LONGEST_ORDER}; give fewer")
+    metrics = {"metrics": asked for asked in metrics_of(settings).values()}  # the same of every pod; {} if unasked
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     deploy.bring(
         settings.model_copy(update={"cluster": section}),
@@ -103,7 +105,8 @@ def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[],
             plain=True,
         ),
         deploy.Addition(
-            values={"order": text, "run_id": run.run_id, "size": planned.trial.world_size},
+            values={"order": text, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
+            components=tuple(metrics),
             begin=write_down,
             waits=False,
         ),

@@ -62,6 +62,7 @@ BASIC = Values(
         "serve": '{"model": "/models/mistralai--Mistral-7B-Instruct-v0.3"}',
         "server_arguments": ["/scratch/serve/base", "--enable-lora"],
         "run_id": "20261122-101500-train-0a1b2c",
+        "metrics": '{"host": "", "port": 9400}',
     },
 )
 
@@ -89,7 +90,7 @@ VARIANTS = {
         components=("several-per-node", "gpu-product", "cpu-limit"),
     ),
     "job-4gpu-jobset-with-everything": changed(
-        overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True
+        overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True, components=("metrics",)
     ),
     "serve": changed(overlay="serve", server=SERVER),
     "serve-without-fss": changed(overlay="serve", server=SERVER, volume_handle=None, pull_secret=None),
@@ -306,6 +307,8 @@ def test_a_training_outlives_lost_pods_and_ends_with_its_own_end(name: str) -> N
     assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "a TERM reaches it"
     assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.copied["order"]
     assert job["template"]["metadata"]["annotations"]["qlora-fleet/run"] == BASIC.copied["run_id"]
+    metrics = BASIC.copied["metrics"] if "metrics" in VARIANTS[name].components else None
+    assert of_kind(name, "ConfigMap")[0]["data"].get("QLORA_FLEET_METRICS") == metrics
 
 
 def test_the_numbers_and_names_are_the_settings() -> None:
@@ -405,8 +408,9 @@ def test_what_prometheus_needs_is_valid_and_left_alone_by_a_deployment() -> None
     (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
     (endpoint,) = found["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"][0]["replacement"] == f"$1:{rule['ports'][0]['port']}"
-    labels = job_spec("pods")["template"]["metadata"]["labels"]
-    for one in found["PodMonitor"]["spec"]["selector"]["matchExpressions"]:
-        assert labels[one["key"]] in one["values"], "the workers are found"
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    for name in ("pods", "job-1gpu", "job-4gpu"):
+        labels = job_spec(name)["template"]["metadata"]["labels"]
+        for one in found["PodMonitor"]["spec"]["selector"]["matchExpressions"]:
+            assert labels[one["key"]] in one["values"], "the workers are found, and the pods of a training"
+        assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert not any(map(is_owned, found.values()))

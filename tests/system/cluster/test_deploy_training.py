@@ -18,6 +18,7 @@ import pytest
 from tests.support.forked import ForkServer
 from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.kubernetes import Cluster, unavailable
+from tests.support.machines.ports import free_ports
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # What its waits may take in all, on a busy machine, is more than any other test's.
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
 PODS, STEPS = 2, 40
 WAIT_SEC = 200.0
+SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics', timeout=60).read().decode())"
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +137,8 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     trainer: Operator, workspace: Path
 ) -> None:
     faults, hold = trainer.cluster.faults, put_into(workspace)
+    port = free_ports()
+    trainer.settings["metrics"] = {"port": port}
     trainer.set(fss=FSS)
     said = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
     assert "ordered; it goes on without you" in said
@@ -142,6 +146,8 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     volume = Volume(trainer, run_id, hold)
 
     volume.goes_on_to(5)
+    scraped = trainer.kubectl("exec", pod(trainer, 0), "--", "python3", "-c", SCRAPE.format(port=port))
+    assert f'qlora_fleet_checkpoint_step{{run="{run_id}",trial="train",worker="worker-0"}} 5' in scraped
     faults.delete_pod(pod(trainer, 1), trainer.namespace)  # a drain: there is time for a checkpoint
     volume.attempt(2)
     volume.goes_on_to(10)

@@ -97,7 +97,14 @@ def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
 
 
 def test_the_alerts_are_rules_that_fire_when_they_should(rules: Path, tmp_path: Path) -> None:
-    assert "SUCCESS: 3 rules found" in promtool("check", "rules", str(rules))
+    panels = json.loads(ALERTS.with_name("dashboard.json").read_text())["panels"]
+    queries = [target["expr"].replace("$run", ".*") for panel in panels for target in panel["targets"]]
+    asked = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    panel_rules = rules.with_name("panels.yml")
+    panel_rules.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": asked}]}))
+    said = promtool("check", "rules", str(rules), str(panel_rules))
+    assert "SUCCESS: 3 rules found" in said
+    assert f"SUCCESS: {len(queries)} rules found" in said, "Prometheus reads each panel's query"
     labels = 'run="r",trial="t",worker="w"'
 
     def case(series: str, values: str, name: str, at: str, fires: bool, **more: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What Prometheus is shown of a trial: the text, by prometheus' own grammar, and what is left out."""
 
+import copy
+import importlib
 import json
 import re
 import socket
@@ -99,15 +101,61 @@ def test_a_port_that_is_taken_is_said_and_ends_no_trial(record: Record, monkeypa
     assert telemetry._board(record) is None
 
 
-def test_dashboard_and_alerts_ask_for_what_is_shown() -> None:
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((OVERLAY / "dashboard.json").read_text())
+    return found
+
+
+def test_dashboard_and_alerts_ask_for_what_is_shown(dashboard: dict[str, Any]) -> None:
     shown = {f"qlora_fleet_{one[0]}" for one in (*metrics._OF_TRIAL, *metrics._OF_GPU)} | {"qlora_fleet_gpu_throttled"}
-    dashboard = json.loads((OVERLAY / "dashboard.json").read_text())
-    panels = {panel["title"]: panel["targets"][0]["expr"] for panel in dashboard["panels"]}
-    assert len(panels) == len(dashboard["panels"]) == len({panel["id"] for panel in dashboard["panels"]})
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
-    assert len(set(places)) == len(places)
-    assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
+    panels = dashboard["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
     (group,) = yaml.safe_load((OVERLAY / "alerts.yaml").read_text())["spec"]["groups"]
     assert len(group["rules"]) == 3
-    asked = [*panels.values(), *(rule["expr"] for rule in group["rules"])]
+    variables = [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    asked = [*queries, *variables, *(rule["expr"] for rule in group["rules"])]
     assert {name for text in asked for name in re.findall(r"qlora_fleet_\w+", text)} <= shown
+
+
+def test_each_panel_of_the_dashboard_has_a_place_and_a_number_of_its_own_and_asks_the_chosen_prometheus(
+    dashboard: dict[str, Any],
+) -> None:
+    panels = dashboard["panels"]
+    for names in ([one["id"] for one in panels], [one["title"] for one in panels]):
+        assert len(set(names)) == len(names)
+    cells = [
+        (x, y)
+        for place in (one["gridPos"] for one in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells), "no two panels overlap"
+    assert all(0 <= x < 24 for x, _ in cells), "Grafana's grid is 24 wide"
+    variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    asks = [*panels, *(target for one in panels for target in one["targets"]), variables["run"]]
+    assert all(one["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for one in asks)
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
+    assert used == variables.keys()
+
+
+def test_grafanas_own_reader_knows_every_field_of_the_dashboard(dashboard: dict[str, Any]) -> None:
+    """Read into the models of Grafana's SDK and written again: what they do not know would be gone."""
+    sdk = pytest.importorskip("grafana_foundation_sdk", reason="pip install '.[tools]' brings Grafana's SDK")
+    models, cog = f"{sdk.__name__}.models", f"{sdk.__name__}.cog"
+    importlib.import_module(f"{cog}.plugins").register_default_plugins()
+    read = importlib.import_module(f"{models}.dashboard").Dashboard.from_json(copy.deepcopy(dashboard))
+    again = json.loads(importlib.import_module(f"{cog}.encoder").JSONEncoder().encode(read))
+    assert kept(dashboard, again) == dashboard
+    units = {one for one in vars(importlib.import_module(f"{models}.units")).values() if isinstance(one, str)}
+    assert {panel["fieldConfig"]["defaults"]["unit"] for panel in dashboard["panels"]} <= units
+
+
+def kept(ours: Any, theirs: Any) -> Any:
+    """Of `theirs` what `ours` has, too."""
+    if isinstance(ours, dict):
+        return {key: kept(value, theirs[key]) for key, value in ours.items() if key in theirs}
+    if isinstance(ours, list) and len(ours) == len(theirs):
+        return [kept(*pair) for pair in zip(ours, theirs, strict=True)]
+    return theirs
