@@ -51,7 +51,8 @@ def run(request: Request) -> int:
         refuse_checkpoints(trial, request.checkpoints)
         machines = Machines.from_environment() if trial.kind in RANKED else None
         if machines is not None and machines.rank > 0:
-            return importlib.import_module(KINDS[trial.kind]).follow(request, trial, machines, stops)  # type: ignore[no-any-return]
+            with telemetry.of_gpus(request, trial):
+                return importlib.import_module(KINDS[trial.kind]).follow(request, trial, machines, stops)  # type: ignore[no-any-return]
         refuse_finished(request.out)
         inputs = _check(trial)
         found = isolation.look_around(trial, strict=request.strict)

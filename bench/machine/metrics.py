@@ -5,8 +5,7 @@ it, beside its own readings of the GPUs. So a scrape costs the training nothing.
 each quantity and GPU, never one for each step. When the trial ends, nothing answers any more, and Prometheus marks its
 series as stale.
 
-Not covered: the further machines of a training over several pods, whose processes have no record; the first one's has
-the numbers of all.
+Of a training over several pods the first one's process has the numbers of all; the others show their own GPUs.
 """
 
 import contextlib
@@ -121,23 +120,33 @@ class Board:
             self._checkpoint_at = now
         self._checkpoint = checkpoint
         self._last = place
-        content = json.dumps(self._state()).encode()
+        self._put(self._state())
+
+    def tell_place(self) -> None:
+        """Put up which training's GPUs these are, and nothing of the training itself."""
+        self._put({"labels": self._labels()})
+
+    def _put(self, state: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            os.pwrite(self.file.fileno(), content.ljust(_BLOCK), 0)
+            os.pwrite(self.file.fileno(), json.dumps(state).encode().ljust(_BLOCK), 0)
+
+    def _labels(self) -> dict[str, str]:
+        request = self._record.request
+        return {
+            "run": request.run_id or "",
+            "trial": request.trial_id or self._record.trial.trial_id,
+            "worker": request.worker or "",
+        }
 
     def _state(self) -> dict[str, Any]:
-        record, request = self._record, self._record.request
+        record = self._record
         done = record.steps if record.steps.step_time_sec else record.warmup
         tokens = done.useful_tokens[-1] / done.step_time_sec[-1] if done.step_time_sec else None
         chip = chips.lookup(record.fingerprint.get("gpu_name"))
         rate = None if chip is None else chip.matmul_tflops("bf16")
         known = tokens is not None and rate is not None and record.flop_per_token is not None
         return {
-            "labels": {
-                "run": request.run_id or "",
-                "trial": request.trial_id or record.trial.trial_id,
-                "worker": request.worker or "",
-            },
+            "labels": self._labels(),
             "step": record.steps_done,
             "steps": record.steps_planned,
             "started": record.clock.started,

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.harness.record import Record
+from bench.harness.record import Clock, Record, Request
 from bench.machine import cpuwait, metrics, nvml
 from bench.machine.isolation import describe
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
+from bench.records import Trial
 from bench.records.interval import Interval, summarize
 from bench.records.layout import TELEMETRY_FILE
 from bench.records.result import Measurement
@@ -88,6 +89,27 @@ def beside(record: Record) -> Iterator[None]:
     record.fingerprint["telemetry_cost_percent"] = summary.cost_percent
     if measurements:
         record.log("telemetry: " + ", ".join(in_words(one) for one in measurements))
+
+
+@contextlib.contextmanager
+def of_gpus(request: Request, trial: Trial) -> Iterator[None]:
+    """On a further machine of a training: its GPUs at /metrics, where that is asked for. Nothing of it is kept."""
+    if not os.environ.get(metrics.METRICS_VARIABLE):
+        yield
+        return
+    record = Record(request, trial, Clock())
+    board = _board(record)
+    if board is None:
+        yield
+        return
+    board.tell_place()
+    sampler = _start(record, Path(os.devnull), board.handles)
+    try:
+        yield
+    finally:
+        board.close()
+        if sampler is not None:
+            _stop(record, sampler)
 
 
 class _Waits:

@@ -1,7 +1,8 @@
 """How a training went over its hours: useful tokens a second, power, and where it stood still or began again.
 
-A line at each checkpoint and at each restart; what was paid for twice is in the table of attempts. The power is the
-leading worker's, of the last attempt alone: earlier ones have left no telemetry.
+A line at each checkpoint, at each restart, and at each preemption, which is a restart after a worker was told to stop.
+What was paid for twice is in the table of attempts. The power is the leading worker's, of the last attempt alone:
+earlier ones have left no telemetry.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.records.layout import TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.result import End
+from bench.records.training import LIMIT_REACHED, Restart
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
@@ -19,6 +22,7 @@ from reports.training.curves import MOST_POINTS, NARROW_IN, WIDE_IN
 from reports.training.told import Told
 
 PANEL_IN = 2.4
+MARKS = {"checkpoint": (BASELINE_TONE, "-"), "restart": (ACCENT_TONE, "--"), "preemption": (ACCENT_TONE, ":")}
 Points = tuple[Sequence[float], Sequence[float]]
 
 
@@ -49,12 +53,20 @@ def power(told: Told) -> Points | None:
 
 
 def marked(told: Told) -> dict[str, list[float]]:
-    """Hours of steps at which a checkpoint was written, and from which a restart went on."""
+    """Hours of steps at which a checkpoint was written, and from which a restart or a preemption went on."""
     at = dict(zip(told.record.steps.step, told.hours, strict=True)) | {0: 0.0}
+    restarts = [one for one in told.record.restarts if one.from_step in at]
     return {
         "checkpoint": [at[one.step] for one in told.record.checkpoints if one.step in at],
-        "restart": [at[one.from_step] for one in told.record.restarts if one.from_step in at],
+        "restart": [at[one.from_step] for one in restarts if not _was_preempted(one)],
+        "preemption": [at[one.from_step] for one in restarts if _was_preempted(one)],
     }
+
+
+def _was_preempted(one: Restart) -> bool:
+    """Whether the attempt before ended because it was told to, and not by its own limit."""
+    end, _, reason = one.reason.partition(": ")
+    return end == End.PREEMPTED.value and not reason.startswith(LIMIT_REACHED)
 
 
 def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
@@ -67,17 +79,16 @@ def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
         size = (NARROW_IN if narrow else WIDE_IN, PANEL_IN * panels)
         figure = Figure(figsize=size, layout="constrained")
         axes: Any = figure.subplots(panels, 1, squeeze=False)[:, 0]
-        tone = {"checkpoint": BASELINE_TONE, "restart": ACCENT_TONE}
         for name, hours in marks.items():
+            tone, look = MARKS[name]
             for number, hour in enumerate(hours[-MOST_POINTS:]):
-                look = "--" if name == "restart" else "-"
-                axes[0].axvline(hour, color=tone[name], linewidth=1.0, linestyle=look, label=None if number else name)
+                axes[0].axvline(hour, color=tone, linewidth=1.0, linestyle=look, label=None if number else name)
         few = len(rates[0]) < 50
         axes[0].plot(*rates, color=OTHER_TONE, linewidth=1.2, marker="o" if few else None, markersize=3, label="speed")
         axes[0].set(ylabel="useful tokens/s", xlabel="hours of steps")
         axes[0].set_xlim(left=0)
         axes[0].set_ylim(bottom=0)
-        axes[0].legend(loc="lower right", ncols=3)
+        axes[0].legend(loc="lower right", ncols=4 if not narrow else 2)
         if watts is not None:
             axes[1].plot(*watts, color=DEEP_TONE, linewidth=1.0)
             axes[1].set(ylabel="watts, leading worker", xlabel="hours since the last attempt began")

@@ -34,11 +34,10 @@ class StandIn:
             def do_POST(self) -> None:
                 document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 stand_in.asked.append(document)
+                text, reason = stand_in.answer(document)
                 is_chat = self.path == "/v1/chat/completions"
-                prompt = document["messages"][-1]["content"] if is_chat else document["prompt"]
-                text = stand_in.answers.get(prompt, stand_in.otherwise)
                 said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-                self.reply({"choices": [{"index": 0, "finish_reason": stand_in.reason, **said}]})
+                self.reply({"choices": [{"index": 0, "finish_reason": reason, **said}]})
 
             def reply(self, document: dict[str, Any]) -> None:
                 status, body, headers = 200, json.dumps(document).encode(), {"Content-Type": "application/json"}
@@ -65,3 +64,8 @@ class StandIn:
     def __exit__(self, *_error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def answer(self, document: Mapping[str, Any]) -> tuple[str, str]:
+        """The text for what was asked, and why it ends there."""
+        prompt = document["messages"][-1]["content"] if "messages" in document else document["prompt"]
+        return self.answers.get(prompt, self.otherwise), self.reason

@@ -1,81 +1,113 @@
-"""From a training to a server, as README types it: train, collect, check, merge, check, push, serve.check.
+"""From a training to a server, as README types it, with a real small model:
 
-Opt-in, because it trains: QLORA_FLEET_CHAIN=1 takes the tests' small model; with QLORA_FLEET_CHAIN=FOLDER the model of
-that folder, e.g. what `inv model.demo --real` makes. The server is a stand-in around plain transformers.
+    THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/adapter/test_chain.py
+
+takes some ten minutes on two cores. REAL_MODEL is a folder that `inv model.demo --real` made; without it the model is
+made here. Real `inv`, kubectl, training, check and merge; the cluster is the tests' own, and `vllm` is plain
+transformers behind its protocol (tests/support/machines/plain_vllm.py). Not covered: vLLM itself, a GPU.
 """
 
 import json
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench import stack
-from tests.support.machines.openai_stand_in import StandIn
+from tests.support.forked import ForkServer
+from tests.support.kubernetes import Cluster, unavailable
+from tests.support.paths import ROOT
+from tests.support.thorough import only_thorough
+from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator, make_operator
 
-ASKED = os.environ.get("QLORA_FLEET_CHAIN", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(not ASKED, reason="takes minutes; QLORA_FLEET_CHAIN=1, or a model's folder, runs it"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), only_thorough]
+STEPS, LINES, QUESTION = 12, 60, "What is the capital of France?"
 TRAIN = {
-    "max_seq_len": 128, "validation": 0.05, "micro_batch_size": 1, "rows_per_step": 2, "max_steps": 6, "lora_rank": 8,
-    "learning_rate": 0.001, "prompts": ["What does the function len do?"], "answer_tokens": 16,
+    "max_seq_len": 160, "validation": 0.1, "micro_batch_size": 1, "rows_per_step": 2, "max_steps": STEPS,
+    "lora_rank": 8, "learning_rate": 0.002, "gradient_checkpointing": False, "prompts": [QUESTION], "answer_tokens": 24,
 }  # fmt: skip
 
 
-class Served(dict[str, str]):
-    """What plain transformers answers, from the merged folder alone."""
-
-    def __init__(self, folder: Path) -> None:
-        self._modules = stack.load()
-        transformers, torch = self._modules.transformers, self._modules.torch
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().eval()
-
-    def get(self, prompt: str, _otherwise: object = None) -> str:  # type: ignore[override]
-        if prompt in TRAIN["prompts"]:  # type: ignore[operator]
-            messages = [{"role": "user", "content": prompt}]
-            prompt = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = self._tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
-        mask = self._modules.torch.ones_like(ids)
-        out = self._model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=64, do_sample=False)
-        text: str = self._tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        return text
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pods see: the program `vllm`, and the model where it is made here."""
+    folder = tmp_path_factory.mktemp("chain")
+    folder.chmod(0o755)  # the pods run as another user
+    (folder / "bin").mkdir()
+    program = f'#!/bin/sh\nexec {sys.executable} -m tests.support.machines.plain_vllm "$@"\n'
+    (folder / "bin" / "vllm").write_text(program)
+    (folder / "bin" / "vllm").chmod(0o755)
+    return folder
 
 
-def test_what_was_trained_is_what_is_served(project) -> None:
-    data = project.folder / "small.jsonl"
-    lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines(keepends=True)
-    data.write_text("".join(lines[:300]))
-    settings: Mapping[str, Any] = {"train": TRAIN, "data": {"path": str(data)}, "fleet": {"size": 1}}
-    project.environment = {
-        k: v for k, v in project.environment.items() if k not in ("INVOKE_DATA_PATH", "INVOKE_FLEET_SIZE")
+@pytest.fixture(scope="module")
+def inputs(place: Path) -> tuple[Path, Path]:
+    """The model's folder, and a few of the orders to learn from."""
+    model, data = Path(os.environ.get("REAL_MODEL", place / "models" / "smollm2")).resolve(), place / "orders.jsonl"
+    words = (sys.executable, "-m", "bench", "demo", "--real", "--model", str(model), "--data", str(data))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"the real model is not to be had here: {done.stderr.strip().splitlines()[-1]}")
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[:LINES]))
+    return model, data
+
+
+@pytest.fixture(scope="module")
+def serving_cluster(place: Path, inputs: tuple[Path, Path]) -> Iterator[Cluster]:
+    if why := unavailable():
+        pytest.skip(why)
+    path = f"{place / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    image = {"PATH": path, "PYTHONPATH": str(ROOT)}
+    with Cluster(nodes=1, image_paths=(place, inputs[0].parent), image_environment=image) as cluster:
+        cluster.patience_sec = 1200.0  # a server loads its model
+        yield cluster
+
+
+@pytest.fixture
+def somebody(
+    serving_cluster: Cluster, inputs: tuple[Path, Path], tmp_path: Path, inv_server: ForkServer
+) -> Iterator[Operator]:
+    """Who trains on one worker of this machine, and serves in the cluster."""
+    operator = make_operator(serving_cluster, tmp_path, inv_server)
+    operator.settings |= {
+        "model": {"path": str(inputs[0])},
+        "data": {"path": str(inputs[1])},
+        "train": TRAIN,
+        "fleet": {"kind": "local", "size": 1, "workspace": str(ROOT)},
+        "serve": {"image": f"docker.io/vllm/vllm-openai@{DIGEST}"},
     }
-    if ASKED != "1":
-        project.environment["INVOKE_MODEL_PATH"] = str(Path(ASKED).resolve())
-    (project.folder / "chain.json").write_text(json.dumps(settings))
-    project.options = ("-f", str(project.folder / "chain.json"))
+    operator.set(scratch="1Gi", memory="2Gi")
+    yield operator
+    operator.inv("teardown", "--yes", "--discard-results")
 
-    def typed(*words: str) -> str:
-        done = project.inv(*words)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return str(done.stdout)
 
-    typed("train")
-    assert "Held-out loss" in typed("collect", "report")
-    run = project.run_folder()
+def test_what_was_trained_is_what_is_served(somebody: Operator) -> None:
+    somebody.inv("train")
+    assert "Held-out loss" in somebody.inv("collect", "report")
+    run = (somebody.results / "latest").resolve()
     assert "Held-out loss" in (run / "report" / "index.html").read_text()
-    typed("adapter.check", "--answers", "2")
-    typed("adapter.merge", "--base", "nf4")
-    typed("adapter.check", "--answers", "2")
-    forms = {one["name"]: one for one in json.loads((run / "adapter-check.json").read_text())["forms"]}
-    recorded = json.loads((run / "training.json").read_text())["evaluations"][-1]["loss"]
-    assert forms["trained"]["loss"] == pytest.approx(recorded, abs=0.002)
-    assert forms["folder"]["loss"] == pytest.approx(forms["merged-nf4"]["loss"], abs=1e-6)
-    typed("adapter.push", "--folder", str(project.folder / "home"))
-    with StandIn(Served(run / "merged")) as server:
-        assert "answers are the same" in typed("serve.check", server.url)
+
+    assert "as it was trained" in somebody.inv("adapter.check", "--answers=4")
+    said = somebody.inv("adapter.merge", "--base=nf4", "adapter.check", "--answers=4")
+    assert "the merged folder" in said
+    found = {one["name"]: one for one in json.loads((run / "adapter-check.json").read_text())["forms"]}
+    (recorded,) = [
+        one["loss"] for one in json.loads((run / "training.json").read_text())["evaluations"] if one["is_best"]
+    ][-1:]
+    assert found["trained"]["loss"] == pytest.approx(recorded, abs=0.002)
+    assert found["folder"]["loss"] == pytest.approx(found["merged-nf4"]["loss"], abs=1e-6), (
+        "the files are what was merged"
+    )
+    folder = found["folder"]
+    assert folder["change_low"] <= 0.0 <= folder["change_high"] or abs(folder["change"]) < 0.002, "plain transformers"
+
+    assert "read back and verified" in somebody.inv("adapter.push", f"--folder={somebody.project / 'home'}")
+    asked = somebody.inv("chat", "adapter", stdin=f"{QUESTION}\n")
+    assert asked.strip()
+    said = somebody.inv("serve", "serve.check", "cluster", "chat", "cluster", stdin=f"{PASSWORD}\n{QUESTION}\n")
+    assert f"serving run {run.name} as tuned" in said
+    assert f"answers as run {run.name} did" in said
+    assert said.splitlines()[-1].strip()
+    somebody.inv("serve.stop")

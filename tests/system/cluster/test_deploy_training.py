@@ -6,19 +6,28 @@ controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_t
 """
 
 import contextlib
+import dataclasses
 import json
+import os
 import shutil
+import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.records import schema
+from bench.records.layout import METRICS_VARIABLE, ORDER_VARIABLE
+from bench.records.run import Order, PlannedTrial
 from tests.support.forked import ForkServer
 from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.machines.ports import free_ports
+from tests.support.reports.training_run import TRIAL
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # What its waits may take in all, on a busy machine, is more than any other test's.
@@ -26,7 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
 PODS, STEPS = 2, 40
 WAIT_SEC = 200.0
-SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics', timeout=60).read().decode())"
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +145,6 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     trainer: Operator, workspace: Path
 ) -> None:
     faults, hold = trainer.cluster.faults, put_into(workspace)
-    port = free_ports()
-    trainer.settings["metrics"] = {"port": port}
     trainer.set(fss=FSS)
     said = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
     assert "ordered; it goes on without you" in said
@@ -146,8 +152,6 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     volume = Volume(trainer, run_id, hold)
 
     volume.goes_on_to(5)
-    scraped = trainer.kubectl("exec", pod(trainer, 0), "--", "python3", "-c", SCRAPE.format(port=port))
-    assert f'qlora_fleet_checkpoint_step{{run="{run_id}",trial="train",worker="worker-0"}} 5' in scraped
     faults.delete_pod(pod(trainer, 1), trainer.namespace)  # a drain: there is time for a checkpoint
     volume.attempt(2)
     volume.goes_on_to(10)
@@ -180,3 +184,32 @@ def test_a_training_without_an_operator_outlives_its_pods_is_cancelled_resumed_a
     assert [one["metadata"]["name"] for one in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
     assert "nothing to do" in trainer.inv("train", "--job", f"--resume={run_id}", code=2)
     trainer.inv("teardown", "--yes")
+
+
+def test_what_a_pod_runs_shows_the_training_at_metrics(
+    workspace: Path, tiny_model: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """On this machine: the pods of the tests' cluster share its ports."""
+    trial = dataclasses.replace(TRIAL, world_size=1, model=str(tiny_model), data=str(tiny_data))
+    order = Order(
+        run_id="r1", planned=PlannedTrial(trial_id="train", trial=trial), shared=str(tmp_path), turn=1, after=0,
+        max_restarts=0, port=free_ports(), token="t",
+    )  # fmt: skip
+    hold, port = put_into(workspace), free_ports()
+    hold.touch()
+    asked = {"host": "127.0.0.1", "port": port}
+    environment = {ORDER_VARIABLE: json.dumps(schema.to_json(order)), METRICS_VARIABLE: json.dumps(asked)}
+    argv = (sys.executable, "-m", "bench", "train", "--rank", "0", "--service", "train")
+    until, text = time.monotonic() + WAIT_SEC, ""
+    with subprocess.Popen(argv, cwd=workspace, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as pod:
+        try:
+            while "qlora_fleet_steps_planned" not in text and time.monotonic() < until:
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                    text = answer.read().decode()
+                time.sleep(0.05)
+            hold.unlink()
+            assert pod.wait(WAIT_SEC) == 0
+        finally:
+            hold.unlink(missing_ok=True)
+            pod.kill()
+    assert 'qlora_fleet_steps_planned{run="r1",trial="train",worker="worker-0"}' in text

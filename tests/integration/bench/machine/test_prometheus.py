@@ -96,6 +96,26 @@ def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
     assert not any("metrics" in line and "going on without" in line for line in record.log.tail)
 
 
+def test_a_further_machine_of_a_training_shows_its_gpus_and_no_step(
+    tmp_path: Path, make_trial: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support" / "fakes"))
+    monkeypatch.setenv("FAKE_NVML", "[{}]")
+    monkeypatch.setenv(METRICS_VARIABLE, json.dumps({"host": "127.0.0.1", "port": (port := free_ports())}))
+    request = Request(trial_file=tmp_path / "t.json", out=tmp_path, run_id="r", trial_id="t", worker="worker-1")
+
+    def scraped() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            text: str = answer.read().decode()
+        return text if "gpu_power" in text else ""
+
+    with telemetry.of_gpus(request, make_trial()):
+        text = until(scraped, "a reading of the GPU")
+    assert 'qlora_fleet_gpu_power_watts{run="r",trial="t",worker="worker-1",gpu="0"}' in text
+    assert all("gpu=" in line for line in text.splitlines() if "{" in line)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_alerts_are_rules_that_fire_when_they_should(rules: Path, tmp_path: Path) -> None:
     panels = json.loads(ALERTS.with_name("dashboard.json").read_text())["panels"]
     queries = [target["expr"].replace("$run", ".*") for panel in panels for target in panel["targets"]]

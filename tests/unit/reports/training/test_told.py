@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.training import CheckpointFacts, Restart
+from bench.records.training import LIMIT_REACHED, CheckpointFacts, Restart
 from reports.read.run import ReportError
 from reports.training import again, course, told
 from tests.support.reports.training_run import RECORD, a_run
@@ -69,14 +69,18 @@ def test_without_a_price_the_sentence_speaks_of_time_alone(tmp_path: Path) -> No
     assert told.headline(dataclasses.replace(found, foreseen={})).endswith("; predicted unknown")
 
 
-def test_the_course_marks_checkpoints_and_restarts_at_the_hours_of_their_steps(tmp_path: Path) -> None:
+def test_the_course_marks_checkpoints_restarts_and_preemptions_at_the_hours_of_their_steps(tmp_path: Path) -> None:
+    ends = ("ended without a word", "PREEMPTED: stopped by SIGTERM", f"PREEMPTED: {LIMIT_REACHED} after step 2")
     record = dataclasses.replace(
         RECORD,
         checkpoints=[CheckpointFacts(step=1, seconds=1.0, stall_sec=0.1, bytes=9)],
-        restarts=[Restart(attempt=2, from_step=0, reason="killed", lost_steps=1, lost_sec=9.0)],
+        restarts=[
+            Restart(attempt=2 + step, from_step=step, reason=reason, lost_steps=1, lost_sec=9.0)
+            for step, reason in enumerate(ends)
+        ],
     )
     found = told.read(a_run(tmp_path, record))
-    assert course.marked(found) == {"checkpoint": [0.5], "restart": [0.0]}
+    assert course.marked(found) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
     assert course.speed(found) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
     assert course.power(found) is None
     telemetry = "elapsed_sec,phase,gpu,gpu_power_watts\n0,train,0,100\n0,train,1,50\n3600,train,0,120\n"
