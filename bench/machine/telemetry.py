@@ -24,7 +24,7 @@ from bench.machine.isolation import describe
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial
 from bench.records.interval import Interval, summarize
-from bench.records.layout import TELEMETRY_FILE
+from bench.records.layout import METRICS_VARIABLE, TELEMETRY_FILE
 from bench.records.result import Measurement
 
 STOP_SEC = 3.0
@@ -94,7 +94,7 @@ def beside(record: Record) -> Iterator[None]:
 @contextlib.contextmanager
 def of_gpus(request: Request, trial: Trial) -> Iterator[None]:
     """On a further machine of a training: its GPUs at /metrics, where that is asked for. Nothing of it is kept."""
-    if not os.environ.get(metrics.METRICS_VARIABLE):
+    if not os.environ.get(METRICS_VARIABLE):
         yield
         return
     record = Record(request, trial, Clock())

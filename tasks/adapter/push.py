@@ -50,6 +50,8 @@ def push_adapter(context: Context, run: str | None, target: Target, *, merged: b
             "adapter.push: where to? name one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and "
             "--bucket=oci://BUCKET@NAMESPACE/PREFIX"
         )
+    if (target.oci or "").startswith("oci://"):
+        raise UsageError(f"adapter.push: --oci: {target.oci}: that is a bucket; type: --bucket={target.oci}")
     trained = open_training(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
         files = files_of(trained, Path(scratch), merged=merged)

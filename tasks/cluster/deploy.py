@@ -53,9 +53,9 @@ class Choices:
 class Addition:
     """What a task brings beside the settings.
 
-    `values` go to the manifests, where `components` read them; `server` is the image of a server. `begin` is called once nothing is refused any more,
-    and `before_pods` when everything is there but the pods. `look` is told of the pods while they are waited for;
-    without `waits` they are not. `again` is the command that goes on.
+    `values` go to the manifests, where `components` read them; `server` is the image of a server. `begin` is called
+    once nothing is refused any more, and `before_pods` when everything is there but the pods. `look` is told of the
+    pods while they are waited for; without `waits` they are not. `again` is the command that goes on.
     """
 
     values: Mapping[str, str | int | list[str]] = field(default_factory=dict)

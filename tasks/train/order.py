@@ -90,7 +90,8 @@ def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[],
     if len(text.encode()) > LONGEST_ORDER:
         size = len(text.encode())
         raise UsageError(f"train.prompts: the order of the Job has {size} bytes, more than {LONGEST_ORDER}; give fewer")
-    metrics = {"metrics": asked for asked in metrics_of(settings).values()}  # the same of every pod; {} if unasked
+    asked = next(iter(metrics_of(settings).values()), None)  # the same of every pod
+    metrics = {} if asked is None else {"metrics": asked}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     deploy.bring(
         settings.model_copy(update={"cluster": section}),

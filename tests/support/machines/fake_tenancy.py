@@ -6,8 +6,8 @@
 
 Every request's signature is verified with the public key, over the very headers that the real service wants signed, its
 date against this server's clock, and a body against its digest; a wrong one is a 401, as there. Lists come in pages of
-`page_size`. What changes has an etag, and If-Match is held to it. `fail` arms answers. Not covered: TLS, the services'
-own checks of what is asked, eventual consistency, and rights: who may what is a switch here too.
+`page_size`. What changes has an etag, and If-Match is held to it. `fail` arms answers. Not covered: the services' own
+checks of what is asked, eventual consistency, and rights: who may what is a switch here too.
 """
 
 import base64
@@ -16,6 +16,7 @@ import email.utils
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -149,7 +150,7 @@ class World:
 class FakeTenancy:
     """The server in a thread; its state is public."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, tls: ssl.SSLContext | None = None) -> None:
         self.keys, self.key_id, self.world = keys, keys.key_id, World()
         self.requests: list[str] = []
         self.bodies: list[Json] = []
@@ -165,7 +166,9 @@ class FakeTenancy:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()

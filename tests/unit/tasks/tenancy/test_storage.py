@@ -1,6 +1,6 @@
 """`inv adapter.push --bucket` with the real SDK against a stand-in of Object Storage that verifies each signature.
 
-Not covered: TLS and with it the SDK's own way of waiting for `100 Continue`, a real bucket.
+Not covered: a real bucket.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ from tasks.settings.load import Settings
 from tasks.tenancy.access import clients
 from tasks.tenancy.storage import bucket as storage
 from tasks.tenancy.storage.push import place_of, push
-from tests.support.machines.fake_tenancy import FakeTenancy
+from tests.support.kubernetes import pki
+from tests.support.machines.fake_tenancy import FakeTenancy, Keys
 from tests.support.reports.training_run import RECORD, a_run
 
 FILES = {
@@ -189,6 +190,26 @@ def test_answers_that_are_none_and_a_service_that_is_away_can_be_tried_again(
         pushed()
 
 
+def test_over_tls_the_sdk_waits_to_be_told_to_go_on_and_sends_the_same(
+    keys: Keys,
+    tenancy: FakeTenancy,
+    pushed: Push,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Only there: `Expect: 100-continue` has a connection of the SDK's own."""
+    authority, context = pki.make(tmp_path_factory.mktemp("pki"))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority))
+    with FakeTenancy(keys, tls=context) as server:
+        monkeypatch.setattr(clients, "ENDPOINT", server.url)
+        server.world = tenancy.world
+        server.fail("PUT .*uploadPartNum=2", 503, "ServiceUnavailable", times=1)
+        pushed()
+        assert server.asked("PUT .*uploadPartNum=2") == 2
+    stored = tenancy.world.buckets.objects["adapters"]
+    assert all(stored[f"team/one/{name}"] == content for name, content in FILES.items())
+
+
 def test_a_right_that_only_large_files_need_is_named(tenancy: FakeTenancy, pushed: Push) -> None:
     tenancy.fail("GET .*/u[?]?$", 404, "BucketNotFound")
     with pytest.raises(UsageError, match=r"Allow group GROUP to read buckets in tenancy where target.bucket.name="):
@@ -210,6 +231,8 @@ def test_the_command_notes_where_the_adapter_is(
     dataclasses.replace(RECORD, adapter_sha256=digest).write(run)
     with pytest.raises(UsageError, match=r"name one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and --bucket=oci://"):
         push_adapter(context(), None, Target(folder="here", bucket=PLACE), merged=False)
+    with pytest.raises(UsageError, match=r"that is a bucket; type: --bucket=oci://adapters@axns/team/one"):
+        push_adapter(context(), None, Target(oci=PLACE), merged=False)
     push_adapter(context(), None, Target(bucket="oci://adapters"), merged=False)
     noted = json.loads((run / "adapter-push.json").read_text())
     assert noted["place"] == "oci://adapters@axns/r"
