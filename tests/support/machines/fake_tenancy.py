@@ -360,8 +360,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and path in ("/n", "/n/"):
             return self._send(200, json.dumps(NAMESPACE).encode())
         try:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            stored = world.buckets.answer(self.command, path, query, body, headers, self.tenancy.page_size)
+            stored = world.buckets.answer(self.command, path, query, body, self._signable(), self.tenancy.page_size)
         except Wrong as wrong:
             return self._error(*wrong.args)
         if stored is not None:
