@@ -107,13 +107,13 @@ def price_in(content: bytes, part: str, currency: str) -> Listed:
     try:
         items = json.loads(content)["items"]
         item = next(one for one in items if one["partNumber"] == part)
-        name, metric = str(item["displayName"]), str(item["metricName"])
-        local = {one["currencyCode"]: one["prices"] for one in item["currencyCodeLocalizations"]}
+        name, metric = (" ".join(str(item[key]).split())[:120] for key in ("displayName", "metricName"))
+        local = {str(one["currencyCode"]): one["prices"] for one in item["currencyCodeLocalizations"]}
         paid = [one for one in local.get(currency, ()) if one["model"] == "PAY_AS_YOU_GO"]
         steps = sorted({(float(one.get("rangeMin") or 0.0), float(one["value"])) for one in paid})
     except StopIteration:
         raise UsageError(f"{where} does not have that part; prices stay as they are") from None
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{where} has another form than it had; prices stay as they are") from None
     if currency not in local:
         raise UsageError(
@@ -177,7 +177,7 @@ def _other(one: Listed, today: datetime.date) -> dict[str, Any]:
     """What is paid for besides, as the list calls it."""
     is_traffic = UNITS[one.part] == _TRAFFIC
     return {
-        "what": " ".join(one.name.split())[:200],
+        "what": one.name,
         "unit": "USD per GB" if is_traffic else "USD per GB month",
         **({"free_gb": one.free} if is_traffic else {}),
         **_dated(one.amount, _source(one.part), today),

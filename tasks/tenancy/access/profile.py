@@ -166,7 +166,7 @@ def _session_token(path: Path, name: str, region: str, now: float) -> Secret:
     try:
         payload = text.split(".")[1]
         expires = float(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
-    except (LookupError, ValueError, TypeError):
+    except (LookupError, ValueError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{shown(path)}: not a session's token; {again}") from None
     if expires <= now:
         raise UsageError(f"{shown(path)}: the session expired {_ago(now - expires)} ago; {again}")

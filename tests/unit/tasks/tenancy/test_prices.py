@@ -93,6 +93,7 @@ def test_prices_in_another_currency_are_shown_and_not_written(project: Path, con
     ("change", "words"),
     [
         ({"currencyCodeLocalizations": [{"currencyCode": "JPY", "prices": []}]}, "is in JPY, not in USD"),
+        ({"currencyCodeLocalizations": [{"currencyCode": 7, "prices": []}]}, "is in 7, not in USD"),
         ({"partNumber": "B1"}, "does not have that part"),
         ({"metricName": "OCPU Per Hour"}, "is by 'OCPU Per Hour', not by gpu and hour"),
         ({"displayName": None, "currencyCodeLocalizations": 7}, "has another form than it had"),
