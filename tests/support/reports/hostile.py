@@ -160,6 +160,8 @@ def named_cases() -> Iterator[tuple[str, Callable[[Path], object]]]:
     ):
         if (place[-2:], value) not in POSSIBLE:
             yield f"{place} is {value!r:.20}", _sealed_with(result, place, value)
+    for name in ("peak_vram_bytes", "peak_rss_bytes"):
+        yield f"('metrics', '{name}') is 0", _sealed_with(result, ("metrics", name), 0)
 
 
 def _sealed_with(name: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
