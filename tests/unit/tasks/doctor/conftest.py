@@ -20,7 +20,7 @@ TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server=
 
 
 class GivenCluster:
-    """Answers as `remote.cluster.client.Cluster` does, from what a test sets. The real one: tests/system/doctor."""
+    """Answers as `remote.cluster.client.Cluster` does, from what a test sets. The real one: tests/system/image."""
 
     target = TARGET
 

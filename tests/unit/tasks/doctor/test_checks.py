@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from bench.records.result import End
+from remote.image import vmjob
 from tasks.doctor.answer import Answer, Fault, Mark
 from tasks.doctor.check import Check
 from tasks.doctor.checks import cluster, gpu, machine, nodes, pods, registry, runs, settings, tenancy, vm
-from tasks.doctor.facts import Facts
+from tasks.doctor.facts import Facts, Shared
 from tasks.errors import UsageError
 from tasks.reports.runs import Known
 from tests.unit.remote.cluster.test_nodes import NODE
@@ -52,6 +53,13 @@ def test_packages_that_conflict_are_named() -> None:
         "a 1.0 requires Missing_One, and it is not installed",
     ]
     assert [*machine.conflicts([package("a", "B-c>=1"), package("b_c")])] == []
+
+
+def test_of_several_conflicts_the_first_is_told(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.metadata, "distributions", lambda: [package("a", "b>=2"), package("c", "d")])
+    said = ask(named(machine.CHECKS, "packages"), facts())
+    assert is_seen(said, machine.CONFLICT)
+    assert said.found.endswith("a 1.0 requires b>=2, and it is not installed (and 1 more)")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +168,55 @@ def test_names_that_no_registry_has(name: str, facts: MakeFacts, ask: Ask) -> No
 def test_without_a_password_file_the_registry_is_not_asked(facts: MakeFacts, ask: Ask) -> None:
     said = ask(named(registry.CHECKS, "login"), facts("registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}"))
     assert (said.mark, "`inv push` asks for the password" in said.found) == (Mark.UNASKED, True)
+
+
+# The build VM, and what the registry tells it. The real ones: tests/system/image/test_inv_doctor.py
+
+
+def with_vm(facts: Facts, answer: object) -> Facts:
+    """These facts of a build VM that is there and answers so."""
+    facts.machine = Shared(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
+    facts.on_vm = lambda _: answer  # type: ignore[assignment, method-assign, return-value]
+    return facts
+
+
+ANSWERS = {
+    "unauthorized": registry.LOGIN,
+    "forbidden": registry.MAY_NOT,
+    "transient": registry.SILENT,
+    "protocol": registry.ODD,
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_each_answer_of_a_registry(kind: str, facts: MakeFacts, ask: Ask, project: Path) -> None:
+    (project / "token").touch(mode=0o600)
+    (project / "token").write_text("secret")
+    given = facts("registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}")
+    said = ask(named(registry.CHECKS, "login"), with_vm(given, vmjob.JobFailed(kind, "what it says; and more")))
+    assert is_seen(said, ANSWERS[kind])
+    assert said.found.endswith(": what it says")
+    assert said.passes is (kind == "transient")
+    said = ask(named(registry.CHECKS, "login"), with_vm(given, {"digest": None}))
+    assert is_seen(said, registry.NOT_PUSHED)
+    assert ask(named(registry.CHECKS, "login"), with_vm(given, {"digest": A_DIGEST})).mark is Mark.FINE
+
+
+def test_another_job_on_the_vm_is_named_with_what_ends_it(
+    facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vmjob, "starter", lambda _: "ann on laptop")
+    said = ask(named(vm.CHECKS, "slot"), with_vm(facts(), SimpleNamespace(folder="/home/me/jobs/push-r-1")))
+    assert (said.mark, said.found.partition(":")[0]) == (
+        Mark.CAREFUL,
+        "/home/me/jobs/push-r-1 runs there, of ann on laptop",
+    )
+    assert said.remedy == "wait, or `inv push --cancel`"
+    assert ask(named(vm.CHECKS, "slot"), with_vm(facts(), None)).mark is Mark.FINE
+
+
+def test_an_image_without_models_is_told(facts: MakeFacts, ask: Ask) -> None:
+    assert is_seen(ask(named(vm.CHECKS, "models"), with_vm(facts(), None)), vm.NO_MODELS)
 
 
 # The cluster
