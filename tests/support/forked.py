@@ -43,7 +43,7 @@ from tests.support.paths import ROOT
 START_SEC = 240.0
 INV = (
     *("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "docker", "numpy"),
-    *("pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
+    *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("bench.records", "remote", "reports", "tasks"),  # with all that is below
 )
 BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral")

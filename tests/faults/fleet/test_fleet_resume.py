@@ -3,36 +3,40 @@
 import random
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
+from tests.support.forked import ForkServer
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import LocalFleet
+from tests.support.paths import ROOT
 
 
-def operate(local: LocalFleet, *, workers: int, moments: int) -> int:
+@pytest.fixture
+def operate(local: LocalFleet, inv_server: ForkServer) -> Callable[..., int]:
     """One life of the operator; how it ended. `moments` 0: it is not killed."""
-    done = subprocess.run(
-        [sys.executable, "-B", local_fleet.__file__, str(local.folder), str(workers), str(moments)],
-        capture_output=True,
-        timeout=local_fleet.PATIENCE_SEC,
-        start_new_session=True,
-        check=False,
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode
+
+    def live(*, workers: int, moments: int) -> int:
+        words = ("-m", local_fleet.__name__, str(local.folder), str(workers), str(moments))
+        options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        with inv_server.start(*words, cwd=ROOT, **options) as process:
+            _, complaint = process.communicate(timeout=local_fleet.PATIENCE_SEC)
+        assert process.returncode in (0, -signal.SIGKILL), complaint
+        return process.returncode
+
+    return live
 
 
 @pytest.mark.parametrize(("kills", "replicate"), [(12, False), (6, True)])
 def test_an_operator_killed_again_and_again_repeats_nothing_and_loses_nothing(
-    local: LocalFleet, kills: int, replicate: bool
+    local: LocalFleet, operate: Callable[..., int], kills: int, replicate: bool
 ) -> None:
     kinds = ["steps", "fine", "killed-once", "preempted-once", "oom-result", "crash", "exit-2"]
     names = [f"{kind} {number}" for number in range(1 if replicate else 3) for kind in kinds]
     plan = local.plan(*names, workers=3, replicate=replicate)
     chooser, killed = random.Random(kills), 0
-    while operate(local, workers=3, moments=chooser.randrange(1, 50) if killed < kills else 0) != 0:
+    while operate(workers=3, moments=chooser.randrange(1, 50) if killed < kills else 0) != 0:
         killed += 1
     assert killed >= 5 * kills // 6, "the run was over before it was disturbed enough; plan more trials"
 

@@ -1,4 +1,4 @@
-"""Five short random walks over deploy, bench and collect (tests/chaos), one after the other over the same project.
+"""Short random walks over deploy, bench and collect (tests/chaos), one after the other over the same project.
 
 Those over build and push: tests/system/image/test_walk.py. Left out: more than two steps a seed, trials with torch,
 GPUs. Longer ones by hand: python -m tests.chaos --seed 1 --minutes 30.
@@ -12,8 +12,9 @@ import pytest
 from tests.chaos import over_pods
 from tests.chaos.walk import settle, walk
 from tests.support.kubernetes import unavailable
+from tests.support.thorough import THOROUGH
 
-SEEDS, STEPS = (1, 2, 3, 4, 5), 2
+SEEDS, STEPS = (1, 2, 3, 4, 5) if THOROUGH else (1, 2), 2
 
 
 @pytest.mark.slow

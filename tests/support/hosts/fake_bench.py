@@ -108,7 +108,7 @@ def slow(bench: Bench) -> int:
     number, go = 0, bench.log.with_name(bench.log.name + ".go")
     while not go.exists() and not go.with_suffix(f".go.{bench.flags.attempt}").exists():
         number += 1
-        bench.step(number, 10_000, 0.02)
+        bench.step(number, 10_000, 0.1)
     return bench.write(End.SUCCEEDED, None)
 
 
@@ -117,7 +117,7 @@ def hang(bench: Bench) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
-        bench.step(1, 2, 0.05)
+        bench.step(1, 2, 0.2)
 
 
 def crash(bench: Bench) -> int:
