@@ -32,7 +32,7 @@ class Bucket:
         self._where, self._name = (namespace, name), name
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """The bytes of each object whose name begins so."""
+        """The bytes of each object below the prefix, but for what the console makes of the prefix itself."""
         asked = self._asked(f"listing bucket {self._name} of namespace {self._where[0]} in {self._entry.region}")
         found: dict[str, int] = {}
         start = ""
@@ -45,17 +45,16 @@ class Bucket:
                 found[str(one.get("name"))] = int(one.get("size") or 0)
             following = str(page.get("nextStartWith") or "")
             if not following:
+                found.pop(prefix, None)
                 return found
             if following <= start:  # names come in order
                 raise Resumable(f"{asked.doing}: the list has no end; the same again")
             start = following
 
-    def content(self, name: str) -> bytes:
-        asked = self._asked(f"reading {name}")
-        return self._entry.content(asked, self._client.get_object, *self._where, name)
-
-    def has(self, name: str, path: Path) -> bool:
-        """Whether the object, which is there, holds the file's bytes, by the service's own checksum."""
+    def has(self, name: str, path: Path, size: int | None) -> bool:
+        """Whether an object of this listed size holds the file's bytes, by the service's own checksum; also OSError."""
+        if size != path.stat().st_size:
+            return False
         asked = self._asked(f"looking at {name}")
         headers = self._entry.response(asked, self._client.head_object, *self._where, name).headers
         found = headers.get("content-md5") or headers.get("opc-multipart-md5")

@@ -71,9 +71,7 @@ def push(
 
 def _there(entry: Access, bucket: Bucket, place: Place) -> dict[str, int]:
     try:
-        found = bucket.sizes(f"{place.prefix}/")
-        found.pop(f"{place.prefix}/", None)  # what the console makes for an empty folder
-        return found
+        return bucket.sizes(f"{place.prefix}/")
     except NotFound as error:
         own = namespace_of(entry)
         if place.namespace in (None, own):
@@ -89,19 +87,19 @@ def _refuse_others(
     if other:
         raise UsageError(f"adapter.push: --bucket: {place.prefix}/ holds other objects, such as {other[0]!r}; {advice}")
     whole = place.name(SUMS_FILE)
-    if whole in there and bucket.content(whole) != sums.read_bytes():
+    if whole in there and not bucket.has(whole, sums, there[whole]):
         raise UsageError(f"adapter.push: --bucket: {place.prefix}/ holds another version, by its {SUMS_FILE}; {advice}")
 
 
 def _send(bucket: Bucket, there: Mapping[str, int], paths: Mapping[str, Path], say: Callable[[str], None]) -> int:
     sent = 0
     for name, path in paths.items():
-        size = path.stat().st_size
-        if there.get(name) == size and bucket.has(name, path):
-            say(f"{name}, {size / 1e6:,.1f} MB: is there already")
+        size = f"{path.stat().st_size / 1e6:,.1f} MB"
+        if bucket.has(name, path, there.get(name)):
+            say(f"{name}, {size}: is there already")
             continue
         bucket.send(name, path, say)
-        say(f"{name}, {size / 1e6:,.1f} MB: sent")
+        say(f"{name}, {size}: sent")
         sent += 1
     return sent
 
@@ -109,9 +107,8 @@ def _send(bucket: Bucket, there: Mapping[str, int], paths: Mapping[str, Path], s
 def _verify(bucket: Bucket, place: Place, paths: Mapping[str, Path]) -> None:
     """Raises Refused where the bucket does not list these very files with their sizes and checksums."""
     there = bucket.sizes(f"{place.prefix}/")
-    there.pop(f"{place.prefix}/", None)
-    wrong = sorted(there.keys() ^ paths.keys()) or [
-        name for name, path in paths.items() if there[name] != path.stat().st_size or not bucket.has(name, path)
+    wrong = sorted(there.keys() - paths.keys()) or [
+        name for name, path in paths.items() if not bucket.has(name, path, there.get(name))
     ]
     if wrong:
         raise Refused(
