@@ -2,7 +2,7 @@
 
     THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/adapter/test_chain.py
 
-takes some ten minutes on two cores. REAL_MODEL is a folder that `inv model.demo --real` made; without it the model is
+takes half an hour on two busy cores. REAL_MODEL is a folder that `inv model.demo --real` made; without it the model is
 made here. Real `inv`, kubectl, training, check and merge; the cluster is the tests' own, and `vllm` is plain
 transformers behind its protocol (tests/support/machines/plain_vllm.py). Not covered: vLLM itself, a GPU.
 """
