@@ -1,12 +1,12 @@
 """kernels: what a training or decoding step computes beside the library's products, in plain PyTorch and in Triton.
 
 nf4: NF4 weights, and their dequantization
-nf4_linear: products of few rows with NF4 weights, for decoding
 lora, lora_out: the A and the B side of LoRA adapters
 attention: causal attention within samples; short_attention: the same for short samples
 norm: RMSNorm; rope: rotary position embedding; swiglu: the activation
 loss: cross entropy over the frozen head
 eight_bits: products of frozen weights in INT8
+decode: one new token of a few sequences, in CUDA C++
 launch: Triton where it is installed
 
 Each module states its formula, the shapes and the bytes moved. The functions named `..._reference` are plain PyTorch
@@ -14,6 +14,6 @@ and run on a CPU; the public function chooses by its tensors. Both round once, a
 float32. Shapes: T tokens of a micro-batch (its rows end to end), H the model's width, D a head's, R the LoRA rank.
 
 No kernel adds numbers atomically, so equal inputs give equal bits: partial sums of several programs are written apart
-and added in a fixed order. Only `nf4_linear` uses an atomic operation at all, on the counter of finished programs that
-tells the last one to add them.
+and added in a fixed order. Only `decode.attention` uses an atomic operation at all, on the counter of finished blocks that tells
+the last one to add them.
 """

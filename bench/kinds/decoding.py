@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bench.kinds.decode_step import DecodeStep
+from bench.kinds.decode_step import make_step
 from bench.qlora.step import Placement
 from bench.stack import Stack
 
@@ -115,7 +115,8 @@ class FastPath:
     """A static cache, and one decoding step captured as a CUDA graph where `capture` is true.
 
     All state is at three fixed addresses: `_ids` (prompt and answer), `_position` (of its last token) and the cache. A
-    step reads and writes nothing else, so a replay of its graph is a step.
+    step reads and writes nothing else, so a replay of its graph is a step. `not_fused`: why the step is not the one of
+    five kernels a layer (`bench.kinds.fused_step`), None where it is.
     """
 
     name = "fast"
@@ -134,12 +135,10 @@ class FastPath:
         self._ids = torch.zeros((batch, length), dtype=torch.int64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns = torch.arange(length, device=device)
-        self._seen = torch.zeros((), dtype=dtype, device=device)
-        self._unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
         with torch.no_grad():
             self._rewind()
             self._prefill()  # some versions allocate the cache at first use
-            self._decode = DecodeStep(stack, self._decoder, self._cache, batch=batch, length=length)
+            self._decode, self.not_fused = make_step(stack, self._decoder, self._cache, batch=batch, length=length)
         self._graph: Any = None
         if capture:
             self._capture()
@@ -188,8 +187,7 @@ class FastPath:
     def _step(self) -> None:
         """One more token. Reads nothing back, so that it can be captured."""
         tokens = self._ids.index_select(1, self._position)[:, 0]
-        mask = self._stack.torch.where(self._columns <= self._position, self._seen, self._unseen)
-        self._follow(self._decode(tokens, self._position, mask.view(1, 1, 1, -1)), self._position)
+        self._follow(self._decode(tokens, self._position), self._position)
         self._position.add_(1)
 
     def _follow(self, last: Any, position: Any) -> None:

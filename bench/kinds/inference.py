@@ -5,7 +5,11 @@ every weight once a token, shared by the batch. So both are measured apart: up t
 there to the last (`decode`).
 
 Prompts are packed text without padding, and all answers have the same length, so both paths do the same work.
-`decode_tokens_per_sec` counts all sequences together.
+`decode_tokens_per_sec` counts all sequences together. `decode_read_gb_per_sec` is the weights' bytes, which every step
+must read, over a step's time; the chip's memory bandwidth is its bound.
+
+On a GPU the fast path is measured again with LoRA adapters of the trial's rank on the trial's layers, unmerged, as path
+`adapter`: what an answer costs with a fine-tuned model.
 """
 
 import dataclasses
@@ -19,6 +23,8 @@ from bench.harness import ends
 from bench.harness.ends import Stops
 from bench.harness.record import Record
 from bench.kinds.decoding import Answer, DefaultPath, FastPath, prepare
+from bench.machine import chips
+from bench.qlora.recipes import adapters
 from bench.qlora.session import Session, open_session
 from bench.qlora.step import load_base
 from bench.records import Trial
@@ -26,6 +32,7 @@ from bench.records.interval import summarize
 
 Path: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
+ADAPTER = "adapter"
 AGREEMENT = "two greedy answers differ from the first token on that rounding decides"
 NO_GPU = "no CUDA device: there is no graph of kernels to capture"
 
@@ -53,8 +60,8 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     check_length(trial, new_tokens, model_facts.max_position_embeddings)
     batches = batch_sizes(min(trial.micro_batch_size, sizes.largest_batch))
     session = open_session(record, stops)
-    # Five figures a path and their agreement; without a GPU five figures of one path and a note for the other.
-    record.steps_planned = len(batches) * 11 + 2 if session.placement.is_cuda else len(batches) * 6 + 1
+    # Six figures a path and the agreement of two; without a GPU six figures of one path and a note for the others.
+    record.steps_planned = len(batches) * 19 + 3 if session.placement.is_cuda else len(batches) * 8 + 1
     with record.timed("data"):
         prompts = make_prompts(session, trial, conversations, batches[-1])
     with record.timed("load"):
@@ -67,7 +74,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     bench = Generation(record=record, session=session, model=model, new_tokens=new_tokens, repeats=sizes.repeats)
     try:
         with record.timed("measure"):
-            fitted = bench.measure_all(prompts, batches, stops)
+            fitted = bench.measure_all(prompts, batches, stops) | bench.measure_adapter(prompts, batches, stops)
     finally:
         if session.placement.is_cuda:
             record.peak_vram_bytes = session.modules.torch.cuda.max_memory_allocated()
@@ -145,22 +152,48 @@ class Generation:
                 context = {"batch": batch, "path": name, **self.context()}
                 if name not in fitted:
                     self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
-                elif name not in running:
-                    note = f"not tried: batch {fitted[name]} was the last that fitted"
-                    self.record.add("decode_tokens_per_sec", None, note=note, **context)
                 else:
-                    failure = self._measure_one(name, prompts[:batch], context, tokens, stops)
-                    self._free()
-                    if failure is None:
-                        fitted[name] = batch
-                    else:
-                        running.discard(name)
-                        self.record.add("decode_tokens_per_sec", None, note=failure, **context)
+                    self._measure_next(name, prompts[:batch], context, fitted, running, tokens, stops)
             if len(tokens) == len(PATHS):
                 same = tokens[PATHS[0]] == tokens[PATHS[1]]
                 agreeing = 100.0 * float(same.float().mean())
                 self.record.add("agreeing_tokens_percent", agreeing, note=AGREEMENT, batch=batch, **self.context())
         return fitted
+
+    def measure_adapter(self, prompts: Any, batches: list[int], stops: Stops) -> dict[str, int]:
+        """`measure_all` for the fast path with adapters, which stay on the model."""
+        if not self.session.placement.is_cuda:
+            for batch in batches:
+                context = {"batch": batch, "path": ADAPTER, **self.context()}
+                self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
+            return {}
+        add_adapters(self.session, self.record.trial, self.model)
+        fitted, running = {ADAPTER: 0}, {ADAPTER}
+        for batch in batches:
+            context = {"batch": batch, "path": ADAPTER, **self.context()}
+            self._measure_next(ADAPTER, prompts[:batch], context, fitted, running, {}, stops)
+        return fitted
+
+    def _measure_next(
+        self,
+        name: str,
+        prompts: Any,
+        context: dict[str, Any],
+        fitted: dict[str, int],
+        running: set[str],
+        tokens: dict[str, Any],
+        stops: Stops,
+    ) -> None:
+        """Measure one batch where the smaller ones fitted, and keep whether this one did."""
+        failure: str | None = f"not tried: batch {fitted[name]} was the last that fitted"
+        if name in running:
+            failure = self._measure_one(name, prompts, context, tokens, stops)
+            self._free()
+        if failure is None:
+            fitted[name] = len(prompts)
+            return
+        running.discard(name)
+        self.record.add("decode_tokens_per_sec", None, note=failure, **context)
 
     def _measure_one(
         self, name: str, prompts: Any, context: dict[str, Any], tokens: dict[str, Any], stops: Stops
@@ -184,7 +217,7 @@ class Generation:
                 raise
             return f"out of memory: {' '.join(messages[0].split())[:200]}"
         tokens[name] = answers[-1].tokens
-        self._keep(answers, len(prompts), context)
+        self._keep(answers, len(prompts), context, note=getattr(path, "not_fused", None))
         peak = None if cuda is None else cuda.max_memory_allocated()
         note = "no CUDA device" if cuda is None else "the model and everything else at its peak"
         self.record.add("peak_memory_bytes", peak, note=note, **context)
@@ -196,7 +229,7 @@ class Generation:
             return DefaultPath(modules, self.model, placement, prompts, self.new_tokens)
         return FastPath(modules, self.model, placement, prompts, self.new_tokens, capture=True)
 
-    def _keep(self, answers: list[Answer], batch: int, context: dict[str, Any]) -> None:
+    def _keep(self, answers: list[Answer], batch: int, context: dict[str, Any], *, note: str | None) -> None:
         first = [answer.time_to_first_token_sec for answer in answers]
         prompt_tokens = batch * self.record.trial.max_seq_len
         values = {
@@ -209,9 +242,45 @@ class Generation:
             values["decode_time_per_token_sec"] = [seconds / later for seconds in decode]
             values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
         for name, repeated in values.items():
-            self.record.add(name, summarize(repeated), **context)
+            of_path = f"not the step of five kernels a layer: {note}" if note and name.startswith("decode") else None
+            self.record.add(name, summarize(repeated), note=of_path, **context)
+        if decode:
+            count = bytes_read(self.model)
+            read = summarize([count / seconds / 1e9 for seconds in values["decode_time_per_token_sec"]])
+            chip = chips.lookup(self.record.fingerprint.get("gpu_name"))
+            share = chips.share_percent(read.median, None if chip is None else chip.memory_gb_per_sec)
+            self.record.add("decode_read_gb_per_sec", read, share_percent=share, bytes=count, **context)
 
     def _free(self) -> None:
         gc.collect()
         if self.session.placement.is_cuda:
             self.session.modules.torch.cuda.empty_cache()
+
+
+def bytes_read(model: Any) -> int:
+    """Bytes of the weights that one more token needs: all but the embedding's table, of which it needs a row each."""
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    count = head.numel() * head.element_size()
+    for parameter in model.parameters():
+        if parameter is table or parameter is head:
+            continue
+        count += parameter.numel() * parameter.element_size()
+        if (state := getattr(parameter, "quant_state", None)) is not None:
+            count += state.absmax.numel() * state.absmax.element_size()
+            if state.nested:
+                count += state.state2.absmax.numel() * state.state2.absmax.element_size()
+    return int(count)
+
+
+def add_adapters(session: Session, trial: Trial, model: Any) -> None:
+    """Put fresh adapters on `model` itself, in its precision; their B is random, as after training, not 0."""
+    torch = session.modules.torch
+    adapted = adapters.add(session.modules, trial, model)
+    adapted.eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.to(model.dtype)
+                if "lora_B" in name:
+                    parameter.normal_(std=1e-3)

@@ -102,7 +102,7 @@ def _extension_files(folder: Path) -> dict[str, Path]:
 
 def bench_files(root: Path) -> list[Path]:
     """Every file of bench that the image carries: code, and the tables beside it."""
-    return sorted(path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".json"))
+    return sorted(path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".json", ".cu"))
 
 
 def _code_file(path: Path, place: str) -> CodeFile:

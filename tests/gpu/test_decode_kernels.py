@@ -1,4 +1,4 @@
-"""The product of few rows with NF4 weights, against its plain PyTorch formula, on fresh random inputs."""
+"""The kernels of a decoding step against their plain PyTorch formulas, on fresh random inputs, and the step itself."""
 
 from pathlib import Path
 
@@ -6,7 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench.kernels import nf4, nf4_linear  # noqa: E402 - after the skip
+from bench import stack as real_stack  # noqa: E402 - after the skip
+from bench.kernels import nf4  # noqa: E402
+from bench.kernels.decode import products  # noqa: E402
+from bench.kernels.decode.attention import Attention  # noqa: E402
+from bench.kernels.decode.products import Lora, Norm, Product  # noqa: E402
+from bench.kernels.rope import Heads, rotate_reference  # noqa: E402
+from bench.kinds import decode_step, decoding  # noqa: E402
 
 DRIVER = Path("/dev/nvidiactl")
 pytestmark = [
@@ -15,8 +21,20 @@ pytestmark = [
     pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-# Mistral's and Llama's own, one that fills no tile, and columns that fill no step of 256.
-SHAPES = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336), (100, 320), (64, 64)]
+ROUNDED = 6e-3  # of levels, inputs and outputs to bf16
+COUNTS = (1, 2, 3, 8, 9, 17, 32)
+# Mistral's, SmolLM2's (nine blocks of 64 in a row, which no chunk of four covers), and a small one.
+TOGETHER = [
+    ((4096, 4096),),
+    ((4096, 4096), (1024, 4096), (1024, 4096)),
+    ((4096, 14336),),
+    ((576, 576), (192, 576), (192, 576)),
+    ((576, 1536),),
+    ((112, 320),),
+    ((16, 64), (16, 64)),
+]
+GATED = [((14336, 4096), (14336, 4096)), ((1536, 576), (1536, 576)), ((48, 64), (48, 64))]
+HEADS = [Heads(query=32, key=8, width=128), Heads(query=9, key=3, width=64), Heads(query=8, key=1, width=128)]
 
 
 def quantized(rows: int, columns: int):
@@ -27,24 +45,104 @@ def quantized(rows: int, columns: int):
     ).to("cuda")
 
 
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_the_product_is_the_formulas(rows, columns):
-    weight = nf4_linear.covered_weight(quantized(rows, columns))
-    (product,) = nf4_linear.launches([weight], most_rows=nf4_linear.MOST_ROWS)
-    exact = nf4.dequantize_reference(weight).double()
-    for count in (1, 2, 3, 8, 17, 32):
-        x = torch.randn(count, 1, columns, device="cuda", dtype=torch.bfloat16)
-        torch.full((count, rows), float("nan"), dtype=torch.bfloat16, device="cuda")  # what its output may lie on
-        said = product(x)
-        wanted = x.double() @ exact.T
-        assert said.shape == wanted.shape
-        assert float((said.double() - wanted).norm() / wanted.norm()) < 5e-3
-        assert torch.equal(product(x), said), "the same inputs give the same bits"
+def off(found, wanted) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def test_weights_share_a_workspace_and_leave_it_clean():
-    weights = [nf4_linear.covered_weight(quantized(rows, 1024)) for rows in (256, 4096, 64)]
-    products = nf4_linear.launches(weights, most_rows=8)
-    x = torch.randn(8, 1024, device="cuda", dtype=torch.bfloat16)
-    first = [product(x) for product in products]
-    assert all(torch.equal(product(x), before) for product, before in zip(products, first, strict=True))
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("with_adapters", [False, True])
+@pytest.mark.parametrize(("shapes", "gated"), [(s, False) for s in TOGETHER] + [(s, True) for s in GATED])
+def test_a_product_is_the_formulas(shapes, gated, with_adapters, with_norm):
+    weights = tuple(products.covered(quantized(*shape)) for shape in shapes)
+    columns = shapes[0][1]
+    norm = Norm(weight=(1 + 0.1 * torch.randn(columns, device="cuda")).bfloat16(), eps=1e-5) if with_norm else None
+    adapters = ()
+    if with_adapters:  # none on the last of several
+        adapters = tuple(
+            Lora(
+                a=torch.randn(16, columns, device="cuda") / columns**0.5,
+                b=torch.randn(rows, 16, device="cuda") * 0.02,
+                scaling=2.0,
+            )
+            if place == 0 or place < len(shapes) - 1
+            else None
+            for place, (rows, _) in enumerate(shapes)
+        )
+    for count in COUNTS:
+        product = Product(weights, norm=norm, gated=gated, adapters=adapters, most_rows=count)
+        x = torch.randn(count, columns, device="cuda").bfloat16()
+        wanted = _formula(x, weights, norm, adapters, gated=gated)
+        onto = torch.randn(*wanted.shape, device="cuda").bfloat16()
+        torch.full(wanted.shape, float("nan"), dtype=torch.bfloat16, device="cuda")  # what its output may lie on
+        found = product(x)
+        assert found.shape == wanted.shape
+        assert off(found, wanted) < ROUNDED
+        assert off(product(x, onto=onto), wanted + onto.double()) < ROUNDED
+        assert torch.equal(product(x), found), "the same inputs give the same bits"
+
+
+def _formula(x, weights, norm, adapters, *, gated):
+    wide = x.double()
+    if norm is not None:
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
+    each = []
+    for place, weight in enumerate(weights):
+        y = wide @ nf4.dequantize_reference(weight).double().T
+        lora = adapters[place] if adapters else None
+        if lora is not None:
+            y = y + lora.scaling * (wide @ lora.a.bfloat16().double().T) @ lora.b.bfloat16().double().T
+        each.append(y)
+    return torch.nn.functional.silu(each[0]) * each[1] if gated else torch.cat(each, -1)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("batch", [1, 3, 32])
+def test_attention_of_one_token_is_the_formulas_and_keeps_key_and_value(heads, batch):
+    length, device = 328, "cuda"
+    cos, sin = torch.rand(2, length, heads.width // 2, device=device)
+    attention = Attention(heads, cos, sin, batch=batch)
+    for position in (0, 1, 5, length // 2 + 3, length - 1):
+        keys, values = torch.randn(2, batch, heads.key, length, heads.width, device=device).bfloat16()
+        # What lies behind the position is not there: any number at all.
+        keys[:, :, position:], values[:, :, position:] = float("nan"), float("inf")
+        joined = torch.randn(batch, heads.joined, device=device).bfloat16()
+        q, k, v = heads.split(joined.clone())
+        at = torch.tensor([position], device=device).expand(batch)
+        q, k = (rotate_reference(part, cos[at], sin[at]) for part in (q, k))
+        found = attention(joined, at[:1].contiguous(), keys, values)
+        assert off(keys[:, :, position], k) < 1e-3
+        assert torch.equal(values[:, :, position], v)
+        grouped = q.double().view(batch, heads.key, -1, heads.width)
+        scores = grouped @ keys[:, :, : position + 1].double().transpose(-1, -2) / heads.width**0.5
+        wanted = (scores.softmax(-1) @ values[:, :, : position + 1].double()).reshape(batch, -1)
+        assert off(found, wanted) < ROUNDED
+        assert torch.equal(attention(joined, at[:1].contiguous(), keys, values), found)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 32])
+@pytest.mark.parametrize("with_adapters", [False, True])
+def test_the_fused_step_is_the_step_of_any_base(tiny_model, make_trial, with_adapters, batch):
+    from bench.kinds.inference import add_adapters
+    from bench.qlora.session import Session
+    from bench.qlora.step import Placement, load_base
+
+    stack = real_stack.load()
+    placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
+    trial = make_trial(model=str(tiny_model), base_precision="nf4")
+    model = load_base(stack, trial, placement)
+    decoding.prepare(stack, model)
+    if with_adapters:
+        add_adapters(Session(modules=stack, placement=placement), trial, model)
+    prompts = torch.randint(6, 4000, (batch, 24), device="cuda")
+    path = decoding.FastPath(stack, model, placement, prompts, 8, capture=False)
+    assert path.not_fused is None
+    general = decode_step.DecodeStep(
+        stack, path._decoder, path._cache, path._decode._attention._heads, path._decode._attention.angles
+    )
+    position = torch.tensor([24], device="cuda")
+    tokens = prompts[:, -1].contiguous()
+    with torch.no_grad():
+        found, wanted = path._decode(tokens, position).clone(), general(tokens, position)
+        assert off(found, wanted) < 2e-2
+        captured = decoding.FastPath(stack, model, placement, prompts, 8, capture=True)
+        assert torch.equal(captured.answer().tokens, captured.answer().tokens)

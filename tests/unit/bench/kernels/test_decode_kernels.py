@@ -1,5 +1,7 @@
-"""What a decoding step's kernels compute, against plain PyTorch. Their Triton side needs a GPU: tests/gpu."""
+"""What a decoding step's kernels cover, and that they fit an A10. What they compute needs a GPU: tests/gpu."""
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,9 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench import stack as stacks  # noqa: E402
-from bench.kernels import nf4, nf4_linear  # noqa: E402
+from bench.kernels import nf4  # noqa: E402
+from bench.kernels.decode import attention, nvrtc, products  # noqa: E402
+from bench.kernels.rope import Heads  # noqa: E402
+from bench.kinds import fused_step  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes speaks at import
+A10_SHARED_BYTES = 99 * 1024  # to a block; 100 KiB to a multiprocessor
 
 
 @pytest.fixture(scope="module")
@@ -28,30 +34,63 @@ def quantized(stack: stacks.Stack, rows: int, columns: int, **how: Any) -> Any:
 def test_the_formula_gives_the_librarys_weights_bit_for_bit(stack, rows, columns):
     weight = quantized(stack, rows, columns)
     theirs = stack.bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
-    ours = nf4.dequantize_reference(nf4_linear.covered_weight(weight)).bfloat16()
+    ours = nf4.dequantize_reference(nf4.from_bitsandbytes(weight)).bfloat16()
     assert torch.equal(ours, theirs)
-
-
-def test_the_sixteen_values_are_the_librarys(stack):
-    values = stack.bitsandbytes.functional.get_4bit_type("nf4", device="cpu").to(torch.bfloat16)
-    assert tuple(bits & 0xFFFF for bits in values.view(torch.int16).tolist()) == nf4_linear.NF4_BF16_BITS
-
-
-def test_values_below_zero_are_the_first_seven_so_one_bit_tells_the_halves_apart():
-    is_negative = [bits >> 15 == 1 for bits in nf4_linear.NF4_BF16_BITS]
-    assert is_negative == [True] * 7 + [False] * 9
 
 
 @pytest.mark.parametrize("how", [{"quant_type": "fp4"}, {"compress_statistics": False}, {"blocksize": 128}])
 def test_weights_kept_another_way_are_left_to_the_library(stack, how):
-    assert nf4_linear.covered_weight(quantized(stack, 64, 256, **how)) is None
+    assert products.covered(quantized(stack, 64, 256, **how)) is None
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 64), (64, 32)])
+def test_weights_that_fill_no_tile_are_left_to_the_library(stack, rows, columns):
+    assert products.covered(quantized(stack, rows, columns)) is None
 
 
 def test_a_weight_that_is_not_quantized_is_left_alone():
-    assert nf4_linear.covered_weight(torch.zeros(4, 4)) is None
+    assert products.covered(torch.zeros(4, 4)) is None
 
 
-def test_on_a_cpu_no_layer_is_covered(stack):
-    layer = stack.bitsandbytes.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-    layer.weight = quantized(stack, 64, 64)
-    assert nf4_linear.products(stack, [layer], rows=1) == {}
+def test_heads_that_no_kernel_is_for_are_named():
+    assert attention.why_not(Heads(query=32, key=8, width=128)) is None
+    assert attention.why_not(Heads(query=4, key=2, width=96)) == "heads 96 wide, not 64 or 128"
+    assert attention.why_not(Heads(query=48, key=4, width=64)) == "48 query heads for 4 key heads"
+
+
+def test_on_a_cpu_the_fused_step_is_not_for_it_and_says_so(stack):
+    decoder: Any = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(64)))
+    assert fused_step.why_not(stack, decoder, Heads(query=4, key=2, width=64), batch=1) == "no GPU"
+
+
+def test_shared_memory_of_every_division_is_within_an_a10s():
+    """Mistral's products, at every number of rows."""
+    for weights in (1, 2, 3):
+        for tiles in (1, 2, 4):
+            shared = [products.shared_bytes(weights, tiles, warps, stages) for warps, _, stages in products.DIVISIONS]
+            assert min(shared) <= A10_SHARED_BYTES, (weights, tiles)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_89", "sm_90"])
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_the_kernels_compile_for_each_gpu_without_much_spilling(architecture, tiles):
+    """Needs no GPU, but CUDA's compiler: `pip install nvidia-cuda-nvrtc`."""
+    if (reason := nvrtc.why_not()) is not None:
+        pytest.skip(reason)
+    shared = {"TILES": tiles, "RANK": 16, "WARPS": 8, "RESIDENT": 2, "STAGES": 2}
+    for one in (
+        {"COLUMNS": 4096, "WEIGHTS": 3, "NORM": 1, "GATED": 0},
+        {"COLUMNS": 4096, "WEIGHTS": 2, "NORM": 1, "GATED": 1},
+        {"COLUMNS": 14336, "WEIGHTS": 1, "NORM": 0, "GATED": 0},
+    ):
+        assert _spilled(products.HERE / "products.cu", architecture, shared | one) < 200
+    assert _spilled(products.HERE / "adapters.cu", architecture, {"COLUMNS": 4096, "HEIGHT": 48, "NORM": 1}) == 0
+    assert _spilled(attention.SOURCE, architecture, {"WIDTH": 128, "GROUP": 4, "KEYS": 8}) < 200
+
+
+def _spilled(source: Any, architecture: str, constants: dict[str, int]) -> int:
+    """Bytes that a thread stores for want of registers."""
+    binary, report = nvrtc.compiled(source, architecture, tuple(constants.items()))
+    assert binary.startswith(b"\x7fELF")
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", report)
+    return int(spilled)

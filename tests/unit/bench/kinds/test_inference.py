@@ -46,6 +46,8 @@ def generation(make_trial, monkeypatch) -> Any:
 
         monkeypatch.setattr(inference, "DefaultPath", path("default"))
         monkeypatch.setattr(inference, "FastPath", path("fast"))
+        monkeypatch.setattr(inference, "bytes_read", lambda _model: 3_000_000_000)
+        monkeypatch.setattr(inference, "add_adapters", lambda *_: None)
         cuda = SimpleNamespace(
             reset_peak_memory_stats=lambda: None, max_memory_allocated=lambda: 77, empty_cache=lambda: None
         )
@@ -91,6 +93,7 @@ def test_rates_count_all_sequences_and_the_first_token_is_the_prefills(generatio
             "prefill_tokens_per_sec": 400.0,
             "decode_time_per_token_sec": 0.5,
             "decode_tokens_per_sec": 8.0,
+            "decode_read_gb_per_sec": 6.0,
             "peak_memory_bytes": 77,
         }
     (entry,) = bench.record.named("decode_tokens_per_sec", path="fast")
@@ -107,6 +110,24 @@ def test_a_path_that_runs_out_of_memory_ends_there_and_the_other_goes_on(generat
     assert values[2][0]["note"] == "out of memory: CUDA out of memory. Tried to allocate 2 GiB"
     assert values[4][0]["note"] == "not tried: batch 1 was the last that fitted"
     assert len(bench.record.named("decode_tokens_per_sec", path="default")) == 3
+
+
+def test_the_fast_path_is_measured_again_with_adapters(generation):
+    bench = generation(breaks_at=4)
+    assert bench.measure_adapter(PROMPTS, [1, 2, 4], STOPS) == {"adapter": 2}
+    values = [entry["value"] for entry in bench.record.named("decode_tokens_per_sec", path="adapter")]
+    assert values == [2.0, 4.0, None]
+    assert generation(is_cuda=False).measure_adapter(PROMPTS, [1], STOPS) == {}
+
+
+def test_a_step_that_is_not_the_fused_one_says_why(generation, monkeypatch):
+    bench = generation()
+    answer = inference.FastPath(None, None, None, PROMPTS[:1], 5).answer
+    path = SimpleNamespace(answer=answer, not_fused="a base that is not NF4, or has biases")
+    monkeypatch.setattr(inference, "FastPath", lambda *_, **__: path)
+    bench.measure_adapter(PROMPTS, [1], STOPS)
+    (entry,) = bench.record.named("decode_tokens_per_sec", path="adapter")
+    assert entry["note"] == "not the step of five kernels a layer: a base that is not NF4, or has biases"
 
 
 def test_memory_that_runs_out_during_a_capture_is_found_behind_its_error(generation):

@@ -1,0 +1,343 @@
+// y = x W^T for up to 32 rows of x, with W in NF4, W never written out. Python's side: `products.py`.
+//
+// Compiled for one shape: COLUMNS of W, TILES of eight rows of x, WEIGHTS that are joined, and what is fused:
+// NORM (x is normalized first), GATED (y = silu(x G^T) * (x U^T)), RANK of the adapters, 0 for none. WARPS of a block,
+// RESIDENT blocks of a multiprocessor, STAGES as below.
+//
+// A block computes 16 rows of W at a time; its warps share the columns, 256 at a time. Tensor cores multiply 16 rows of
+// W by 8 rows of x (mma.m16n8k16). Which of W's columns a lane holds is free as long as x agrees, so a lane takes 16
+// columns that follow each other, and no number changes its lane after it was read.
+//
+// The next kernel may start before this one ends, and this one may have started before the last one ended: only weights
+// are read before `await_inputs`.
+//
+// Each warp copies its codes and scales into shared memory, STAGES chunks ahead, and waits for nobody until the sums of
+// all warps are added. A byte of codes is two numbers. Their pair comes from a table in shared memory with a copy for
+// each lane, so that lanes never wait for each other: one load a byte. The scale of 64 numbers multiplies their sum, in
+// float32. Where registers allow, a lane's part of x stays in them for all rows of W.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+constexpr int LANES = 32, THREADS = LANES * WARPS;
+constexpr int BLOCKS = COLUMNS / 64;  // of 64 numbers with one scale, in a row of W
+constexpr int CHUNK = 4;              // blocks that a warp takes at a time
+constexpr int CHUNKS = (BLOCKS + CHUNK * WARPS - 1) / (CHUNK * WARPS);  // of each warp
+constexpr bool IS_EVEN = BLOCKS % CHUNK == 0;
+constexpr bool IS_FULL = BLOCKS % (CHUNK * WARPS) == 0;
+constexpr int HIGH = 16, WIDE = 8 * TILES;     // of the part of y^T that a block computes at a time
+constexpr int STEP = GATED ? HIGH / 2 : HIGH;  // rows of y to a part
+constexpr bool HOLDS = CHUNKS * TILES <= 2;    // x in registers
+constexpr int ROW = CHUNK * 32 + 32;           // bytes of a row in shared memory: eight rows fall on all its banks
+constexpr int STAGE = HIGH * ROW + HIGH * 8;   // codes, four scales of each row, and the scale of those
+
+struct Weight {
+  const u32* codes;
+  const u8* scales;
+  const float* scale_levels;
+  const float* scale_scales;
+  const float* offset;
+  const u16* b;  // the adapter's B (rows, RANK) in bf16, null where there is none
+  int rows;
+  int first;  // its first row of y
+};
+
+struct Arguments {
+  Weight weights[3];
+  const float* levels;  // NF4's sixteen
+  const u16* x;     // (count, COLUMNS) bf16
+  const u16* norm;  // (COLUMNS,) bf16
+  const u16* onto;  // (count, stride) bf16, added to y; null for none
+  const float* u;   // (count, WEIGHTS * RANK), s x A^T
+  u16* y;           // (count, stride) bf16
+  int count, stride, parts;
+  float eps;
+};
+
+__device__ __forceinline__ float wide(u16 number) { return __uint_as_float((u32)number << 16); }
+
+__device__ __forceinline__ u16 narrow(float number) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(number));
+  return bits;
+}
+
+__device__ __forceinline__ u32 times(u32 a, u32 b) {  // two bf16 each
+  u32 product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
+
+__device__ __forceinline__ u32 address(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
+
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copy4(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void await_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct Place {
+  int weight, row;
+};
+
+// The weight, and its row, of one of a part's 16 rows.
+__device__ __forceinline__ Place place_of(const Arguments& a, int part, int high) {
+  if (GATED) {
+    const int side = high / STEP;
+    return {side, min(part * STEP + high % STEP, a.weights[0].rows - 1)};
+  }
+  int weight = 0;
+#pragma unroll
+  for (int next = 1; next < WEIGHTS; next++) weight += part * STEP >= a.weights[next].first;
+  return {weight, min(part * STEP + high - a.weights[weight].first, a.weights[weight].rows - 1)};
+}
+
+// Start to copy what a warp needs of a chunk. Every lane ends its group of copies, even of none.
+__device__ __forceinline__ void fetch(u8* stage, const Arguments& a, int part, int block, int lane) {
+  if (part < a.parts && block < BLOCKS) {
+#pragma unroll
+    for (int turn = 0; turn < HIGH * 8 / LANES; turn++) {
+      const int high = turn * (LANES / 8) + lane / 8, piece = lane % 8;
+      const Place place = place_of(a, part, high);
+      const u8* codes = (const u8*)a.weights[place.weight].codes + (u64)place.row * (COLUMNS / 2);
+      if (IS_EVEN || block + piece / 2 < BLOCKS) copy16(address(stage + high * ROW + piece * 16), codes + block * 32 + piece * 16);
+    }
+    const int high = lane % HIGH;
+    const Place place = place_of(a, part, high);
+    const Weight& weight = a.weights[place.weight];
+    const u64 first = (u64)place.row * BLOCKS + block;
+    u8* to = stage + HIGH * ROW + high * 4;
+    if (lane >= HIGH)
+      copy4(address(to + HIGH * 4), weight.scale_scales + (first >> 8));
+    else if (IS_EVEN)
+      copy4(address(to), weight.scales + first);
+    else
+      for (int one = 0; one < min(CHUNK, BLOCKS - block); one++) to[one] = weight.scales[first + one];
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// The 16 numbers of a row of x that belong to a lane's columns of one block, as pairs, times the norm's weights. Rows
+// after the last are the last one again: what is made of them is not written.
+__device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int group, int column) {
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const uint4* from = (const uint4*)(a.x + (u64)min(tile * 8 + group, a.count - 1) * COLUMNS + column);
+    *(uint4*)&x[tile][0] = from[0];
+    *(uint4*)&x[tile][4] = from[1];
+  }
+  if (NORM) {
+    u32 weights[8];
+    *(uint4*)&weights[0] = *(const uint4*)(a.norm + column);
+    *(uint4*)&weights[4] = *(const uint4*)(a.norm + column + 8);
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int pair = 0; pair < 8; pair++) x[tile][pair] = times(x[tile][pair], weights[pair]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(const Arguments a) {
+  extern __shared__ __align__(16) u8 memory[];
+  u32* pairs = (u32*)memory;                            // 256 pairs, a copy for each lane
+  float* scale_levels = (float*)(pairs + 256 * LANES);  // 256 for each weight
+  float* rstd = scale_levels + 256 * WEIGHTS;           // WIDE
+  float* sums = rstd + WIDE;                            // WARPS x HIGH x WIDE, twice
+  const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
+  const int group = lane / 4, quarter = lane % 4;
+  u8* stages = (u8*)(sums + 2 * WARPS * HIGH * WIDE) + warp * STAGES * STAGE;
+
+  // The first copies of codes are under way while the tables are written.
+  int ahead_part = blockIdx.x, ahead_turn = 0, slot = 0;
+  const auto fetch_next = [&](int to) {
+    fetch(stages + to * STAGE, a, ahead_part, (ahead_turn * WARPS + warp) * CHUNK, lane);
+    if (++ahead_turn == CHUNKS) ahead_turn = 0, ahead_part += gridDim.x;
+  };
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; stage++) fetch_next(stage);
+
+  for (int byte = thread; byte < 256; byte += THREADS) {
+    // The upper four bits come first.
+    const u32 pair = narrow(a.levels[byte >> 4]) | ((u32)narrow(a.levels[byte & 15]) << 16);
+#pragma unroll
+    for (int copy = 0; copy < LANES; copy++) pairs[byte * LANES + (copy + lane) % LANES] = pair;
+  }
+#pragma unroll
+  for (int weight = 0; weight < WEIGHTS; weight++)
+    for (int level = thread; level < 256; level += THREADS)
+      scale_levels[weight * 256 + level] = a.weights[weight].scale_levels[level];
+  float offsets[WEIGHTS];
+#pragma unroll
+  for (int weight = 0; weight < WEIGHTS; weight++) offsets[weight] = *a.weights[weight].offset;
+
+  let_next_start();
+  await_inputs();
+  u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8];
+  if (HOLDS) {
+#pragma unroll
+    for (int one = 0; one < CHUNKS * CHUNK; one++) {
+      const int block = (one / CHUNK * WARPS + warp) * CHUNK + one % CHUNK;
+      take(held[HOLDS ? one : 0], a, group, min(block, BLOCKS - 1) * 64 + quarter * 16);
+    }
+  }
+  if (NORM)
+    for (int row = warp; row < a.count; row += WARPS) {
+      float square = 0.0f;
+#pragma unroll
+      for (int column = lane * 8; column < COLUMNS; column += LANES * 8) {
+        const uint4 four = *(const uint4*)(a.x + (u64)row * COLUMNS + column);
+        const u32 words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+          const float low = wide((u16)words[word]), high = wide((u16)(words[word] >> 16));
+          square += low * low + high * high;
+        }
+      }
+#pragma unroll
+      for (int far = 16; far > 0; far /= 2) square += __shfl_xor_sync(0xffffffffu, square, far);
+      if (lane == 0) rstd[row] = rsqrtf(square / COLUMNS + a.eps);
+    }
+  __syncthreads();
+
+  const u32 mine = lane * 4;
+  const u8* table = (const u8*)pairs;
+  for (int part = blockIdx.x, count = 0; part < a.parts; part += gridDim.x, count++) {
+    const int weights[2] = {place_of(a, part, 0).weight, place_of(a, part, HIGH - 1).weight};
+    float offset[2];
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+      offset[side] = offsets[0];
+#pragma unroll
+      for (int weight = 1; weight < WEIGHTS; weight++)
+        offset[side] = weights[side] == weight ? offsets[weight] : offset[side];
+    }
+    float total[TILES][4] = {};
+#pragma unroll
+    for (int turn = 0; turn < CHUNKS; turn++) {
+      const int block = (turn * WARPS + warp) * CHUNK;
+      fetch_next(slot == 0 ? STAGES - 1 : slot - 1);
+      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+      __syncwarp();
+      const u8* stage = stages + slot * STAGE;
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
+      if (IS_FULL || block < BLOCKS) {
+        u32 scales[2];
+        float outer[2];
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+          scales[side] = *(const u32*)(stage + HIGH * ROW + (group + 8 * side) * 4);
+          outer[side] = *(const float*)(stage + HIGH * ROW + HIGH * 4 + (group + 8 * side) * 4);
+        }
+#pragma unroll
+        for (int one = 0; one < CHUNK; one++) {
+          if (!IS_EVEN && block + one >= BLOCKS) break;
+          uint2 codes[2];
+#pragma unroll
+          for (int side = 0; side < 2; side++)
+            codes[side] = *(const uint2*)(stage + (group + 8 * side) * ROW + one * 32 + quarter * 8);
+          u32 x[TILES][8];
+          if (!HOLDS) take(x, a, group, (block + one) * 64 + quarter * 16);
+          float sum[TILES][4] = {};
+#pragma unroll
+          for (int step = 0; step < 4; step++) {
+            u32 numbers[2][2];
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+              const u32 word = step < 2 ? codes[side].x : codes[side].y;
+#pragma unroll
+              for (int half = 0; half < 2; half++) {
+                const int byte = step % 2 * 2 + half;
+                const u32 at = byte == 0 ? word << 7 : word >> (8 * byte - 7);
+                numbers[side][half] = *(const u32*)(table + ((at & 0x7f80u) | mine));
+              }
+            }
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) {
+              const u32(&of_x)[8] = HOLDS ? held[HOLDS ? turn * CHUNK + one : 0][tile] : x[tile];
+              multiply(sum[tile], numbers[0][0], numbers[1][0], numbers[0][1], numbers[1][1], of_x[2 * step],
+                       of_x[2 * step + 1]);
+            }
+          }
+#pragma unroll
+          for (int side = 0; side < 2; side++) {
+            const float level = scale_levels[weights[side] * 256 + (scales[side] >> (8 * one) & 255)];
+            float of_scales = outer[side];
+            if (!IS_EVEN) {  // a chunk may lie across two of them
+              const Place place = place_of(a, part, group + 8 * side);
+              of_scales = a.weights[weights[side]].scale_scales[((u64)place.row * BLOCKS + block + one) >> 8];
+            }
+            const float scale = __fadd_rn(__fmul_rn(level, of_scales), offset[side]);
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) {
+              total[tile][2 * side] += scale * sum[tile][2 * side];
+              total[tile][2 * side + 1] += scale * sum[tile][2 * side + 1];
+            }
+          }
+        }
+      }
+      __syncwarp();  // before a lane copies into what another still reads
+    }
+    // The warps' sums, always added in the same order, by one warp after the other while the others go on.
+    float* all = sums + count % 2 * WARPS * HIGH * WIDE;
+    float* own = all + warp * HIGH * WIDE;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      *(float2*)&own[group * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][0], total[tile][1]);
+      *(float2*)&own[(group + 8) * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][2], total[tile][3]);
+    }
+    __syncthreads();
+    for (int at = (warp + count) % WARPS * LANES + lane; at < STEP * a.count; at += THREADS) {
+      const int high = at % STEP, row = at / STEP;  // neighbours write neighbours
+      const Place target = place_of(a, part, high);
+      const Weight& weight = a.weights[target.weight];
+      const int inside = part * STEP + high - weight.first;
+      if (inside >= weight.rows) continue;
+      float values[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int side = 0; side < (GATED ? 2 : 1); side++) {
+        float value = 0.0f;
+#pragma unroll
+        for (int each = 0; each < WARPS; each++) value += all[(each * HIGH + side * 8 + high) * WIDE + row];
+        if (NORM) value *= rstd[row];
+        if (RANK > 0) {
+          const int which = GATED ? side : target.weight;
+          const u16* b = a.weights[which].b;
+          if (b != nullptr)
+            for (int inner = 0; inner < RANK; inner++)
+              value += wide(b[(u64)inside * RANK + inner]) * a.u[(row * WEIGHTS + which) * RANK + inner];
+        }
+        values[side] = value;
+      }
+      float value = values[0];
+      if (GATED) value = values[0] / (1.0f + __expf(-values[0])) * values[1];
+      const u64 to = (u64)row * a.stride + weight.first + inside;
+      if (a.onto != nullptr) value += wide(a.onto[to]);
+      a.y[to] = narrow(value);
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}

@@ -1,0 +1,217 @@
+"""y = x W^T for few rows of x, with W in NF4 (`bench.kernels.nf4`), which is never written out.
+
+    h = rms_norm(x)                             where there is a norm
+    y = h W^T + s (h A^T) B^T + onto            or silu(h G^T) * (h U^T), gate and up joined
+
+A decoding step multiplies every weight by one row per sequence, so it is bound by reading the weights: N K / 2 bytes of
+codes and N K / 64 of scales for N x K numbers. bitsandbytes has a kernel for a single row; for more it writes the whole
+matrix in 16 bits and reads it back.
+
+The codes go from memory to the tensor cores' registers without a detour (`products.cu`), so 1 and 8 rows take the same
+time. Against W dequantized and multiplied by torch, results differ by rounding alone: levels and inputs are rounded to
+bf16, everything else is float32. Sums are added in a fixed order.
+
+Not covered: more than 32 rows; weights that `nf4.from_bitsandbytes` refuses, rows that are no multiple of 16, columns
+that are no multiple of 64; GPUs before compute capability 8.0.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.kernels.decode import nvrtc
+from bench.kernels.launch import parts
+from bench.kernels.nf4 import BLOCK, MOST_WEIGHTS, Nf4, NotDoubleNf4, from_bitsandbytes
+
+MOST_ROWS = 32
+LEAST_CAPABILITY = (8, 0)
+HERE = Path(__file__).parent
+HIGH, TILE = 16, 8  # as in products.cu
+ROW, STAGE = 160, 16 * 160 + 16 * 8
+# Warps of a block, blocks on a multiprocessor, chunks that a warp has under way; the first that fits in shared memory.
+DIVISIONS = ((8, 2, 2), (8, 1, 2), (4, 1, 2))
+LANES, LEVELS = 32, 256
+THREADS = 256  # as in adapters.cu
+RESERVED = 1024  # bytes of shared memory that a block takes for itself
+
+
+class _Weight(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "scale_levels", "scale_scales", "offset", "b")),
+        ("rows", ctypes.c_int),
+        ("first", ctypes.c_int),
+    )
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = (
+        ("weights", _Weight * MOST_WEIGHTS),
+        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "u", "y")),
+        *((name, ctypes.c_int) for name in ("count", "stride", "parts")),
+        ("eps", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """An RMSNorm before the product: its weight (K,) in bf16."""
+
+    weight: Any
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """An adapter of one weight: A (R, K) and B (N, R); `scaling` is s."""
+
+    a: Any
+    b: Any
+    scaling: float
+
+
+class Product:
+    """The product of up to three weights that share their input, for at most `most_rows` rows of bf16.
+
+    `gated`: the weights are gate and up. `adapters`: one for each weight, None where there is none; all of one rank and
+    scaling. Deterministic.
+    """
+
+    def __init__(
+        self,
+        weights: tuple[Nf4, ...],
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        adapters: tuple[Lora | None, ...] = (),
+        most_rows: int,
+    ) -> None:
+        device = weights[0].packed.device
+        self._columns, self._gated = weights[0].shape[1], gated
+        self._norm, self._kept = norm, list(weights)  # what the kernel reads by address
+        self._tiles = next(tiles for tiles in (1, 2, 4) if tiles * TILE >= most_rows)
+        self._architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+        self._lora = _joined(adapters, device) if any(adapters) else None
+        heights = [weight.shape[0] for weight in weights]
+        self._stride = heights[0] if gated else sum(heights)
+        step = HIGH // 2 if gated else HIGH
+        self._arguments = _Arguments(
+            levels=weights[0].levels.data_ptr(),
+            norm=None if norm is None else norm.weight.data_ptr(),
+            stride=self._stride,
+            parts=parts(self._stride, step),
+            eps=0.0 if norm is None else norm.eps,
+        )
+        for place, weight in enumerate(weights):
+            self._arguments.weights[place] = _Weight(
+                codes=weight.packed.data_ptr(),
+                scales=weight.scales.data_ptr(),
+                scale_levels=weight.scale_levels.data_ptr(),
+                scale_scales=weight.scale_scales.data_ptr(),
+                offset=weight.offset.data_ptr(),
+                b=None if self._lora is None or self._lora.b[place] is None else self._lora.b[place].data_ptr(),
+                rows=heights[place],
+                first=0 if gated else sum(heights[:place]),
+            )
+        properties = torch.cuda.get_device_properties(device)
+        for self._warps, resident, stages in DIVISIONS:
+            self._shared = shared_bytes(len(weights), self._tiles, self._warps, stages)
+            if resident * (self._shared + RESERVED) <= properties.shared_memory_per_multiprocessor:
+                break
+        self._blocks = min(self._arguments.parts, resident * properties.multi_processor_count)
+        self._kernel = nvrtc.kernel(
+            HERE / "products.cu",
+            "nf4_products",
+            self._architecture,
+            (
+                ("COLUMNS", self._columns),
+                ("TILES", self._tiles),
+                ("WEIGHTS", len(weights)),
+                ("NORM", int(norm is not None)),
+                ("GATED", int(gated)),
+                ("RANK", 0 if self._lora is None else self._lora.rank),
+                ("WARPS", self._warps),
+                ("RESIDENT", resident),
+                ("STAGES", stages),
+            ),
+        )
+
+    def __call__(self, x: Any, onto: Any = None) -> Any:
+        """y (count, N) in bf16 of x (count, K), contiguous."""
+        count = len(x)
+        y = torch.empty((count, self._stride), dtype=torch.bfloat16, device=x.device)
+        arguments = self._arguments
+        if self._lora is not None:
+            u = self._lora.inner(x, self._norm, self._architecture)
+            arguments.u = u.data_ptr()
+        arguments.x, arguments.y, arguments.count = x.data_ptr(), y.data_ptr(), count
+        arguments.onto = None if onto is None else onto.data_ptr()
+        self._kernel((self._blocks,), LANES * self._warps, (arguments,), shared=self._shared)
+        return y
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Joined:
+    """Adapters of weights that share their input: every A one below the other, zeros where there is none, in bf16."""
+
+    a: Any
+    b: tuple[Any, ...]
+    rank: int
+    scaling: float
+
+    def inner(self, x: Any, norm: Norm | None, architecture: str) -> Any:
+        """s h A^T, float32 (count, weights x R)."""
+        height, columns = self.a.shape
+        u = torch.empty((len(x), height), dtype=torch.float32, device=x.device)
+        constants = (("COLUMNS", columns), ("HEIGHT", height), ("NORM", int(norm is not None)))
+        launch = nvrtc.kernel(HERE / "adapters.cu", "adapter_rows", architecture, constants)
+        addresses = (x, self.a, self.a if norm is None else norm.weight, u)
+        launch(
+            (height,),
+            THREADS,
+            (
+                *(ctypes.c_void_p(each.data_ptr()) for each in addresses),
+                ctypes.c_int(len(x)),
+                ctypes.c_float(self.scaling),
+                ctypes.c_float(0.0 if norm is None else norm.eps),
+            ),
+        )
+        return u
+
+
+def shared_bytes(weights: int, tiles: int, warps: int, stages: int) -> int:
+    """Of a block: the tables, the norm's factors, the warps' sums twice, and their copies of codes."""
+    wide = TILE * tiles
+    return 4 * (LEVELS * (LANES + weights) + wide + 2 * warps * HIGH * wide) + warps * stages * STAGE
+
+
+def _joined(adapters: tuple[Lora | None, ...], device: Any) -> _Joined:
+    there = next(each for each in adapters if each is not None)
+    rank, columns = there.a.shape
+    a = torch.zeros((len(adapters) * rank, columns), dtype=torch.bfloat16, device=device)
+    for place, each in enumerate(adapters):
+        if each is not None:
+            a[place * rank : (place + 1) * rank] = each.a
+    b = tuple(None if each is None else each.b.to(torch.bfloat16).contiguous() for each in adapters)
+    return _Joined(a=a, b=b, rank=int(rank), scaling=there.scaling)
+
+
+def why_not(device: Any) -> str | None:
+    """Why these kernels do not run on a device; None where they do."""
+    if device.type != "cuda":
+        return "no GPU"
+    found = torch.cuda.get_device_capability(device)
+    if found < LEAST_CAPABILITY:
+        return f"a GPU of compute capability {found[0]}.{found[1]}; 8.0 (A100, A10) or newer is needed"
+    return nvrtc.why_not()
+
+
+def covered(weight: Any) -> Nf4 | None:
+    """The weight of a `Params4bit`; None where these kernels do not cover it."""
+    try:
+        found = from_bitsandbytes(weight)
+    except NotDoubleNf4:
+        return None
+    return found if found.shape[0] % HIGH == 0 and found.shape[1] % BLOCK == 0 else None
