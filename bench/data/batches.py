@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from bench.data.inputs import Conversation, InputError
 from bench.data.packing import Row, apart, blocks, bucketed
+from bench.data.tokenizer import rendered
 from bench.records import Trial
 from bench.stack import Stack
 
@@ -184,18 +183,9 @@ def _leave_signals_to_the_parent(_worker: int) -> None:
 
 def _tokenized(trial: Trial, conversations: Iterator[Conversation], tokenizer: Any) -> Iterator[list[int]]:
     while piece := _take(conversations, TOKENIZED_AT_ONCE):
-        texts = [_rendered(trial, conversation, tokenizer) for conversation in piece]
+        texts = [rendered(tokenizer, f"{trial.data}: line {one.line}", one.messages) for one in piece]
         # The template writes the special tokens itself; adding them again would double them.
         yield from tokenizer(texts, add_special_tokens=False)["input_ids"]
-
-
-def _rendered(trial: Trial, conversation: Conversation, tokenizer: Any) -> str:
-    try:
-        return str(tokenizer.apply_chat_template(conversation.messages, tokenize=False))
-    except TemplateError as error:
-        raise InputError(
-            f"{trial.data}: line {conversation.line}: the model's chat template refuses it: {error}"
-        ) from None
 
 
 def _take(source: Iterator[Any], count: int) -> list[Any]:

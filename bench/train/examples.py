@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from bench.data.inputs import InputError
+from bench.data.tokenizer import rendered
 from bench.train.rows import Conversation
 
 AT_ONCE = 256  # conversations that are tokenized together
@@ -107,8 +106,7 @@ class Examples:
         """Examples in the conversations' order. Raises InputError where the template refuses one."""
         source = iter(conversations)
         while piece := list(islice(source, AT_ONCE)):
-            rendered = [one for conversation in piece for one in self._rendered(conversation)]
-            yield from self._tokenized(rendered)
+            yield from self._tokenized([one for conversation in piece for one in self._rendered(conversation)])
 
     def _rendered(self, conversation: Conversation) -> Iterator[_Rendered]:
         answers = [
@@ -117,14 +115,16 @@ class Examples:
         if not answers:
             self.findings.note(WITHOUT_TARGET, conversation)
             return
-        whole = self._text(conversation, len(conversation.turns))
+        turns = len(conversation.turns)
         if self._labels == "all":
-            yield _Rendered(source=conversation, turns=len(conversation.turns), text=whole, answers=((0, len(whole)),))
+            whole = self._text(conversation, turns)
+            yield _Rendered(source=conversation, turns=turns, text=whole, answers=((0, len(whole)),))
             return
         spans = [self._span(conversation, place) for place in answers]
+        whole = spans[-1][1] if answers[-1] == turns - 1 else self._text(conversation, turns)
         if all(whole.startswith(through) for _, through in spans):
             ends = tuple((start, len(through)) for start, through in spans)
-            yield _Rendered(source=conversation, turns=len(conversation.turns), text=whole, answers=ends)
+            yield _Rendered(source=conversation, turns=turns, text=whole, answers=ends)
             return
         self.findings.note(ANSWER_BY_ANSWER, conversation)
         for place, (start, through) in zip(answers, spans, strict=True):
@@ -142,24 +142,17 @@ class Examples:
         return len(before), through
 
     def _text(self, conversation: Conversation, turns: int, *, prompt: bool = False) -> str:
-        try:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    conversation.messages[:turns], tokenize=False, add_generation_prompt=prompt
-                )
-            )
-        except TemplateError as error:
-            raise InputError(f"{conversation.place}: the model's chat template refuses it: {error}") from None
+        text = rendered(self._tokenizer, conversation.place, conversation.messages[:turns], prompt=prompt)
         if turns and not text:
             raise InputError(f"{conversation.place}: the model's chat template renders nothing; check the model folder")
         return text
 
-    def _tokenized(self, rendered: Sequence[_Rendered]) -> Iterator[Example]:
-        if not rendered:
+    def _tokenized(self, texts: Sequence[_Rendered]) -> Iterator[Example]:
+        if not texts:
             return
         # The template writes the special tokens itself; adding them again would begin every example twice.
-        encoded = self._tokenizer([one.text for one in rendered], add_special_tokens=False, return_offsets_mapping=True)
-        for one, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        encoded = self._tokenizer([one.text for one in texts], add_special_tokens=False, return_offsets_mapping=True)
+        for one, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             targets, ends = self._targets(one, ids, offsets)
             if not ends and ids and self._labels == "assistant":
                 self.findings.note(END_ADDED, one.source)

@@ -16,7 +16,7 @@ from bench.records.layout import CHECKPOINTS_FOLDER
 from bench.records.result import End
 from bench.records.run import RunRecord
 from remote.fleet.keeper import Keeper
-from remote.fleet.ledger import Ledger
+from remote.fleet.ledger import Entry, Ledger
 from remote.fleet.verdict import is_at_its_limit
 from remote.hosts.host import Host, HostError
 from remote.jobs.agent import Agent
@@ -139,14 +139,18 @@ class Going:
         if is_at_its_limit(reason):
             limits = limits_of(self.settings)
             raise Resumable(f"run {run_id}: {reason}, with a checkpoint; raise {limits.stops_by}, then {again}")
-        if reason.startswith(EXIT_REFUSED):
-            raise Refused(f"run {run_id}: {reason.removeprefix(EXIT_REFUSED)}")
-        if reason.startswith(EXIT_BAD_INPUT):
-            raise UsageError(f"run {run_id}: {reason.removeprefix(EXIT_BAD_INPUT)}")
+        if was_refused(entry):
+            kind = Refused if reason.startswith(EXIT_REFUSED) else UsageError
+            raise kind(f"run {run_id}: {reason.partition(': ')[2]}. Once that is put right, {again}")
         if entry.end is not None and entry.end.is_resumable:
             raise Resumable(f"run {run_id}: {entry.end.value}: {reason}; {again} from its last checkpoint")
         end = "has no end" if entry.end is None else entry.end.value
         raise SomeTrialsFailed(f"run {run_id}: {end}: {reason}; `inv collect report` brings what there is")
+
+
+def was_refused(entry: Entry) -> bool:
+    """Whether the last attempt did not begin, because of what somebody can put right: data, model, a full disk."""
+    return entry.end is End.FAILED and (entry.reason or "").startswith((EXIT_BAD_INPUT, EXIT_REFUSED))
 
 
 def answering(hosts: Sequence[Host]) -> list[Host]:

@@ -24,7 +24,7 @@ from tasks.fleet.ordered.reach import is_ordered
 from tasks.fleet.ordered.stop import is_under_way
 from tasks.settings.load import Settings
 from tasks.train import changes, foreseen, order, planned
-from tasks.train.going import Going, answering
+from tasks.train.going import Going, answering, was_refused
 from tasks.train.order import How
 from tasks.train.planned import TRIAL_ID, Choices
 
@@ -46,7 +46,7 @@ def resume(settings: Settings, name: str | None, given: Choices) -> None:
         return
     with only_one(settings.results_folder, f"train --resume (run {run.run_id})"), execute.ledger_errors(run.run_id):
         going = Going.of(settings, run, folder, ledger, workers(settings))
-        if not (ledger.needs_work(TRIAL_ID) or _may_be_changed(ledger.entries[TRIAL_ID], given)):
+        if not (ledger.needs_work(TRIAL_ID) or _may_go_on(ledger.entries[TRIAL_ID], given)):
             print(f"run {run.run_id}: nothing to resume")
             going.conclude()
             return
@@ -57,9 +57,15 @@ def resume(settings: Settings, name: str | None, given: Choices) -> None:
         going.follow(plain=given.plain)
 
 
-def _may_be_changed(entry: Entry, given: Choices) -> bool:
-    """Whether a training that failed may go on from its last good checkpoint, with what made it fail changed."""
-    return given.changed and entry.end is not End.SUCCEEDED
+def _may_go_on(entry: Entry, given: Choices) -> bool:
+    """Whether a training that failed may go on from its last good checkpoint: its last attempt never began, or what
+    made it fail is changed."""
+    return was_refused(entry) or (given.changed and entry.end is not End.SUCCEEDED)
+
+
+def _put_right(entry: Entry) -> list[str]:
+    """What the ledger says of a training whose last attempt was refused: why, as nobody has said what is mended."""
+    return [f"tried again after {entry.reason}"] if was_refused(entry) else []
 
 
 def _say_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
@@ -117,6 +123,7 @@ def _open_again(settings: Settings, going: Going, given: Choices) -> None:
         for one in words:
             print(f"changed: {one}")
     trial = foreseen.limited(settings, trial, seen.device)
+    words += _put_right(going.ledger.entries[TRIAL_ID])
     if words or trial != before or going.run.workers != [host.name for host in hosts[:count]]:
         going.plan_again(trial, words)
     else:
@@ -162,7 +169,7 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
                 bring_home(settings, run, folder, [], may_be_open=True)
         ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
-        if not (ledger.needs_work(TRIAL_ID) or _may_be_changed(entry, given)):
+        if not (ledger.needs_work(TRIAL_ID) or _may_go_on(entry, given)):
             end = entry.end.value if entry.end else "unknown"
             raise UsageError(f"run {run_id}: it has ended as {end}; nothing to do")
         changed = changes.found(run, settings)
@@ -172,7 +179,7 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
         def write_down() -> None:
             following.write(folder)
             if entry.end is not None:
-                ledger.reopened(TRIAL_ID, [one.words for one in changed])
+                ledger.reopened(TRIAL_ID, [*(one.words for one in changed), *_put_right(entry)])
 
         order.order(settings, following, How.of(given), write_down)
     order.say(run_id, given)

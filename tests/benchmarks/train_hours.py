@@ -35,7 +35,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         model, data = here / "models" / "demo--tiny", here / "data.jsonl"
         demo.make(model, data)
         (here / "server").mkdir()
-        with ForkServer(here / "server", INV) as server, made_project(here, model, data, server) as project:
+        with ForkServer(here / "server", INV) as server, made_project(here, server) as project:
+            project.environment |= {"INVOKE_MODEL_PATH": str(model), "INVOKE_DATA_PATH": str(data)}
             project.environment |= {"INVOKE_FLEET_SIZE": "1", "INVOKE_BENCH_MEASURED_STEPS": "60"}
             (project.folder / "settings.json").write_text(json.dumps({"train": TRAIN}))
             project.options = ("-f", "settings.json")

@@ -1,8 +1,9 @@
 """Two ranks of a training over a link of 10 and of 1 Gb/s: the share of communication, predicted beside measured.
 
-`python -m tests.benchmarks.train_link [--steps 20] [--rows 4,16]`, as root. Two network namespaces, a rank in each, and
-a cable whose both ends the kernel shapes (tc, a token bucket). The model is small and its adapters are large for it, so
-that gradients take time on such a link. One rank alone trains the same global batches.
+`python -m tests.benchmarks.train_link [--steps 20] [--rows 4,16] [--rounds 3]`, as root. Two network namespaces, a rank
+in each, and a cable whose both ends the kernel shapes (tc, a token bucket). The model is small and its adapters are
+large for it, so that gradients take time on such a link. In each round one rank alone trains the same global batches,
+and two trainings of one rank run at once: they exchange nothing, so that no link can be faster.
 
 Not covered: GPUs and NCCL; latency of a real network; more than two ranks.
 """
@@ -19,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import stack
-from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
+from bench.records.interval import summarize
 from bench.records.training import TrainingRecord
-from tests.benchmarks import Figure
+from tests.benchmarks import Figure, spread
 from tests.support import tiny_training
 from tests.support.forked import BENCH, ForkServer
 from tests.support.machines.machine import Link, Machine, require
@@ -30,12 +32,14 @@ ADDRESSES = ("10.79.9.1", "10.79.9.2")
 LIMIT_SEC = 1200.0
 BURST = "256kb"  # what a token bucket lets through at once; 2 ms of 1 Gb/s
 WARM_STEPS = 2
+CASES = tuple((rate, gradients) for rate in ("10gbit", "1gbit") for gradients in ("fp32", "bf16"))
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.train_link")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rows", default="4,16", help="packed rows of a step, one measurement each")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args(argv)
     require("tc")
     with tempfile.TemporaryDirectory() as place:
@@ -48,7 +52,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
             link = opened.enter_context(Link(machines[0], ADDRESSES[0], machines[1], ADDRESSES[1]))
             servers = [opened.enter_context(_server(machine)) for machine in machines]
             runs = Runs(here, (model, data), link, servers, arguments.steps)
-            return [figure for rows in map(int, arguments.rows.split(",")) for figure in runs.figures(rows)]
+            each = [runs.figures(int(rows), arguments.rounds) for rows in arguments.rows.split(",")]
+            return [figure for figures in each for figure in figures]
 
 
 def _server(machine: Machine) -> ForkServer:
@@ -57,60 +62,84 @@ def _server(machine: Machine) -> ForkServer:
 
 
 class Runs:
-    """Trainings of the same global batches, by one rank and by two over a link."""
+    """Trainings of the same global batches: by one rank, by two apart, and by two over a link."""
 
     def __init__(
         self, here: Path, inputs: tuple[Path, Path], link: Link, servers: Sequence[ForkServer], steps: int
     ) -> None:
         self.here, self.inputs, self.link, self.servers, self.steps, self.number = here, inputs, link, servers, steps, 0
 
-    def figures(self, rows: int) -> list[Figure]:
-        alone = speed(self.train(rows, "fp32", 1))
-        found = []
-        for rate in ("10gbit", "1gbit"):
-            self.shape(rate)
-            for gradients in ("fp32", "bf16"):
-                record = self.train(rows, gradients, 2)
-                share = record.communication_predicted_percent, record.communication_measured_percent
-                found.append(
-                    Figure(
-                        name=f"2 ranks, {rate[:-4]} Gb/s, {gradients}, {rows} rows a step",
-                        value=f"communication {share[0]:.1f} % predicted, {share[1]:.1f} % measured",
-                        ratio=f"{speed(record) / alone:.2f}x of one rank",
-                        goal=">= 1.8x where arithmetic allows" if (rate, gradients) == ("1gbit", "bf16") else "-",
-                    )
-                )
-        return found
+    def figures(self, rows: int, rounds: int) -> list[Figure]:
+        apart: list[float] = []
+        ratios: dict[tuple[str, str], list[float]] = {case: [] for case in CASES}
+        shares: dict[tuple[str, str], list[tuple[float, ...]]] = {case: [] for case in CASES}
+        for _ in range(rounds):
+            alone = self.apart(rows, 1)
+            apart.append(self.apart(rows, 2) / alone)
+            for case in CASES:
+                record = self.together(rows, *case)
+                ratios[case].append(speed(record) / alone)
+                shares[case].append(communication(record))
+        first = Figure(
+            name=f"2 trainings of one rank at once, {rows} rows a step", value="no communication", ratio=of_one(apart)
+        )
+        return [first, *(self.figure(rows, case, shares[case], ratios[case]) for case in CASES)]
+
+    def figure(
+        self, rows: int, case: tuple[str, str], shares: Sequence[tuple[float, ...]], ratios: list[float]
+    ) -> Figure:
+        (rate, gradients), (predicted, measured) = case, map(statistics.median, zip(*shares, strict=True))
+        return Figure(
+            name=f"2 ranks, {rate[:-4]} Gb/s, {gradients}, {rows} rows a step",
+            value=f"communication {predicted:.1f} % predicted, {measured:.1f} % measured",
+            ratio=of_one(ratios),
+            goal=">= 1.8x where arithmetic allows" if case == ("1gbit", "bf16") else "-",
+        )
 
     def shape(self, rate: str) -> None:
         for machine, card in ((self.link.one, self.link.card), (self.link.other, self.link.other_card)):
             limits = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
             machine.run("tc", "qdisc", "replace", "dev", card, "root", *limits)
 
-    def train(self, rows: int, gradients: str, ranks: int) -> TrainingRecord:
-        """Raises AssertionError with what a rank said, where it did not train."""
-        self.number += 1
-        trial = tiny_training.plan(
+    def apart(self, rows: int, count: int) -> float:
+        """Useful tokens a second of so many trainings at once, of one rank each."""
+        trial = self.trial(rows, "fp32", 1)
+        return sum(map(speed, self.ended([self.start(node, trial, {}) for node in range(count)])))
+
+    def together(self, rows: int, rate: str, gradients: str) -> TrainingRecord:
+        """One training of two ranks over the link."""
+        self.shape(rate)
+        trial = self.trial(rows, gradients, 2)
+        return self.ended([self.start(node, trial, self.meeting(node)) for node in (0, 1)])[0]
+
+    def trial(self, rows: int, gradients: str, ranks: int) -> Trial:
+        return tiny_training.plan(
             *self.inputs, world_size=ranks, lora_rank=256, lora_targets=ALL_LINEAR,
             training={
                 "rows_per_step": rows, "gradients": gradients, "max_steps": self.steps, "epochs": 1000.0,
                 "evaluate_every": 0, "checkpoint_sec": 3600.0,
             },
         )  # fmt: skip
-        started = []
-        for node, server in enumerate(self.servers[:ranks]):
-            place = self.here / f"{self.number}-{node}"
-            place.mkdir()
-            (place / "trial.json").write_text(trial.to_text())
-            words = ("--trial", str(place / "trial.json"), "--out", str(place / "out"))
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **({} if ranks == 1 else self.meeting(node))}
-            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            argv = ("-m", "bench", "run", *words, "--checkpoints", str(place / "checkpoints"))
-            started.append(server.start(*argv, env=environment, **pipes))
-        for process in started:
+
+    def start(self, node: int, trial: Trial, meeting: dict[str, str]) -> tuple[subprocess.Popen[str], Path]:
+        """A trial under way on a machine, and the folder of its results."""
+        self.number += 1
+        place = self.here / str(self.number)
+        place.mkdir()
+        (place / "trial.json").write_text(trial.to_text())
+        words = ("--trial", str(place / "trial.json"), "--out", str(place / "out"))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **meeting}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        argv = ("-m", "bench", "run", *words, "--checkpoints", str(place / "checkpoints"))
+        return self.servers[node].start(*argv, env=environment, **pipes), place / "out"
+
+    def ended(self, started: Sequence[tuple[subprocess.Popen[str], Path]]) -> list[TrainingRecord]:
+        """The records of those that write one. Raises AssertionError with what a rank said, where it did not train."""
+        for process, _ in started:
             said, _ = process.communicate(timeout=LIMIT_SEC)
             assert process.returncode == 0, said
-        return TrainingRecord.read(self.here / f"{self.number}-0" / "out" / "training.json")
+        written = [out / "training.json" for _, out in started]
+        return [TrainingRecord.read(path) for path in written if path.exists()]
 
     def meeting(self, node: int) -> dict[str, str]:
         card = (self.link.card, self.link.other_card)[node]
@@ -122,6 +151,18 @@ class Runs:
             NODE_TOKEN: "word",
             "GLOO_SOCKET_IFNAME": card,
         }
+
+
+def of_one(ratios: list[float]) -> str:
+    return spread(summarize(ratios), "x of one rank")
+
+
+def communication(record: TrainingRecord) -> tuple[float, float]:
+    """Percent of a step: predicted, measured."""
+    predicted, measured = record.communication_predicted_percent, record.communication_measured_percent
+    assert predicted is not None
+    assert measured is not None
+    return predicted, measured
 
 
 def speed(record: TrainingRecord) -> float:

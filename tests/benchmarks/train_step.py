@@ -249,7 +249,7 @@ class Bench:
                 (folder / "stop").touch()
             real(number, *values)
 
-        trainer._note = note  # type: ignore[method-assign]
+        trainer._note = note  # type: ignore[assignment, method-assign]
         trainer.run()
 
     def _first_step_after(self, start: float, _trainer: loop.Trainer) -> float:

@@ -6,6 +6,7 @@ sum of the numbers of its steps: one that was repeated or left out shows. Not co
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -15,8 +16,10 @@ import pytest
 
 from bench.records import choose, suite
 from bench.records.run import RunRecord
+from bench.records.training import TrainingRecord
 from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.pods import skewed_clock
+from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 30
@@ -169,6 +172,16 @@ def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold:
     hold.touch()
     operator = project.start("train")
     project.wait_until(project.trainers, "it to begin")
+    away = data.rename(project.folder / "away.jsonl")
+    for pid in project.trainers():
+        os.kill(pid, signal.SIGKILL)
+    _, err = operator.communicate(timeout=60)
+    assert operator.returncode == 2
+    assert "mine.jsonl: cannot be read" in err
+    assert "Once that is put right, `inv train --resume=" in err
+    away.rename(data)
+    operator = project.start("train", "--resume")
+    project.wait_until(project.trainers, "it to go on")
     operator.send_signal(signal.SIGINT)
     operator.communicate(timeout=60)
     assert project.inv("cancel").returncode == 0
@@ -184,7 +197,7 @@ def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold:
     hold.unlink()
     asked = project.inv("train", "--resume", "--changed", INVOKE_TRAIN_LEARNING_RATE="0.0001")
     assert asked.returncode == 0, asked.stderr
-    (opened,) = project.events("reopened")
+    *_, opened = project.events("reopened")
     assert [words.partition(":")[0] for words in opened["changed"]] == [
         "train.learning_rate",
         f"{data} is not what it was",
@@ -193,6 +206,41 @@ def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold:
     assert trial.learning_rate == 0.0001
     assert trial.training is not None
     assert trial.training.may_differ == ("data", "learning_rate")
+
+
+@only_thorough
+@pytest.mark.usefixtures("forked_trials")
+def test_data_that_changes_at_moments_of_five_seeds_is_not_gone_on_with(project) -> None:
+    """Real steps. The file is another one when a killed training starts again, and then is what it was."""
+    data = project.folder / "mine.jsonl"
+    content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
+    data.write_bytes(content)
+    real = {"max_steps": 40, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 1, "checkpoint_sec": 0.0}
+    (project.folder / "real.json").write_text(json.dumps({"train": {"data": [str(data)], **real}}))
+    project.options = ("-f", "real.json")
+    project.environment["INVOKE_FLEET_SIZE"] = "1"
+    assert project.inv("train").returncode == 0
+    quiet = TrainingRecord.read(project.run_folder() / "training.json")
+    for seed in range(1, 6):
+        chooser = random.Random(seed)
+        step, place = chooser.randrange(1, 30), chooser.randrange(len(content) // 4, len(content) // 2)
+        cut, without_its_head = content[:place], content[content.index(b"\n", place) + 1 :]
+        operator = project.start("train")
+        project.wait_until(
+            lambda step=step: any((one.get("step") or 0) >= step for one in project.progress()), f"step {step}"
+        )
+        data.write_bytes(chooser.choice((cut, without_its_head)))
+        for pid in project.trainers():
+            os.kill(pid, signal.SIGKILL)
+        _, err = operator.communicate(timeout=120)
+        assert (operator.returncode, len(project.events("started"))) == (2, 2), err
+        assert "mine.jsonl: " in err or "made with another data" in err
+        data.write_bytes(content)
+        resumed = project.inv("train", "--resume")
+        assert resumed.returncode == 0, resumed.stderr
+        found = TrainingRecord.read(project.run_folder() / "training.json")
+        assert (found.adapter_sha256, found.steps.loss) == (quiet.adapter_sha256, quiet.steps.loss)
+        assert found.restarts
 
 
 def test_what_cannot_be_is_refused_in_one_line_and_nothing_begins(project, hold: Path) -> None:

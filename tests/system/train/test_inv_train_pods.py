@@ -7,7 +7,9 @@ repeated or left out shows. Not covered: GPUs, a network between pods other than
 
 import json
 import os
+import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from tests.support.hosts.stand_in_finetune import put_into
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.pods import EVICTION
+from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, STEPS = 2, 60
-SUM_OF_STEPS = f"{STEPS * (STEPS + 1) // 2}\n"
+LONG = 800  # steps in which all faults of a seed find their moment
 
 
 workspace, cluster = inv_pods.fixtures(PODS, put_into, grace_sec=30, toleration_scale=EVICTION)
@@ -47,14 +50,16 @@ class Training:
             self.settings[name] |= more
         (self.project.folder / "pods.yaml").write_text(json.dumps(self.settings))
 
-    def goes_on_to(self, step: int) -> None:
-        """Until there is a checkpoint of this step on the shared volume; then it stays in its next step."""
-        self.hold.unlink(missing_ok=True)
+    @property
+    def checkpoint(self) -> int:
+        """The step of the newest checkpoint on the shared volume."""
         there = self.cluster.claim_folder("shared") / self.label
-        name = f"step-{step:08}"
-        self.project.wait_until(
-            lambda: any(path.name >= name for path in there.glob("*/checkpoints/step-*")), f"checkpoint {name}"
-        )
+        return max((int(path.name.removeprefix("step-")) for path in there.glob("*/checkpoints/step-*")), default=0)
+
+    def goes_on_to(self, step: int) -> None:
+        """Until there is a checkpoint of this step; then it stays in its next step."""
+        self.hold.unlink(missing_ok=True)
+        self.project.wait_until(lambda: self.checkpoint >= step, f"checkpoint {step}")
         self.hold.touch()
 
     def follows(self, process: Any) -> None:
@@ -77,7 +82,8 @@ class Training:
         assert [event["end"] for event in self.project.events("ended")][-1] == "SUCCEEDED"
         assert "verified" in out
         adapter = self.project.run_folder() / "adapter" / "adapter_model.safetensors"
-        assert adapter.read_text() == SUM_OF_STEPS
+        steps = self.settings["train"]["max_steps"]
+        assert adapter.read_text() == f"{steps * (steps + 1) // 2}\n"
         return str(out + err)
 
 
@@ -124,6 +130,49 @@ def test_pods_a_node_and_operators_go_one_after_the_other_and_every_step_counts_
     assert "one of its workers was told to stop" in reasons[0]
     assert "its job died with its worker" in reasons[1]
     assert "rank 1 is gone with its machine" in reasons[2]
+
+
+@only_thorough
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_struck_at_moments_of_a_seed_every_step_counts_once(training: Training, seed: int) -> None:
+    project, faults, chooser = training.project, training.cluster.faults, random.Random(seed)
+    training.set(train={"max_steps": LONG})
+    operator = project.start("train")
+
+    def a_worker() -> str:
+        return f"worker-{chooser.randrange(PODS)}"
+
+    def silent() -> None:
+        node = training.node_of(a_worker())
+        faults.silence_node(node)
+        time.sleep(chooser.uniform(0.0, 4.0))
+        faults.find_node(node)
+
+    def second() -> None:
+        second = project.inv("train", INVOKE_RESULTS_FOLDER="of another operator")
+        assert (second.returncode, second.stderr.count("\n")) == (3, 1), second.stderr
+
+    def killed() -> None:
+        nonlocal operator
+        os.killpg(operator.pid, signal.SIGKILL)
+        operator.communicate(timeout=10)
+        operator = project.start("train", "--resume")
+
+    strikes = [
+        silent, second, killed,
+        lambda: faults.delete_pod(training.pod_of(a_worker())),
+        lambda: faults.delete_pod(training.pod_of(a_worker()), grace=0),
+    ] * 2  # fmt: skip
+    chooser.shuffle(strikes)
+    for strike in strikes:
+        inv_pods.await_pods(training.cluster, PODS)
+        before = training.checkpoint
+        project.wait_until(lambda before=before: training.checkpoint > before, "it to go on")
+        time.sleep(chooser.uniform(0.0, 1.0))
+        strike()
+    assert training.checkpoint < LONG, "every fault came while it trained"
+    training.ends_well(operator)
+    assert len(project.events("ended")) == 1
 
 
 def test_without_a_volume_checkpoints_come_home_and_an_elastic_training_goes_on_elsewhere(training: Training) -> None:

@@ -106,7 +106,7 @@ def find(checkpoints: Path, now: Identity, say: Callable[[str], None]) -> Found 
             state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
         return Found(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
     if others:
-        raise InputError(f"{others[0]}; train with the same settings, or name another folder for checkpoints")
+        raise InputError(f"{others[0]}; put that back, or name another folder for checkpoints")
     if broken:
         raise Refused(
             f"{checkpoints}: none of its {len(broken)} checkpoints is whole ({broken[0]}); bring one back, or remove "

@@ -17,8 +17,8 @@ class Letters:
     eos_token_id: int | None = END
     ends_samples = True
 
-    def apply_chat_template(self, messages, *, tokenize):
-        assert tokenize is False
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+        assert (tokenize, add_generation_prompt) == (False, False)
         if any(message["role"] == "narrator" for message in messages):
             from jinja2.exceptions import TemplateError
 

@@ -135,7 +135,12 @@ def test_what_does_not_fit_is_dropped_and_named(tokenizer_of: Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("template", "message"),
-    [("{{ raise_exception('no system') }}", "chat template refuses it"), ("{{ '' }}", "renders nothing")],
+    [
+        ("{{ raise_exception('no\nsystem') }}", "chat template refuses it: no system"),
+        ("{{ 1 / 0 }}", "chat template refuses it: division by zero"),
+        ("{% for i in range(10**9) %}{% endfor %}", "chat template refuses it: Range too big"),
+        ("{{ '' }}", "renders nothing"),
+    ],
 )
 def test_a_template_that_cannot_be_used_is_refused(
     template: str, message: str, tokenizer_of: Callable[..., Any]

@@ -82,7 +82,7 @@ def test_one_under_another_steps_name_or_of_another_format_is_not_taken(tmp_path
 def test_another_data_model_or_setting_is_refused_field_by_field(tmp_path):
     write(tmp_path, 3)
     other = dataclasses.replace(NOW, data="d" * 64, settings={**NOW.settings, "lora_rank": 8})
-    with pytest.raises(InputError, match=r"data \(sha256 bbb.*, now ddd.*\); lora_rank 16, now 8; train with"):
+    with pytest.raises(InputError, match=r"data \(sha256 bbb.*, now ddd.*\); lora_rank 16, now 8; put that back"):
         find(tmp_path, other)
     newest = write(tmp_path, 4, other)
     found, (said,) = find(tmp_path)  # one of another training lies above it
@@ -101,7 +101,7 @@ def test_what_somebody_asked_to_change_is_named_and_gone_on_with_and_nothing_els
         "training.schedule cosine, now linear",
     ]
     assert said.endswith("; it goes on, as somebody asked")
-    with pytest.raises(InputError, match=r"made with another data .*; train with the same"):
+    with pytest.raises(InputError, match=r"made with another data .*; put that back"):
         find(tmp_path, dataclasses.replace(asked, may_differ=("training.schedule",)))
     Journal(tmp_path).note(end="CANCELLED")
     (restart,) = restarted(tmp_path, 2, 3, found.changed)
