@@ -9,12 +9,15 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.forked import AS_INV, INV, ForkServer
 from tests.support.machines.fake_hub import COMMIT, MODEL
 from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import wait_for
@@ -31,10 +34,10 @@ def shard(name: str, floats: int) -> bytes:
 
 
 class Town:
-    """The network with a hub on the VM and a project on the laptop."""
+    """The network with a hub on the VM, and on the laptop a project and what `inv` is forked from."""
 
-    def __init__(self, network: Network) -> None:
-        self.network, self.hub = network, network.folder / "hub"
+    def __init__(self, network: Network, server: ForkServer) -> None:
+        self.network, self.hub, self.server = network, network.folder / "hub", server
         files = self.hub / "files"
         files.mkdir(parents=True)
         content = {
@@ -108,19 +111,20 @@ class Town:
     def sent(self, name: str) -> int:
         return sum(line["sent"] for line in self.requests() if line["path"].endswith(f"/{name}"))
 
-    def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "invoke", "model.fetch", *words]
-
     @property
-    def options(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, str]:
         # The laptop's ssh finds its configuration by the home in passwd; Invoke must find no ~/.invoke.yaml.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
-        return {"cwd": self.project, "env": {**kept, "HOME": str(self.project), "PYTHONPATH": str(self.project)}}
+        return {**kept, "HOME": str(self.project), "PYTHONPATH": str(self.project)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Type `inv model.fetch` on the laptop and do not wait."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        argv = ("-c", AS_INV, "model.fetch", *words)
+        return self.server.start(*argv, cwd=self.project, env=self.environment, **pipes)
 
     def fetch(self, *words: str) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = self.network.laptop.run(
-            *self.argv(*words), check=False, timeout=120, **self.options
-        )
+        done = self.server.inv("model.fetch", *words, cwd=self.project, env=self.environment, timeout_sec=120)
         print(done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         return done
@@ -140,9 +144,11 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def town_of_module(network_of_module: Network) -> Town:
+def town_of_module(network_of_module: Network) -> Iterator[Town]:
     pytest.importorskip("huggingface_hub")
-    return Town(network_of_module)
+    laptop = network_of_module.laptop
+    with ForkServer(network_of_module.folder, INV, lambda argv, **options: laptop.start(*argv, **options)) as server:
+        yield Town(network_of_module, server)
 
 
 @pytest.fixture
@@ -216,7 +222,7 @@ def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
 
     town.with_token(TOKEN)
     town.faults(gated=True, token=TOKEN, slow=0.02)
-    process = town.network.laptop.start(*town.argv(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **town.options)
+    process = town.start()
     seen = set[str]()
     while process.poll() is None:
         for entry in Path("/proc").glob("[0-9]*"):
@@ -226,8 +232,10 @@ def test_a_gated_model_needs_a_token_which_is_found_nowhere(town: Town) -> None:
                         seen.add(f"{entry}/{name}")
                 except OSError:
                     continue
-    assert process.returncode == 0, process.stdout.read()
-    assert MARK.encode() not in process.stdout.read()
+        time.sleep(0.01)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert MARK not in said
     assert seen == set()
     assert town.whole()
     assert any(line["as"] == "Bearer" for line in town.requests())
@@ -275,14 +283,12 @@ def test_a_disk_too_small_is_said_before_and_one_filled_meanwhile_when_it_happen
 
     town.network.vm.small_disk("/mnt/next", megabytes=96, owner="ubuntu")
     town.faults(slow=0.1)
-    process = town.network.laptop.start(
-        *town.argv("--tmpdir", "/mnt/next"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **town.options
-    )
+    process = town.start("--tmpdir", "/mnt/next")
     wait_for(
         lambda: town.requests() and any(line["path"].endswith("tokenizer.json") for line in town.requests()), "a start"
     )
     town.network.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user="ubuntu", check=False)
-    said = process.communicate(timeout=120)[0].decode()
+    said = process.communicate(timeout=120)[0]
     assert process.returncode == 3, said
     assert "no space left" in said
     town.network.vm.run("rm", "/mnt/next/filler")
@@ -292,13 +298,11 @@ def test_a_disk_too_small_is_said_before_and_one_filled_meanwhile_when_it_happen
 
 def test_a_laptop_that_is_cut_off_finds_the_same_job_again(town: Town) -> None:
     town.faults(slow=0.15)
-    first = town.network.laptop.start(
-        *town.argv(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **town.options
-    )
+    first = town.start()
     wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in town.requests()), "a start")
     town.network.cable.cut("drop")
     first.kill()  # the lid is closed
-    first.wait()
+    first.communicate()
     town.network.cable.mend()
     done = town.fetch()
     assert done.returncode == 0
