@@ -205,6 +205,7 @@ def serve(path: str, until: int, libraries: Sequence[str]) -> None:
         module = importlib.import_module(name)
         if name == "bench.stack":
             module.load()
+            _forget(*OURS)  # it remembers what it has loaded
         elif name.partition(".")[0] in OURS:
             for below in pkgutil.walk_packages(module.__path__, f"{name}."):
                 if not below.name.startswith(BY_HAND):
@@ -264,6 +265,7 @@ class BelowATrial(subprocess.Popen[bytes]):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            _forget(*OURS)  # they are the trial's, with what it has done
             _become(
                 words[1:],
                 asked["cwd"] or os.getcwd(),
