@@ -200,11 +200,11 @@ def test_what_a_pod_runs_shows_the_training_at_metrics(
     asked = {"host": "127.0.0.1", "port": port}
     environment = {ORDER_VARIABLE: json.dumps(schema.to_json(order)), METRICS_VARIABLE: json.dumps(asked)}
     argv = (sys.executable, "-m", "bench", "train", "--rank", "0", "--service", "train")
-    until, text = time.monotonic() + WAIT_SEC, ""
+    until, text, url = time.monotonic() + WAIT_SEC, "", f"http://127.0.0.1:{port}/metrics"
     with subprocess.Popen(argv, cwd=workspace, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as pod:
         try:
             while "qlora_fleet_steps_planned" not in text and time.monotonic() < until:
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
                     text = answer.read().decode()
                 time.sleep(0.05)
             hold.unlink()
