@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reports.output import markdown, tables
+from reports.output import html, markdown, tables
 from reports.read.load import load
 from reports.summary import highlights
 from reports.summary.prices import PriceError, Pricing
@@ -27,6 +27,10 @@ def run(tmp_path):
     return load(tmp_path)
 
 
+def without_watts(run):
+    return replace(run, results=tuple(replace(one, measurements=[]) for one in run.results))
+
+
 def test_joules_and_kilowatt_hours_follow_from_watts_and_elapsed_time(run):
     row = summarize(run, FACTOR).rows[0]
     # 384 useful tokens and 4 samples in 0.16 s at 148 W.
@@ -43,6 +47,9 @@ def test_it_stands_in_the_files_and_in_a_sentence_with_its_factor(run):
     assert float(line["fine_tuning_co2_kg_low"]) > 0
     assert json.loads(tables.summary_json(summary, run))["configurations"][0]["fine_tuning_kwh"]["value"] > 0
     assert "J per 1,000 useful tokens" in markdown.render(summary, ())
+    column = 'data-label="GPU energy, J per 1,000 useful tokens"'
+    assert html.render(summary, run, ()).count(column) == len(summary.rows)
+    assert column not in html.render(summarize(without_watts(run)), without_watts(run), ())
     said = highlights.energy(summary)
     assert said.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens. The GPU uses 0.00411 kWh")
     assert "of CO2 at 0.500 kg a kWh (our grid, 2026); without the host" in said
@@ -51,9 +58,9 @@ def test_it_stands_in_the_files_and_in_a_sentence_with_its_factor(run):
 def test_without_a_factor_there_is_no_co2_and_without_watts_no_energy(run):
     summary = summarize(run)
     assert "CO2" not in highlights.energy(summary)
-    silent = replace(run, results=tuple(replace(one, measurements=[]) for one in run.results))
-    assert [row.energy for row in summarize(silent).rows] == [None, None]
-    assert highlights.energy(summarize(silent)) is None
+    silent = summarize(without_watts(run))
+    assert [row.energy for row in silent.rows] == [None, None]
+    assert highlights.energy(silent) is None
 
 
 @pytest.mark.parametrize(("given", "said"), [((0.0, "x"), "amount above 0"), ((0.4, " "), "a factor needs its source")])
