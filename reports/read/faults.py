@@ -18,6 +18,7 @@ _WHOLE = (
     *("cpu_allowed_cores", "cpu_logical_cores", "torch_threads", "gpu_memory_bytes", "memory_total_bytes"),
     *("model_parameters", "world_size", "batch", "size"),
 )
+_FROM_ONE = ("world_size", "batch", "size")
 _NUMBERS = ("gpu_power_limit_watts", "gpu_max_sm_clock_mhz", "efficiency_without_overlap_percent")
 # What a measurement is told apart by in its figure, so it must be there.
 _NEEDED = {
@@ -93,7 +94,7 @@ def _measurement_fault(number: int, one: Measurement) -> str | None:
         return f"{called} is {min(known):g}; {what} is not below 0"
     if spread is not None and (spread.low > spread.high or spread.n < 1):
         return f"{called} has the interval {spread.low:g} to {spread.high:g} over {spread.n} values"
-    lacking = [key for key in _NEEDED.get(one.name, ()) if key not in one.context]
+    lacking = [key for key in _NEEDED.get(one.name, ()) if one.context.get(key) is None]
     return f"{called} does not say its {lacking[0]}" if lacking else _facts_fault(called, one.context)
 
 
@@ -118,7 +119,7 @@ def _facts_fault(where: str, facts: Mapping[str, Any]) -> str | None:
     """A fact that the report reckons with and that is no number, or None; what else there is, is only shown."""
     for name in _WHOLE:
         value = facts.get(name)
-        if value is not None and not (type(value) is int and value >= 0):
+        if value is not None and not (type(value) is int and value >= (1 if name in _FROM_ONE else 0)):
             return f"{where} {name}: expected a whole number, found {text.shorten(repr(value), 60)}"
     for name in _NUMBERS:
         value = facts.get(name)

@@ -162,6 +162,10 @@ def named_cases() -> Iterator[tuple[str, Callable[[Path], object]]]:
             yield f"{place} is {value!r:.20}", _sealed_with(result, place, value)
     for name in ("peak_vram_bytes", "peak_rss_bytes"):
         yield f"('metrics', '{name}') is 0", _sealed_with(result, ("metrics", name), 0)
+    for kind, key in (("ddp-2", "world_size"), ("hardware", "size")):
+        for value in (0, None):
+            name, place = f"trials/{kind}.worker-1/result.json", ("measurements", 0, "context", key)
+            yield f"{name}: {place} is {value}", _sealed_with(name, place, value)
 
 
 def _sealed_with(name: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], None]:
