@@ -45,14 +45,14 @@ def test_a_killed_demo_leaves_no_model_and_the_next_makes_the_same_as_ever(demo_
     assert [line.split()[0] for line in said.splitlines()] == ["verified", "verified"]
 
 
-def test_the_selfcheck_runs_a_trial_where_one_can_run(bench_environment, tmp_path):
-    argv = (sys.executable, "-m", "bench", "selfcheck")
-    done = subprocess.run(
-        argv, env=bench_environment, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SEC, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "no CUDA device is visible, so trials run on the CPU" in done.stdout
-    assert done.stdout.splitlines()[-1] == "two-step trial: SUCCEEDED"
+def test_the_selfcheck_runs_a_trial_where_one_can_run(bench_environment, bench_server, tmp_path):
+    """The trial is a process of its own, as ever."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with bench_server.start("-m", "bench", "selfcheck", env=bench_environment, cwd=tmp_path, **pipes) as process:
+        said, complaint = process.communicate(timeout=WAIT_SEC)
+    assert (process.returncode, complaint) == (0, "")
+    assert "no CUDA device is visible, so trials run on the CPU" in said
+    assert said.splitlines()[-1] == "two-step trial: SUCCEEDED"
 
 
 def test_the_selfcheck_names_what_is_missing(bench_environment, tmp_path):
