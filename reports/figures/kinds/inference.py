@@ -17,7 +17,8 @@ from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
-_LOOKS = {"default": ("o", (0, (4, 2))), "fast": ("s", "-")}
+_LOOKS = {"default": ("o", (0, (4, 2))), "fast": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
+_PRICED = (1, 8, 32)  # batches whose tokens are priced in words
 _BITS = {"nf4": "4 bit", "bf16": "16 bit"}
 _PANEL_IN = 3.5
 _LABEL_IN = 1.15
@@ -42,20 +43,35 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Lines of each quantity; `published` are (batch, tokens per second) of 4-bit generation."""
+    """Lines of each quantity; `published`: (batch, tokens per second) of 4-bit generation; `usd_per_hour`: of a GPU."""
 
     over: Head
     titles: tuple[str, ...]
     lines: tuple[tuple[Line, ...], ...]
     published: tuple[tuple[int, float], ...]
+    usd_per_hour: float | None = None
 
     @property
     def caption(self) -> str:
         paths = {line.path for lines in self.lines for line in lines}
         two = " Dashed: the library's own generate. Solid: one captured decoding step." if len(paths) > 1 else ""
+        three = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
         return (
             "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
-            f"batches; where it flattens, the GPU is full.{two}"
+            f"batches; where it flattens, the GPU is full.{two}{three}{self._dollars()}"
+        )
+
+    def _dollars(self) -> str:
+        """What a million generated tokens cost on each line, while nothing but they is done."""
+        if self.usd_per_hour is None:
+            return ""
+        each = [
+            f"{line.name}: " + ", ".join(f"${usd:,.2f} at batch {batch}" for batch, usd in costs)
+            for line in self.lines[0]
+            if (costs := _usd_per_million(line, self.usd_per_hour))
+        ]
+        return (
+            f" A million generated tokens at ${self.usd_per_hour:,.2f} a GPU hour: {'; '.join(each)}." if each else ""
         )
 
     @property
@@ -103,6 +119,7 @@ def gather(summary: Summary, run: Run) -> Data | None:
         titles=tuple(title for _, title, _ in _MEASURES),
         lines=tuple(map(tuple, lines)),
         published=tuple(sorted(beside.inference["nf4"].items())) if beside else (),
+        usd_per_hour=None if summary.price is None else summary.price.usd_per_gpu_hour,
     )
 
 
@@ -120,6 +137,11 @@ def _lines(found: list[Reading]) -> list[Line]:
         )
         for (precision, path), points in series.items()
     ]
+
+
+def _usd_per_million(line: Line, usd_per_hour: float) -> list[tuple[int, float]]:
+    """(batch, dollars), of the batches that are priced."""
+    return [(batch, usd_per_hour / 3600.0 / rate * 1e6) for batch, rate, _, _ in line.points if batch in _PRICED]
 
 
 def _title(lines: list[Line]) -> str:

@@ -330,7 +330,8 @@ def _inference(trial: Trial) -> list[Measurement]:
     base = {"precision": trial.base_precision, "prompt_tokens": trial.max_seq_len, "new_tokens": trial.new_tokens}
     taken = []
     for batch in default:
-        for path, rates in (("default", default), ("fast", fast)):
+        adapter = {size: 0.9 * rate for size, rate in fast.items()}
+        for path, rates in (("default", default), ("fast", fast), ("adapter", adapter)):
             context = {"batch": batch, "path": path, **base}
             first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84) * (1.0 if path == "default" else 0.97)
             decode = rates[batch]
@@ -347,7 +348,10 @@ def _inference(trial: Trial) -> list[Measurement]:
                 ),
             ]
         taken.append(_said("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
-    return [*taken, *(_said("largest_batch_sequences", 32, path=path, **base) for path in ("default", "fast"))]
+    return [
+        *taken,
+        *(_said("largest_batch_sequences", 32, path=path, **base) for path in ("default", "fast", "adapter")),
+    ]
 
 
 def _distributed(trial: Trial, step_sec: float) -> list[Measurement]:

@@ -2,6 +2,7 @@
 
 import itertools
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -139,9 +140,21 @@ def test_loading_and_inference_take_their_values_over_workers(a10):
     assert cold.low <= cold.value <= cold.high
     lines = inference.gather(*a10).lines[0]
     assert {(line.precision, line.path) for line in lines} == {
-        (precision, path) for precision in ("nf4", "bf16") for path in ("default", "fast")
+        (precision, path) for precision in ("nf4", "bf16") for path in ("default", "fast", "adapter")
     }
     assert [point[0] for point in lines[0].points] == [1, 2, 4, 8, 16, 32]
+
+
+def test_what_generated_tokens_cost_is_said_for_every_path(a10):
+    summary, run = a10
+    figure = inference.gather(summary, run)
+    assert "Dotted: the same step with LoRA adapters on." in figure.caption
+    priced = replace(figure, usd_per_hour=3.6)
+    line = figure.lines[0][0]
+    at_one, at_eight = (rate for batch, rate, _, _ in line.points if batch in (1, 8))
+    costs = f"{line.name}: ${1000 / at_one:,.2f} at batch 1, ${1000 / at_eight:,.2f} at batch 8, "
+    assert f"A million generated tokens at $3.60 a GPU hour: {costs}" in priced.caption  # a tenth of a cent a second
+    assert "A million" not in replace(figure, usd_per_hour=None).caption
 
 
 def test_the_diagnosis_compares_each_factor_with_the_centre_and_says_what_did_not_fit(a10):
