@@ -3,6 +3,7 @@
 `python -m tests.support.reports.hostile [CASES] [SEED] [FIRST]` makes generated ones from number FIRST (0) up to CASES
 (10,000), reports on each in a process of its own, without drawing, and says which left a traceback, took longer than 5
 s of the processor's time (300 s in all) or more than 600 MB. Each 40th has one of its figures drawn, each in its turn.
+`... hostile every` puts each of a few values at every place of every sealed file instead, in one process.
 """
 
 import contextlib
@@ -47,6 +48,7 @@ VALUES: tuple[Any, ...] = (
     *(None, True, "", "text", "\x00", "\ud800", "x" * 100_000, "$\\frac{1}{", "=1+1", "\u202e", "../../etc", "\n" * 50),
     *([], {}, [[]], {"a": {"b": []}}, [None] * 1000, ["a"], [0.0] * 15, [1e308] * 15, [2**70] * 15, [5e-324] * 15),
 )
+FEW: tuple[Any, ...] = (0, -1, 1, 2**53, 1e17, 1e-18, None, True, "", [], {})
 POSSIBLE = ((("loss", 0), -1), (("wall_time_sec",), 5e-324))
 DEEP = 3000
 ENDS = {0: "well", 1: "traceback", -signal.SIGALRM: "hangs", -signal.SIGPROF: "longer than 5 s"}
@@ -237,6 +239,28 @@ def _one(good: Path, number: int, seed: int) -> int:
     return 0
 
 
+def every() -> None:
+    """Each of FEW at every place of every sealed file; a line for each place in our code that does not stand it."""
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as where:
+        good = Path(where) / "good"
+        write(good)
+        for name in SEALED:
+            path = good / name
+            whole = path.read_bytes()
+            for place, value in itertools.product(places(json.loads(whole)), FEW):
+                seal(path, lambda document, place=place, value=value: put(document, place, value))
+                try:
+                    report(good)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it should have been refused
+                    at = traceback.extract_tb(error.__traceback__)[-1]
+                    found.setdefault(f"{at.filename}:{at.lineno}: {error!r}", f"{name}: {place} is {value!r}")
+                path.write_bytes(whole)
+    for what, where_from in found.items():
+        print(f"{where_from}: {what}")
+    sys.exit(1 if found else 0)
+
+
 def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
     ends: Counter[str] = Counter()
     most, slowest, began = 0, 0.0, time.monotonic()
@@ -270,4 +294,4 @@ def main(cases: int = 10_000, seed: int = 1, first: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    every() if sys.argv[1:] == ["every"] else main(*map(int, sys.argv[1:]))
