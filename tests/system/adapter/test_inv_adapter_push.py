@@ -109,7 +109,7 @@ def test_what_cannot_be_pushed_is_one_line_that_says_what_to_do(bare_project, pu
     wrong.write_text("another")
     wrong.chmod(0o600)
     for words, environment, code, said in (
-        ((), {}, 2, "name one of --folder=DIR and --oci="),
+        ((), {}, 2, "name one of --folder=DIR, --oci="),
         (("--oci", "Nowhere"), {}, 2, "expected HOST/REPOSITORY:TAG"),
         (("--oci", where), {"INVOKE_REGISTRY_PASSWORD_FILE": str(wrong)}, 2, f"refuses user {USER} for team/adapter"),
         (("--oci", f"127.0.0.1:{free_ports()}/team/adapter:2"), {}, 3, "goes on"),
