@@ -1,7 +1,5 @@
 """What a record refuses at construction: types and ranges of its fields, by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

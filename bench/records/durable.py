@@ -1,7 +1,5 @@
 """Atomic writes, files that end, the sha256 of files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """The median of a sample with its spread and its bootstrap interval."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

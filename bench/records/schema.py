@@ -5,8 +5,6 @@ What comes from outside is bounded: how many values a document has, how deep the
 are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

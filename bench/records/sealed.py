@@ -3,8 +3,6 @@
 A truncated, damaged or foreign file is refused by name and never enters a report.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Suites: named lists of trials, at the scale of a profile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

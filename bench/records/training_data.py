@@ -1,7 +1,5 @@
 """What a training trains on, and what was found in it: the records that the operator's side and a worker exchange."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from bench.records.checks import TrialError

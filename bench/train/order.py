@@ -92,11 +92,6 @@ def packed(lengths: Sequence[int], places: Sequence[int], row_tokens: int) -> li
     return [tuple(row) for row in rows]
 
 
-def share_of(batch: Sequence[tuple[int, ...]], rank: int, world_size: int) -> list[tuple[int, ...]]:
-    """The rows of a global batch that this rank trains on."""
-    return list(batch[rank::world_size])
-
-
 def is_validation(digest: bytes, share: float) -> bool:
     """Whether a conversation is held out: decided by its own digest, so that adding lines moves none."""
     return int.from_bytes(hashlib.sha256(b"validation/" + digest).digest()[:8], "big") < share * 2**64

@@ -30,13 +30,6 @@ def test_every_example_trains_once_an_epoch_and_no_row_overflows(lengths: list[i
     assert all(0 < sum(lengths[place] for place in row) <= 128 for row in rows)
 
 
-@given(lengths_of, st.sampled_from([1, 2, 4, 8]))
-def test_workers_share_the_same_global_batches(lengths: list[int], world_size: int) -> None:
-    for batch in plan(lengths).batches(2):
-        shares = [order.share_of(batch, rank, world_size) for rank in range(world_size)]
-        assert Counter(row for share in shares for row in share) == Counter(batch)
-
-
 @given(lengths_of, st.floats(0.01, 3.0))
 def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float) -> None:
     batches = list(plan(lengths).batches(epochs))
