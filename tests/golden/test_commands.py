@@ -7,56 +7,22 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Readable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_of
 from remote.jobs.transfer import pull, push
+from tests.support.hosts.local_fleet import CuttableHost
 
 GOLDEN = Path(__file__).with_name("commands") / "job_and_transfer.txt"
 
 
-@dataclass(kw_only=True)
-class Recorder:
-    """A local host that keeps what it was asked to run."""
-
-    host: LocalHost
-    commands: list[Command] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.host.name
-
-    @property
-    def workdir(self) -> str:
-        return self.host.workdir
-
-    @property
-    def python(self) -> tuple[str, ...]:
-        return self.host.python
-
-    def run(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | Readable | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-        timeout_sec: float,
-        idle_timeout_sec: float | None = None,
-    ) -> Completed:
-        self.commands.append(command)
-        return self.host.run(
-            command, stdin=stdin, on_stdout=on_stdout, timeout_sec=timeout_sec, idle_timeout_sec=idle_timeout_sec
-        )
-
-
 def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Path) -> None:
-    host = Recorder(host=LocalHost(name='it\'s a "worker"', workdir=str(tmp_path / 'it\'s a "worker" of $HOME')))
+    commands: list[Command] = []
+    here = LocalHost(name='it\'s a "worker"', workdir=str(tmp_path / 'it\'s a "worker" of $HOME'))
+    host = CuttableHost(host=here, before=commands.append)
     agent = Agent(host)
     job = Job(agent, f"{host.workdir}/runs/r 1/base'line.1", slot=slot_of(host))
     job.start(JobSpec(command=Command(argv=("echo", "hello")), deadline_sec=60.0))
@@ -67,8 +33,8 @@ def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Pat
     pull(agent, job.folder, tmp_path / "here", only=("log.txt",))
     push(agent, tmp_path / "here", f"{host.workdir}/in put")
 
-    lines = [command.render() for command in host.commands]
-    assert all(shlex.split(line) == list(command.argv) for line, command in zip(lines, host.commands, strict=True))
+    lines = [command.render() for command in commands]
+    assert all(shlex.split(line) == list(command.argv) for line, command in zip(lines, commands, strict=True))
     text = "".join(f"{without_what_varies(line, tmp_path)}\n" for line in lines)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)
