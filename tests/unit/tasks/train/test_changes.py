@@ -3,27 +3,16 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from invoke import Context
 
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.training import FIXED
 from tasks.errors import UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.load import Settings
 from tasks.train import changes, planned
 from tasks.train.planned import TRIAL_ID
-
-
-@pytest.fixture
-def settings(context: Callable[..., Context], project: Path) -> Callable[..., Settings]:
-    def make(**train: Any) -> Settings:
-        (project / "more.json").write_text(json.dumps({"train": train}))
-        return load(context(str(project / "more.json")))
-
-    return make
 
 
 @pytest.fixture

@@ -2,19 +2,16 @@
 
 import dataclasses
 import io
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from invoke import Context
 from rich.console import Console
 
 from bench.records.training_data import DataReport, FileFacts, Finding, Part, Shown
 from reports.summary.cost import Amount, Price
 from tasks.errors import UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.load import Settings
 from tasks.train import foreseen, planned, printed
 
 REPORT = DataReport(
@@ -51,17 +48,6 @@ PREDICTED = foreseen.Foreseen(
     step_sec=9.0,
     exchange_sec=1.0,
 )
-
-
-@pytest.fixture
-def settings(context: Callable[..., Context], project: Path) -> Callable[..., Settings]:
-    """The settings with these of the section train."""
-
-    def make(**train: Any) -> Settings:
-        (project / "more.json").write_text(json.dumps({"train": train}))
-        return load(context(str(project / "more.json")))
-
-    return make
 
 
 def test_without_files_the_data_of_the_benchmarks_is_looked_at(settings: Callable[..., Settings]) -> None:

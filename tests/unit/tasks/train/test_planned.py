@@ -6,23 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoke import Context
 
 from bench.records import choose, suite
 from tasks.errors import UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.load import Settings
 from tasks.train import planned
-
-
-@pytest.fixture
-def settings(context: Callable[..., Context], project: Path) -> Callable[..., Settings]:
-    """The settings with these of the section train."""
-
-    def make(**train: Any) -> Settings:
-        (project / "more.json").write_text(json.dumps({"train": train}))
-        return load(context(str(project / "more.json")))
-
-    return make
 
 
 def test_the_defaults_are_a_training(settings: Callable[..., Settings]) -> None:
