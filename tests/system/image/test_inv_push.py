@@ -220,7 +220,7 @@ def test_a_registry_that_dies_under_a_layer_is_waited_for_and_the_push_completes
             lambda: list(uploads.glob(f"{NAMESPACE}/qlora-fleet/_uploads/*")) or process.poll() is not None, "an upload"
         )
         killed.set()
-        build_vm.kill("docker-registry")
+        build_vm.kill_registry()
 
     thread = threading.Thread(target=kill)
     thread.start()
