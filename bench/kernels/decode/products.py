@@ -7,9 +7,10 @@ A decoding step multiplies every weight by one row per sequence, so it is bound 
 codes and N K / 64 of scales for N x K numbers. bitsandbytes has a kernel for a single row; for more it writes the whole
 matrix in 16 bits and reads it back.
 
-The codes become operands of the tensor cores in registers (`products.cu`), eight rows of x at a time: on an H200, Mistral's
-four products of a layer take 52 us for 1 row, 58 for 8, 96 for 16 and 190 for 32. Against W dequantized and multiplied by torch, results differ by rounding alone: levels and inputs are rounded to
-bf16, everything else is float32. Sums are added in a fixed order.
+The codes become operands of the tensor cores in registers (`products.cu`), eight rows of x at a time: on an H200,
+Mistral's four products of a layer take 52 us for 1 row, 58 for 8, 96 for 16 and 190 for 32. Against W dequantized and
+multiplied by torch, results differ by rounding alone: levels and inputs are rounded to bf16, everything else is
+float32. Sums are added in a fixed order.
 
 Not covered: more than 32 rows; weights that `nf4.from_bitsandbytes` refuses, rows that are no multiple of 16, columns
 that are no multiple of 64; GPUs before compute capability 8.0.
