@@ -14,6 +14,7 @@ from bench.records.training import LIMIT_REACHED
 from remote.jobs.job import JobState, JobStatus
 
 _CANNOT_START = 127
+_STOPPED = 128 + signal.SIGTERM  # what the bench ends with; with a result, once it has begun
 _OUT_OF_MEMORY = "; the kernel does that when the worker's memory is used up"
 
 
@@ -69,6 +70,8 @@ def judge(
         return Verdict(end=End.LOST, reason=f"killed by {_signal_name(status.signal)}{_where(status)}{hint}")
     if status.exit_code == 0:
         return Verdict(end=End.LOST, reason="exit 0, but it left no result")
+    if status.exit_code == _STOPPED:
+        return Verdict(end=End.PREEMPTED, reason="stopped by SIGTERM before it began")
     last = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
     # The worker's doing, not the trial's: nothing to start it with, or no disk space for the result.
     end = End.LOST if status.exit_code in (_CANNOT_START, EXIT_NOT_WRITTEN) else End.FAILED

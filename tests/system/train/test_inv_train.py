@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,47 @@ def test_what_changed_meanwhile_stops_the_resume_unless_asked_for(project, hold:
     assert trial.learning_rate == 0.0001
     assert trial.training is not None
     assert trial.training.may_differ == ("data", "learning_rate")
+
+
+@only_thorough
+@pytest.mark.usefixtures("hold")
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_killed_at_moments_of_a_seed_every_step_counts_once(project, seed: int) -> None:
+    """What a killed rank changes is shown with real ones: test_finetune_ranks.py, test_real_model.py."""
+    chooser, steps = random.Random(seed), 600
+    project.environment["INVOKE_TRAIN_MAX_STEPS"] = str(steps)
+    operator = project.start("train")
+
+    def trial() -> int:
+        found = lambda: [pid for pid, words in project.trainers().items() if "supervisor" not in " ".join(words)]  # noqa: E731
+        return min(project.wait_until(found, "its process"))
+
+    def supervisor() -> int:
+        return int(Path(f"/proc/{trial()}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def followed_anew() -> None:
+        nonlocal operator
+        os.killpg(operator.pid, signal.SIGKILL)
+        operator.communicate(timeout=10)
+        operator = project.start("train", "--resume")
+
+    strikes = [
+        followed_anew,
+        lambda: os.kill(trial(), signal.SIGKILL),
+        lambda: os.kill(trial(), signal.SIGTERM),
+        lambda: os.kill(supervisor(), signal.SIGKILL),
+    ] * 2
+    chooser.shuffle(strikes)
+    for strike in strikes:
+        before = checkpoints(project)
+        project.wait_until(lambda before=before: checkpoints(project)[-1:] > before[-1:], "it to go on")
+        time.sleep(chooser.uniform(0.0, 1.0))
+        strike()
+    out, err = operator.communicate(timeout=300)
+    assert operator.returncode == 0, out + err
+    assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
+    assert len(project.events("started")) == 7
+    assert adapter_of(project) == f"{steps * (steps + 1) // 2}\n"
 
 
 @only_thorough

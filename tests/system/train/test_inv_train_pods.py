@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,14 @@ def test_struck_at_moments_of_a_seed_every_step_counts_once(training: Training, 
         lambda: faults.delete_pod(training.pod_of(a_worker()), grace=0),
     ] * 2  # fmt: skip
     chooser.shuffle(strikes)
+
+    def goes_on(before: int) -> bool:
+        assert operator.poll() is None, operator.communicate()
+        return training.checkpoint > before
+
     for strike in strikes:
         inv_pods.await_pods(training.cluster, PODS)
-        before = training.checkpoint
-        project.wait_until(lambda before=before: training.checkpoint > before, "it to go on")
+        project.wait_until(partial(goes_on, training.checkpoint), "it to go on")
         time.sleep(chooser.uniform(0.0, 1.0))
         strike()
     assert training.checkpoint < LONG, "every fault came while it trained"

@@ -1,5 +1,6 @@
 """Every case of what a job may leave behind, and the end that follows."""
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -101,6 +102,7 @@ CASES = [
     case("bad input", End.FAILED, "exit 2: x: no such folder", exited(2), log=["noise", "x: no such folder", "  "]),
     case("nothing to start it with", End.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
     case("disk full", End.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
+    case("stopped at once", End.PREEMPTED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)),
     case("silent failure", End.FAILED, "exit 1: no output", exited(1)),
 ]
 
