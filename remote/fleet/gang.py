@@ -31,13 +31,19 @@ class GangAgent(Agent):
         self._others = [Agent(member) for member in members[1:]]
         self._address = address
 
-    def start(self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float) -> dict[str, Any]:
-        """As `Agent.start`, for as many members as the trial has ranks. Raises HostError where there are too few."""
+    def start(
+        self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float, tell: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """As `Agent.start`, for as many members as the trial has ranks. Raises HostError where there are too few.
+
+        Absent where the leader's host was replaced while the gang started: its members are cancelled, this attempt is
+        lost, and the next one has a folder of its own.
+        """
         count = int(spec["environment"].get(NODE_COUNT, "1"))
         if count > 1 + len(self._others):
             raise HostError(f"{self.host.name}: {count} hosts are needed, {1 + len(self._others)} are there")
         if count == 1:
-            return super().start(job, spec, slot=slot, claim_sec=claim_sec)
+            return super().start(job, spec, slot=slot, claim_sec=claim_sec, tell=tell)
         holder = None if slot is None else self._other_job(slot, job, count)
         if holder is not None:
             return {"state": "busy", "holder": holder}
@@ -47,7 +53,8 @@ class GangAgent(Agent):
             return {**spec, "environment": {**spec["environment"], **place(job, address, rank)}}
 
         def start(rank: int) -> dict[str, Any]:
-            return self._others[rank - 1].start(job, spec_of(rank), slot=slot, claim_sec=claim_sec)
+            member = self._others[rank - 1]
+            return member.start(job, spec_of(rank), slot=slot, claim_sec=claim_sec, tell=(NODE_ADDRESS,))
 
         # One member before all others: of two gangs that begin together, the one that has it goes on, and the other
         # holds nothing that the first would wait for.
@@ -56,7 +63,15 @@ class GangAgent(Agent):
             with ThreadPoolExecutor(max_workers=min(32, count - 1)) as pool:
                 answers += pool.map(start, range(2, count))
         busy = next((answer for answer in answers if answer["state"] == "busy"), None)
-        return busy or super().start(job, spec_of(0), slot=slot, claim_sec=claim_sec)
+        if busy is not None:
+            return busy
+        # The leader's host may have been replaced since a member was started, now or by an earlier call: the member
+        # would ask after the leader where it was, and the leader would wait for the member.
+        told = {answer.get("environment", {}).get(NODE_ADDRESS, address) for answer in answers}
+        if told | {self._address()} != {address}:
+            self._cancel_others(job, grace_sec=float(spec["grace_sec"]))
+            return {"state": "absent"}
+        return super().start(job, spec_of(0), slot=slot, claim_sec=claim_sec, tell=tell)
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
         """As `Agent.cancel`, for every member. One that does not answer ends by itself once the leader has ended.
@@ -64,15 +79,18 @@ class GangAgent(Agent):
         The leader first: its result then says that it was asked to stop, and not that another rank was.
         """
 
+        try:
+            return super().cancel(job, grace_sec=grace_sec)
+        finally:
+            self._cancel_others(job, grace_sec=grace_sec)
+
+    def _cancel_others(self, job: str, *, grace_sec: float) -> None:
         def cancel(agent: Agent) -> None:
             with contextlib.suppress(HostError):
                 agent.cancel(job, grace_sec=grace_sec)
 
-        try:
-            return super().cancel(job, grace_sec=grace_sec)
-        finally:
-            with ThreadPoolExecutor(max_workers=min(32, max(1, len(self._others)))) as pool:
-                list(pool.map(cancel, self._others))
+        with ThreadPoolExecutor(max_workers=min(32, max(1, len(self._others)))) as pool:
+            list(pool.map(cancel, self._others))
 
     def holder(self, slot: str) -> str | None:
         """As `Agent.holder`: the first job that holds the slot of any member. Every member is asked."""

@@ -31,9 +31,15 @@ class Agent:
         self.host, self.program = host, delivered or program(ONHOST)
         self._installed = False
 
-    def start(self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float) -> dict[str, Any]:
-        """Start the job at this folder unless it was started before; what it is now, or which job holds the slot."""
-        return self.line("start", {"job": job, "slot": slot, "claim_sec": claim_sec}, payload=spec)
+    def start(
+        self, job: str, spec: dict[str, Any], *, slot: str | None, claim_sec: float, tell: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Start the job at this folder unless it was started before; what it is now, or which job holds the slot.
+
+        `tell`: variables of its environment that the answer's `environment` gives as the job got them.
+        """
+        arguments = {"job": job, "slot": slot, "claim_sec": claim_sec, "tell": list(tell)}
+        return self.line("start", arguments, payload=spec)
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
         """End the job at this folder; what it is then."""

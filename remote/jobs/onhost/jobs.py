@@ -48,7 +48,7 @@ def start(arguments: dict[str, Any]) -> None:
     # A `watch` may hold the lock for an instant; a supervisor keeps it.
     if not try_lock(lock, within_sec=0.5) or has_begun(job):
         os.close(lock)
-        say(state_of(job))
+        say({**state_of(job), "environment": environment_of(job, arguments["tell"])})
         return
     slot = None
     if arguments["slot"] is not None:
@@ -73,7 +73,13 @@ def start(arguments: dict[str, Any]) -> None:
         complaint = ready.read().decode(errors="replace")
     if complaint:
         raise Refusal(complaint)
-    say({**state_of(job), "started": True})
+    say({**state_of(job), "environment": environment_of(job, arguments["tell"]), "started": True})
+
+
+def environment_of(job: Path, names: list[str]) -> dict[str, Any]:
+    """These variables as the job's own spec has them: it may have been claimed with another spec than this call's."""
+    found = json.loads((job / "spec.json").read_bytes())["environment"]
+    return {name: found.get(name) for name in names}
 
 
 def has_begun(job: Path) -> bool:

@@ -110,6 +110,31 @@ def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(members: Members) ->
     assert not folder_of(wires[0]).exists()
 
 
+def test_a_leader_replaced_while_its_gang_starts_is_waited_for_by_nobody(members: Members) -> None:
+    """The job is nowhere then, so the attempt is lost and the next one begins, at once and not after minutes."""
+    agent, wires = members(3)
+    addresses = ["10.0.0.7"]
+    gang = GangAgent(wires, lambda: addresses[-1])
+    wires[0].plugged = False  # its pod is being deleted
+    with pytest.raises(HostUnreachable, match="worker-1"):
+        Job(gang, "/same/runs/job").start(spec(3))
+    wires[0].plugged = True
+    addresses.append("10.0.0.8")  # and another one has its name
+    assert Job(gang, "/same/runs/job").start(spec(3)).state is JobState.ABSENT
+    assert not folder_of(wires[0]).exists()
+    for wire in wires[1:]:
+        assert json.loads((folder_of(wire) / "end.json").read_text())["why"] == "cancelled"
+    assert Job(agent, "/same/runs/next").start(spec(3)).state is JobState.RUNNING
+    agent.cancel("/same/runs/next", grace_sec=1.0)
+
+
+def test_a_leader_replaced_between_its_members_start_and_its_own_is_not_started(members: Members) -> None:
+    _, wires = members(2)
+    addresses = iter(["10.0.0.7", "10.0.0.8"])
+    assert Job(GangAgent(wires, lambda: next(addresses)), "/same/runs/job").start(spec(2)).state is JobState.ABSENT
+    assert not folder_of(wires[0]).exists()
+
+
 def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(members: Members) -> None:
     agent, wires = members(2)
     job = Job(agent, "/same/runs/job")
