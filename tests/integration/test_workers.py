@@ -60,6 +60,24 @@ def test_fails(tmp_path_factory):
     raise LookupError
 """
 
+SHARES = """
+import pytest
+
+@pytest.fixture(scope="module")
+def page(server):
+    with open("made", "a") as made:
+        made.write("once ")
+    yield
+    with open("made", "a") as made:
+        made.write("ended ")
+
+def test_one(page): pass
+
+def test_two(page): pass
+
+def test_three(page): pass
+"""
+
 
 def run(folder: Path, *options: str, **files: str) -> tuple[int, str]:
     for name, text in {"conftest": CONFTEST, **files}.items():
@@ -90,6 +108,12 @@ def test_outcomes_output_and_a_death_are_those_of_the_tests(tmp_path: Path) -> N
     ):
         assert line in said, said
     assert [path.parent.name for path in (tmp_path / "base").glob("*/ended")] == ["worker-3"]
+
+
+def test_what_a_files_tests_share_is_made_once_and_ended_after_the_last(tmp_path: Path) -> None:
+    code, said = run(tmp_path, test_shares=SHARES, test_others=SHARES.replace("made", "others"))
+    assert code == pytest.ExitCode.OK, said
+    assert [(tmp_path / name).read_text() for name in ("made", "others")] == ["once ended ", "once ended "]
 
 
 def test_the_first_failure_ends_all_workers_and_what_they_have_started(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import Pipe
@@ -87,7 +87,7 @@ class Workers:
 
     # In the first process ---------------------------------------------------------------------------------------------
 
-    def _start(self, first: Iterable[pytest.Item] = ()) -> Worker:
+    def _start(self, first: Sequence[pytest.Item] = ()) -> Worker:
         """A worker; it runs these tests before it takes units."""
         self._started += 1
         name = f"{NAME}{self._started}"
@@ -143,7 +143,7 @@ class Workers:
 
     # In a worker ------------------------------------------------------------------------------------------------------
 
-    def _work(self, name: str, reports: Connection, first: Iterable[pytest.Item]) -> NoReturn:
+    def _work(self, name: str, reports: Connection, first: Sequence[pytest.Item]) -> NoReturn:
         code = 1
         try:
             die_with_parent()
@@ -155,9 +155,10 @@ class Workers:
             capture.start_global_capturing()
             capture.suspend_global_capture()
             try:
-                for item in chain(first, self._taken()):
-                    # With the session as what comes next, pytest tears down all but the session's fixtures.
-                    self._config.hook.pytest_runtest_protocol(item=item, nextitem=self._session)
+                for unit in chain([first], self._taken()):
+                    # What comes next decides what is torn down: of a unit's last test all but the session's fixtures.
+                    for item, after in zip(unit, [*unit[1:], self._session], strict=False):
+                        self._config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that what was started is also ended
                 self._session._setupstate.teardown_exact(None)
@@ -171,10 +172,10 @@ class Workers:
                 stream.flush()
             os._exit(code)
 
-    def _taken(self) -> Iterator[pytest.Item]:
+    def _taken(self) -> Iterator[list[pytest.Item]]:
         units = list(self._units.values())
         while word := os.read(self._queue, WORD):
-            yield from units[int.from_bytes(word, "big")]
+            yield units[int.from_bytes(word, "big")]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Any) -> bool:
