@@ -38,8 +38,8 @@ class Agent:
 
         `tell`: variables of its environment that the answer's `environment` gives as the job got them.
         """
-        arguments = {"job": job, "slot": slot, "claim_sec": claim_sec, "tell": list(tell)}
-        return self.line("start", arguments, payload=spec)
+        arguments: dict[str, Any] = {"job": job, "slot": slot, "claim_sec": claim_sec}
+        return self.line("start", arguments | ({"tell": list(tell)} if tell else {}), payload=spec)
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
         """End the job at this folder; what it is then."""

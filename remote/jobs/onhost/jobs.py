@@ -48,7 +48,7 @@ def start(arguments: dict[str, Any]) -> None:
     # A `watch` may hold the lock for an instant; a supervisor keeps it.
     if not try_lock(lock, within_sec=0.5) or has_begun(job):
         os.close(lock)
-        say({**state_of(job), "environment": environment_of(job, arguments["tell"])})
+        say({**state_of(job), "environment": environment_of(job, arguments.get("tell", []))})
         return
     slot = None
     if arguments["slot"] is not None:
@@ -73,7 +73,7 @@ def start(arguments: dict[str, Any]) -> None:
         complaint = ready.read().decode(errors="replace")
     if complaint:
         raise Refusal(complaint)
-    say({**state_of(job), "environment": environment_of(job, arguments["tell"]), "started": True})
+    say({**state_of(job), "environment": environment_of(job, arguments.get("tell", [])), "started": True})
 
 
 def environment_of(job: Path, names: list[str]) -> dict[str, Any]:

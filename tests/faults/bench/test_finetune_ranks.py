@@ -4,8 +4,10 @@ Trials and their ranks are forked from a server that has imported the stack. Not
 machines (their parents are a distributed trial's: test_distributed_nodes.py).
 """
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -22,6 +24,7 @@ from reports.read import steps as so_far
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.rankpids import alive, end
+from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
 STEPS = 12
@@ -135,6 +138,33 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     assert [words.partition(":")[0] for words in reasons] == ["LOST", "PREEMPTED", "ended without a word"]
     assert [restart.attempt for restart in found.restarts] == [2, 3, 4]
     assert found.restarts[1].lost_steps == 0
+
+
+@only_thorough
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_ranks_killed_at_moments_of_a_seed_end_with_the_quiet_adapter(attempts, quiet, seed: int) -> None:
+    """One rank, both, and the trial's own process with them: each once, in any order, from its start to its end."""
+    chooser, training = random.Random(seed), attempts(f"seed-{seed}")
+    struck = ["a rank", "all ranks", "everything"]
+    chooser.shuffle(struck)
+    for number, what in enumerate(struck):
+        process = training.start()
+        ranks = training.at_step(process, 1 + 3 * number)
+        time.sleep(chooser.uniform(0.0, 0.5))  # a step takes some tenths of a second
+        for pid in [*ranks.values()] if what != "a rank" else [ranks[chooser.randrange(2)]]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        below = descendants(process.pid)
+        if what == "everything":
+            process.kill()
+        process.communicate(timeout=WAIT_SEC)
+        deadline = time.monotonic() + WAIT_SEC
+        while alive(below) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    found = training.finish()
+    assert found.adapter_sha256 == quiet.adapter_sha256
+    assert found.steps.loss == quiet.steps.loss
+    assert found.steps.step == list(range(1, STEPS + 1))
 
 
 def test_on_four_then_two_then_four_ranks_the_same_batches_give_the_same_losses(attempts, quiet):

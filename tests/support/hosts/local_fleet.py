@@ -385,7 +385,7 @@ def operate(folder: Path, workers: int, moments: int) -> None:
     real_write, real_fsync = os.write, os.fsync
 
     def write(handle: int, content: bytes) -> int:
-        if fate._left == 1 and content.startswith(b'{"time"'):
+        if fate._left == 1 and bytes(content[:7]) == b'{"time"':
             real_write(handle, content[: chooser.randrange(len(content))])  # a torn line is what a crash may leave
         fate.moment()
         return real_write(handle, content)
