@@ -65,8 +65,8 @@ class GangAgent(Agent):
         busy = next((answer for answer in answers if answer["state"] == "busy"), None)
         if busy is not None:
             return busy
-        # The leader's host may have been replaced since a member was started, now or by an earlier call: the member
-        # would ask after the leader where it was, and the leader would wait for the member.
+        # The leader's host may have been replaced since a member was started, by this call or an earlier one. That
+        # member would connect to the leader's old address, and the leader would wait for it.
         told = {answer.get("environment", {}).get(NODE_ADDRESS, address) for answer in answers}
         if told | {self._address()} != {address}:
             self._cancel_others(job, grace_sec=float(spec["grace_sec"]))

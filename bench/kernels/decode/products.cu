@@ -11,8 +11,8 @@
 // The next kernel may start before this one ends, and this one may have started before the last one ended: only weights
 // are read before `await_inputs`.
 //
-// Each warp copies its codes and scales into shared memory, STAGES chunks ahead, and waits for nobody until the sums of
-// all warps are added. A byte of codes is two numbers. Their pair comes from a table in shared memory with a copy for
+// Each warp copies its codes and scales into shared memory, STAGES chunks ahead. Warps meet only where their sums are
+// added. A byte of codes is two numbers. Their pair comes from a table in shared memory with a copy for
 // each lane, so that lanes never wait for each other: one load a byte. The scale of 64 numbers multiplies their sum, in
 // float32. Where registers allow, a lane's part of x stays in them for all rows of W.
 

@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,20 @@ class Attempts:
         raise AssertionError(f"no checkpoint of step {step} within {WAIT_SEC} s")
 
 
+def until_gone(pids: Iterable[int]) -> None:
+    """Wait until none of these processes is left."""
+    deadline = time.monotonic() + WAIT_SEC
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def check_same(found: TrainingRecord, quiet: TrainingRecord) -> None:
+    """The adapter bit by bit, every loss, and every step once."""
+    assert found.adapter_sha256 == quiet.adapter_sha256
+    assert found.steps.loss == quiet.steps.loss
+    assert found.steps.step == list(range(1, STEPS + 1))
+
+
 @pytest.fixture(scope="module")
 def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Callable[[str], Attempts]]:
     """Trainings by name, over one model and one data file."""
@@ -124,14 +138,10 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     process.kill()
     process.communicate()
     seen, _ = so_far.read(training.out / "steps.jsonl")
-    deadline = time.monotonic() + WAIT_SEC
-    while alive(below) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until_gone(below)
 
     found = training.finish()
-    assert found.adapter_sha256 == quiet.adapter_sha256
-    assert found.steps.loss == quiet.steps.loss
-    assert found.steps.step == list(range(1, STEPS + 1))
+    check_same(found, quiet)
     assert so_far.read(training.out / "steps.jsonl") == (found.steps, found.evaluations)
     assert seen.loss == found.steps.loss[: len(seen.loss)] != []
     reasons = [restart.reason for restart in found.restarts]
@@ -151,20 +161,16 @@ def test_ranks_killed_at_moments_of_a_seed_end_with_the_quiet_adapter(attempts, 
         process = training.start()
         ranks = training.at_step(process, 1 + 3 * number)
         time.sleep(chooser.uniform(0.0, 0.5))  # a step takes some tenths of a second
+        below = descendants(process.pid)
         for pid in [*ranks.values()] if what != "a rank" else [ranks[chooser.randrange(2)]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        below = descendants(process.pid)
         if what == "everything":
             process.kill()
         process.communicate(timeout=WAIT_SEC)
-        deadline = time.monotonic() + WAIT_SEC
-        while alive(below) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until_gone(below)
     found = training.finish()
-    assert found.adapter_sha256 == quiet.adapter_sha256
-    assert found.steps.loss == quiet.steps.loss
-    assert found.steps.step == list(range(1, STEPS + 1))
+    check_same(found, quiet)
 
 
 def test_on_four_then_two_then_four_ranks_the_same_batches_give_the_same_losses(attempts, quiet):

@@ -110,8 +110,8 @@ def test_a_member_out_of_reach_is_out_of_reach_for_the_gang(members: Members) ->
     assert not folder_of(wires[0]).exists()
 
 
-def test_a_leader_replaced_while_its_gang_starts_is_waited_for_by_nobody(members: Members) -> None:
-    """The job is nowhere then, so the attempt is lost and the next one begins, at once and not after minutes."""
+def test_an_attempt_is_lost_at_once_where_its_leader_is_replaced_while_the_gang_starts(members: Members) -> None:
+    """No member waits minutes for a leader at its old address: the next attempt can start."""
     agent, wires = members(3)
     addresses = ["10.0.0.7"]
     gang = GangAgent(wires, lambda: addresses[-1])
