@@ -9,6 +9,7 @@ Not covered: start-up (loading, reading the data), evaluations, answers, restart
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,10 +173,10 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
     if spec.max_steps is not None and spec.max_steps < steps:
         steps = spec.max_steps
         rows = steps * spec.rows_per_step
-    row, basis = _row_sec(settings, trial, seen)
-    exchange = _exchange_sec(settings, seen, workers, BYTES[spec.gradients])
     turns = math.ceil(min(spec.rows_per_step, max(1, rows)) / workers)  # rows of the busiest worker in a step
-    seconds = None if row is None else _plus(row.times(steps * turns), steps * (exchange or 0.0))
+    step, basis = _step_sec(settings, trial, seen, turns)
+    exchange = _exchange_sec(settings, seen, workers, BYTES[spec.gradients])
+    seconds = None if step is None else _plus(step, exchange or 0.0).times(steps)
     price = price_of(settings, [seen.device])
     usd = None if price is None or seconds is None else seconds.times(workers * price.usd_per_gpu_hour / 3600.0)
     return Foreseen(
@@ -188,23 +189,33 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
         usd=usd,
         peak_bytes=seen.forecast.peak_bytes,
         memory_bytes=seen.forecast.gpu_memory_bytes,
-        step_sec=None if row is None else row.value * turns,
+        step_sec=None if step is None else step.value,
         exchange_sec=exchange,
     )
 
 
-def _row_sec(settings: Settings, trial: Trial, seen: Seen) -> tuple[Amount | None, str]:
-    """Seconds for one packed row on one worker, and from what that is known."""
+def _step_sec(settings: Settings, trial: Trial, seen: Seen, turns: int) -> tuple[Amount | None, str]:
+    """Seconds of a step of `turns` packed rows on one worker, without the exchange, and from what that is known."""
     alike = [one for one in _results(settings.results_folder) if _is_alike(one, trial, seen)]
     if alike:
-        found = measure([ProcessSteps.of(one) for one in alike]).step_time_sec
-        row = Amount(value=found.value, low=found.low, high=found.high)
-        run = alike[0].run_id
-        return row, f"from {found.n} steps measured on {seen.device} (run {run})"
+        found = measure([ProcessSteps.of(one) for one in alike])
+        rate, samples = found.elapsed_samples_per_sec, found.samples_per_sec.value * found.step_time_sec.value
+        # The mean step, slow ones included, since hours are their sum. Each measured step held one row and one
+        # optimizer step; here `turns` rows share one.
+        low, high = (None if end is None else samples / end for end in (rate.high, rate.low))
+        row = Amount(value=samples / rate.value, low=low, high=high)
+        step = _plus(row.times(turns), (1 - turns) * _optimizer_sec(alike))
+        return step, f"from {rate.n} steps measured on {seen.device} (run {alike[0].run_id})"
     if seen.forecast.row_sec is not None:
         row = Amount(value=seen.forecast.row_sec, low=None, high=None)
-        return row, f"estimated from the figures of {seen.device}; no run here measured this configuration"
+        return row.times(turns), f"estimated from the figures of {seen.device}; no run here measured this configuration"
     return None, f"no run here measured this configuration on {seen.device}"
+
+
+def _optimizer_sec(results: Sequence[TrialResult]) -> float:
+    """Seconds of an optimizer step, the median over the trials; 0 where none measured it."""
+    found = [one.value for result in results for one in result.measurements if one.name == "step_optimizer_sec"]
+    return statistics.median([value for value in found if value is not None] or [0.0])
 
 
 def _is_alike(result: TrialResult, trial: Trial, seen: Seen) -> bool:
@@ -237,7 +248,8 @@ def _exchange_sec(settings: Settings, seen: Seen, workers: int, bytes_each: int)
 
 def _results(results_folder: Path) -> Iterator[TrialResult]:
     """The results of the newest runs, newest first. One that cannot be read is left out: the report names it."""
-    for folder in sorted(results_folder.glob("*/trials"), reverse=True)[:RUNS_TO_LEARN_FROM]:
+    runs = [one for one in results_folder.glob("*/trials") if not one.parent.is_symlink()]  # `latest` is a link
+    for folder in sorted(runs, reverse=True)[:RUNS_TO_LEARN_FROM]:
         for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
             try:
                 yield TrialResult.read(path)
