@@ -375,5 +375,5 @@ def _show_as(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    LIBRARY_PATH = [place for place in sys.path[1:] if place != str(ROOT)]
+    LIBRARY_PATH = [place for place in sys.path[1:] if place != str(ROOT)] + [str(ROOT)]  # the editable install's
     serve(sys.argv[1], int(sys.argv[2]), sys.argv[3:-1])
