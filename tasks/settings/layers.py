@@ -183,32 +183,43 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
         raise UsageError(f"{shown(path)}: not usable JSON: {error}") from None
 
 
-@functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 25 ms
+class _UnusableError(Exception):
+    """What is said after the file's name."""
+
+
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
+    try:
+        return _values_and_places(text)
+    except _UnusableError as error:
+        raise UsageError(f"{shown(path)}{error}") from None
+
+
+@functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 20 ms
+def _values_and_places(text: str) -> tuple[Any, yaml.Node | None]:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
         if _count(node, {}) > _MOST_VALUES:
-            raise UsageError(f"{shown(path)}: not YAML that can be used: more than {_MOST_VALUES:,} values")
-        _refuse_twice(node, path)
-        _refuse_unreadable_scalars(node, path)
+            raise _UnusableError(f": not YAML that can be used: more than {_MOST_VALUES:,} values")
+        _refuse_twice(node)
+        _refuse_unreadable_scalars(node)
         return loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
         what = error.problem or error.context or "not usable"
         what = what.replace("but found another document", "a second document")
-        raise UsageError(f"{shown(path)}{line}: not YAML: {what}") from None
+        raise _UnusableError(f"{line}: not YAML: {what}") from None
     except yaml.reader.ReaderError as error:
         line = f":{text.count(chr(10), 0, error.position) + 1}"
-        raise UsageError(f"{shown(path)}{line}: not YAML: a character that may not stand in it") from None
+        raise _UnusableError(f"{line}: not YAML: a character that may not stand in it") from None
     except RecursionError:
-        raise UsageError(f"{shown(path)}: not YAML that can be used: nested too deeply") from None
+        raise _UnusableError(": not YAML that can be used: nested too deeply") from None
 
 
-def _refuse_twice(node: yaml.Node, path: Path, above: Keys = ()) -> None:
+def _refuse_twice(node: yaml.Node, above: Keys = ()) -> None:
     # YAML forbids equal keys in one section; the parser takes the last in silence: editing the first does nothing.
     if not isinstance(node, yaml.MappingNode) or len(above) > 8:
         return
@@ -218,14 +229,14 @@ def _refuse_twice(node: yaml.Node, path: Path, above: Keys = ()) -> None:
             continue
         keys, line = (*above, key.value), key.start_mark.line + 1
         if key.value in lines and key.value != "<<":
-            raise UsageError(f"{shown(path)}:{line}: {'.'.join(keys)}: given twice, first on line {lines[key.value]}")
+            raise _UnusableError(f":{line}: {'.'.join(keys)}: given twice, first on line {lines[key.value]}")
         lines[key.value] = line
-        _refuse_twice(value, path, keys)
+        _refuse_twice(value, keys)
 
 
-def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
+def _refuse_unreadable_scalars(root: yaml.Node) -> None:
     # `2025-13-45` and `!!int x` leave the constructor as bare ValueErrors, IndexErrors and worse, with no line.
-    waiting, seen = [root], set()
+    waiting, seen, constructor = [root], set(), yaml.constructor.SafeConstructor()
     while waiting:
         node = waiting.pop()
         if id(node) in seen:  # an alias may refer to a section that it is in
@@ -237,13 +248,13 @@ def _refuse_unreadable_scalars(root: yaml.Node, path: Path) -> None:
             waiting.extend(node.value)
         else:
             try:
-                yaml.SafeLoader("").construct_object(node)
+                constructor.construct_object(node)
             except yaml.YAMLError:
                 continue  # has a line number, and the document's own construction raises it again
             except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
                 kind = node.tag.rpartition(":")[2]
                 line = node.start_mark.line + 1
-                raise UsageError(f"{shown(path)}:{line}: not YAML: {clip(node.value)} is no {kind}") from None
+                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is no {kind}") from None
 
 
 def _count(node: yaml.Node, known: dict[int, float]) -> float:

@@ -36,7 +36,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
 
 from tests.support.paths import ROOT
 
@@ -201,6 +202,30 @@ def put_into(project: Path, server: ForkServer) -> None:
 def serve(path: str, until: int, libraries: Sequence[str]) -> None:
     """Until that process ends; with 0, until standard input ends, which it does with the process that started this."""
     lives = os.pidfd_open(until) if until else 0
+    _load(libraries)
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}.new")
+    listener.listen()
+    os.rename(f"{path}.new", path)
+    programs: dict[int, tuple[int, socket.socket]] = {}  # by what tells of the end: pid, and who asked for it
+    while True:
+        asked = [connection for _, connection in programs.values()]
+        ready = set(select.select([listener, lives, *programs, *asked], [], [])[0])
+        if lives in ready:
+            return
+        for ended, (program, connection) in list(programs.items()):
+            if ready & {ended, connection}:
+                _end(ended, program, connection)
+                del programs[ended]
+        if listener in ready:
+            connection, _ = listener.accept()
+            with contextlib.suppress(OSError, ValueError):  # who asked is gone
+                program = _begin(connection)
+                programs[os.pidfd_open(program)] = program, connection
+
+
+def _load(libraries: Sequence[str]) -> None:
     for name in libraries:
         module = importlib.import_module(name)
         if name == "bench.stack":
@@ -210,30 +235,17 @@ def serve(path: str, until: int, libraries: Sequence[str]) -> None:
             for below in pkgutil.walk_packages(module.__path__, f"{name}."):
                 if not below.name.startswith(BY_HAND):
                     importlib.import_module(below.name)
-    gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who answer
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{path}.new")
-    listener.listen()
-    os.rename(f"{path}.new", path)
-    while lives not in select.select([listener, lives], [], [])[0]:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            _answer(connection)
-            os._exit(0)
-        connection.close()
+    LOADED.extend(_ours())
+    if settings := sys.modules.get("tasks.settings.layers"):  # it remembers what it has parsed
+        settings._values_and_places((ROOT / "invoke.yaml").read_text())
 
 
-def _answer(connection: socket.socket) -> None:
-    """Run one request in a child; tell its pid and its end. Kills it when the one who asked is gone."""
-    die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _begin(connection: socket.socket) -> int:
+    """Begin what is asked for, and tell its pid."""
     size, handles, _, _ = socket.recv_fds(connection, 4, 3)
     request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
-    child = os.fork()
-    if child == 0:
-        connection.close()
+    program = os.fork()
+    if program == 0:
         die_with_parent()
         subprocess.Popen = BelowATrial  # type: ignore[misc]
         if STARTS_RANKS in sys.modules:
@@ -242,13 +254,18 @@ def _answer(connection: socket.socket) -> None:
         _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
         os.close(handle)
-    ended = os.pidfd_open(child)
-    connection.sendall(child.to_bytes(4, "big"))
-    ready, _, _ = select.select([ended, connection], [], [])
-    if ended not in ready:
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
     with contextlib.suppress(OSError):
+        connection.sendall(program.to_bytes(4, "big"))
+    return program
+
+
+def _end(ended: int, program: int, connection: socket.socket) -> None:
+    """Tell of its end; or end it, because the one who asked is gone."""
+    if not select.select([ended], [], [], 0)[0]:
+        os.kill(program, signal.SIGKILL)
+    status = os.waitpid(program, 0)[1]
+    os.close(ended)
+    with connection, contextlib.suppress(OSError):
         connection.sendall(status.to_bytes(4, "big"))
 
 
@@ -341,28 +358,54 @@ def _forget(*packages: str) -> None:
         del sys.modules[name]
 
 
+class Ours(NamedTuple):
+    """One of our modules as the server has it; paths are below ROOT."""
+
+    name: str
+    module: ModuleType
+    path: Path
+    state: tuple[int, int]
+    constants: dict[str, Path]
+
+
+LOADED: list[Ours] = []  # in the server
+
+
+def _ours() -> list[Ours]:
+    """Looked up once: for each program anew it took 20 ms of processor time."""
+    return [
+        Ours(name, module, path.relative_to(ROOT), _state(path), _below_root(module))
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in OURS
+        for path in [Path(str(module.__file__))]
+    ]
+
+
+def _below_root(module: ModuleType) -> dict[str, Path]:
+    paths = {name: value for name, value in vars(module).items() if isinstance(value, Path)}
+    return {name: path.relative_to(ROOT) for name, path in paths.items() if path.is_relative_to(ROOT)}
+
+
 def _are_those_of(project: Path) -> bool:
     """Whether our modules are of the same sources as this project's; from now on they say that they lie there."""
     there = [package for package in OURS if (project / package).is_dir()]  # the others are found here
-    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in there}
-    moved = {name: project / Path(str(module.__file__)).relative_to(ROOT) for name, module in ours.items()}
+    ours = [one for one in LOADED if one.path.parts[0] in there and sys.modules.get(one.name) is one.module]
     try:
-        if any(_state(Path(str(ours[name].__file__))) != _state(path) for name, path in moved.items()):
+        if any(_state(f"{project}/{one.path}") != one.state for one in ours):
             return False
     except OSError:
         return False
-    for name, module in ours.items():
-        module.__file__ = str(moved[name])
-        if hasattr(module, "__path__"):
-            module.__path__ = [str(moved[name].parent)]
-        for constant, value in vars(module).items():
-            if isinstance(value, Path) and value.is_relative_to(ROOT):
-                setattr(module, constant, project / value.relative_to(ROOT))
+    for one in ours:
+        one.module.__file__ = f"{project}/{one.path}"
+        if hasattr(one.module, "__path__"):
+            one.module.__path__ = [f"{project}/{one.path.parent}"]
+        for constant, path in one.constants.items():
+            setattr(one.module, constant, project / path)
     return True
 
 
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
+def _state(path: Path | str) -> tuple[int, int]:
+    found = os.stat(path)
     return found.st_size, found.st_mtime_ns
 
 
