@@ -50,11 +50,15 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
 
     Without `follow`, a link is refused too: where somebody else wrote it, it may lead anywhere.
     """
+    return os.fdopen(_opened(path, follow), "rb")
+
+
+def _opened(path: Path, follow: bool) -> int:
     regular_size(path, follow=follow)  # before it is opened: opening a device can already do something
     # Without O_NONBLOCK a pipe, put there meanwhile, waits for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if stat.S_ISREG(os.fstat(handle).st_mode):
-        return os.fdopen(handle, "rb")
+        return handle
     os.close(handle)
     raise OSError(errno.EINVAL, "it is no file any more", str(path))
 
@@ -62,10 +66,13 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
 def read_regular(path: Path, *, most_bytes: int, follow: bool = True) -> bytes:
     """A file's content. Raises OSError as `open_regular`, and for more than `most_bytes`."""
     pieces, room = [], most_bytes + 1
-    with open_regular(path, follow=follow) as file:
-        while room and (piece := file.read(min(room, PIECE_BYTES))):  # at once, each file would get room for the most
+    handle = _opened(path, follow)
+    try:
+        while room and (piece := os.read(handle, min(room, PIECE_BYTES))):  # at once, each would get room for the most
             pieces.append(piece)
             room -= len(piece)
+    finally:
+        os.close(handle)
     if not room:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
     return b"".join(pieces)

@@ -186,8 +186,10 @@ def _list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], val
     found = set(map(type, value))
     if found <= plain:  # reading hundreds of step times one by one took most of the time
         if int in found:
-            _check_size(max((item for item in value if type(item) is int), key=abs), place)
-        return origin(value)
+            whole = value if len(found) == 1 else [item for item in value if type(item) is int]
+            _check_size(max(whole), place)
+            _check_size(min(whole), place)
+        return value if type(value) is origin else origin(value)
     if float in plain and found <= plain | {int}:
         with contextlib.suppress(OverflowError):  # the loop below reports it with its place
             return origin(float(item) if type(item) is int else item for item in value)

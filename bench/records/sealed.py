@@ -20,9 +20,11 @@ class ResultError(ValueError):
     """A record that cannot be trusted; the message names the file and what is wrong with it."""
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def _digest(document: dict[str, Any]) -> str:
-    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(document).encode()).hexdigest()
 
 
 def write_sealed(path: Path, kind: str, record: object) -> Path:

@@ -4,7 +4,9 @@ Every file is replaced atomically and index.html last, so that a page never show
 itself for long, and an interrupted report leaves the previous page in place.
 """
 
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +51,19 @@ class ReportSummary:
     exit_code: int
 
 
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """No search for circles of references among millions of values that hold none: it took a fourteenth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_without_collector()
 def build(
     run_folder: Path, *, pricing: Pricing | None = None, against: Path | None = None, refresh_sec: int | None = None
 ) -> ReportSummary:

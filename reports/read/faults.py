@@ -2,6 +2,7 @@
 it says can be true. One such number would make a mean, an axis or a table useless, or stop the report.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,11 +58,9 @@ def steps_fault(steps: Steps) -> str | None:
         return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
     if (number := _first_outside(SHORTEST_STEP_SEC, LONGEST_SEC, steps.step_time_sec)) >= 0:
         return f"step {number + 1} took {steps.step_time_sec[number]!r} s; {_A_STEP}"
-    for number, (samples, tokens, useful) in enumerate(
-        zip(steps.samples, steps.tokens, steps.useful_tokens, strict=True), start=1
-    ):
-        if not LEAST <= samples <= MOST or tokens < 1 or not 0 <= useful <= tokens:
-            return f"step {number} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
+    if (number := _first_impossible(steps)) >= 0:
+        samples, tokens, useful = (each[number] for each in (steps.samples, steps.tokens, steps.useful_tokens))
+        return f"step {number + 1} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
     if (number := _first_not(_is_sensible, steps.loss)) >= 0:
         return f"step {number + 1} has the loss {steps.loss[number]!r}"
     if steps.useful_tokens and not any(steps.useful_tokens):
@@ -100,10 +99,11 @@ def _measurement_fault(number: int, one: Measurement) -> str | None:
 
 def _metrics_fault(metrics: Metrics | None) -> str | None:
     for name, value in vars(metrics).items() if metrics is not None else ():
-        numbers = [value] if not isinstance(value, Interval) else [value.median, value.low, value.high]
+        numbers = (value.median, value.low, value.high) if isinstance(value, Interval) else (value,)
         least = 1 if name.startswith("peak_") else 0  # a process that trained has held memory
-        if not all(_is_sensible(one) and (one is None or one >= least or name.endswith("_loss")) for one in numbers):
-            return f"metrics: {name} is {numbers[0]!r}"
+        for one in numbers:
+            if one is not None and not (_is_sensible(one) and (one >= least or name.endswith("_loss"))):
+                return f"metrics: {name} is {numbers[0]!r}"
     return None
 
 
@@ -137,6 +137,15 @@ def _first_outside(low: float, high: float, values: Sequence[float]) -> int:
     if not values or (low <= min(values) and max(values) <= high):
         return -1
     return _first_not(lambda value: low <= value <= high, values)
+
+
+def _first_impossible(steps: Steps) -> int:
+    """The place of the first step whose amounts cannot be, -1 where all can."""
+    samples, tokens, useful = steps.samples, steps.tokens, steps.useful_tokens
+    if _first_outside(LEAST, MOST, samples) < 0 and min(tokens, default=1) >= 1 and min(useful, default=0) >= 0:
+        return _first_not(bool, map(operator.le, useful, tokens))
+    amounts = zip(samples, tokens, useful, strict=True)
+    return _first_not(lambda one: LEAST <= one[0] <= MOST and one[1] >= 1 and 0 <= one[2] <= one[1], amounts)
 
 
 def _first_not(holds: Callable[[Any], bool], values: Iterable[Any]) -> int:

@@ -94,17 +94,18 @@ def _read_results(
 ) -> tuple[dict[str, TrialResult], list[Rejected]]:
     results: dict[str, TrialResult] = {}
     rejected: list[Rejected] = []
+    trials = folder / TRIALS_FOLDER
     try:
-        places = sorted((folder / TRIALS_FOLDER).iterdir())
+        names = sorted(place.name for place in trials.iterdir())
     except FileNotFoundError:
         return results, rejected
     except OSError as error:
-        raise ReportError(f"{folder / TRIALS_FOLDER}: cannot be read: {error.strerror}") from None
-    for place in places:
-        path = place / RESULT_FILE
+        raise ReportError(f"{trials}: cannot be read: {error.strerror}") from None
+    for name in names:
+        path = Path(f"{trials}/{name}/{RESULT_FILE}")  # joined as text: of ten thousand paths, joining takes a second
         if not os.path.lexists(path):
-            if place.name not in plans:
-                rejected.append(Rejected(file=_relative(place, folder), reason="not a trial of this run's plan"))
+            if name not in plans:
+                rejected.append(Rejected(file=_relative(path.parent, folder), reason="not a trial of this run's plan"))
             continue
         try:
             result = TrialResult.read(path)
@@ -112,12 +113,13 @@ def _read_results(
             # The path is left out: the row names the file already.
             rejected.append(Rejected(file=_relative(path, folder), reason=str(error).removeprefix(f"{path}: ")))
             continue
-        if (reason := _objection(result, place.name, record, plans)) is not None:
+        if (reason := _objection(result, name, record, plans)) is not None:
             rejected.append(Rejected(file=_relative(path, folder), reason=reason))
             continue
         results[result.trial_id] = result
-        if (reason := telemetry.objection(place / TELEMETRY_FILE)) is not None:
-            rejected.append(Rejected(file=_relative(place / TELEMETRY_FILE, folder), reason=reason))
+        beside = path.with_name(TELEMETRY_FILE)
+        if (reason := telemetry.objection(beside)) is not None:
+            rejected.append(Rejected(file=_relative(beside, folder), reason=reason))
     return results, rejected
 
 

@@ -27,6 +27,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from reports.statistics import pooling, student
 from reports.statistics.pooling import Spread
@@ -43,8 +44,7 @@ OUTLIERS_TO_FLAG = 0.1  # of the steps; fewer do not move a median
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """What one process says of one quantity: its logarithm and that one's standard error over the steps.
 
     `half` is half the 95 % interval over its steps, wanted only where it is the only process.
@@ -156,20 +156,11 @@ def samples(processes: Sequence[Process], name: str, half: float | None = None) 
     `half` is half the interval over a single process's steps.
     """
     if name in ELAPSED:
-        own = (
-            half
-            if half is None
-            else processes[0].elapsed_error
-            * student.quantile(CONFIDENCE, round(max(processes[0].effective_steps - 1.0, 1.0), 1))
-        )
-        return [
-            Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.elapsed_error, half=own)
-            for one in processes
-        ]
-    return [
-        Sample(worker=one.worker, log=math.log(getattr(one, name)), error=one.standard_error, half=half)
-        for one in processes
-    ]
+        if half is not None:
+            freedom = round(max(processes[0].effective_steps - 1.0, 1.0), 1)
+            half = processes[0].elapsed_error * student.quantile(CONFIDENCE, freedom)
+        return [Sample(one.worker, math.log(getattr(one, name)), one.elapsed_error, half) for one in processes]
+    return [Sample(one.worker, math.log(getattr(one, name)), one.standard_error, half) for one in processes]
 
 
 def mean_of_logs(taken: Sequence[Sample], spread: Spread | None = None) -> Mean:
