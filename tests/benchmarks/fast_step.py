@@ -40,10 +40,9 @@ from bench.qlora.step import Placement, load_base, place
 from bench.records import ALL_LINEAR, Trial
 from bench.records.interval import summarize
 from tests.benchmarks import Figure, spread
-from tests.benchmarks._gpu import HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, LIMIT_BYTES, MEASURED, WARMUP, drawn, metered
 
 PRODUCTS = "the step's products alone"
-HELD_IN_EIGHT = {"eight_backward": 22, "eight": 11}  # the former keeps one orientation alone
 SPREAD, SHORTEST = 0.75, 16
 
 
