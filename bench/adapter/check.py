@@ -65,7 +65,7 @@ class Checker:
         if wish.merged is not None:
             check_model(Path(wish.merged))
         self.tokenizer = load_tokenizer(model)
-        self.material, _ = material.load(wish.trial, self.tokenizer, keep_in)
+        self.material, _ = material.load(wish.trial, lambda: self.tokenizer, keep_in)
         self.examples = list(self.material.data.validation)
         if not self.examples:
             raise InputError("train.validation: no data was held out, so no loss can be compared")

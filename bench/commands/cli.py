@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -342,7 +343,9 @@ def _forecast(arguments: argparse.Namespace) -> int:
     require_gpu_of(trial.profile)
     found, model = forecast(trial), Path(trial.model)
     row_tokens = trial.micro_batch_size * trial.max_seq_len
-    data = report(trial.training.data, model, load_tokenizer(model), row_tokens=row_tokens, keep_in=arguments.cache)
+    data = report(
+        trial.training.data, model, partial(load_tokenizer, model), row_tokens=row_tokens, keep_in=arguments.cache
+    )
     print(json.dumps(schema.to_json(replace(found, data=data)), ensure_ascii=False))
     return 0
 
@@ -363,7 +366,7 @@ def _data(arguments: argparse.Namespace) -> int:
     found = report(
         spec,
         Path(arguments.model),
-        load_tokenizer(Path(arguments.model)),
+        partial(load_tokenizer, Path(arguments.model)),
         row_tokens=arguments.row_tokens or spec.max_seq_len,
         keep_in=arguments.cache,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.records.durable import sha256_of
 from bench.records.sealed import ResultError, read_sealed, write_sealed
-from bench.records.training_data import FileFacts, Finding
+from bench.records.training_data import FileFacts, Finding, Shown
 from bench.train.dataset import Dataset
 from bench.train.examples import Example
 
@@ -41,6 +41,7 @@ class Index:
     facts: list[FileFacts]
     findings: list[Finding]
     left_out: int
+    shown: list[Shown]
 
 
 def load(folder: Path, key: str) -> Dataset | None:
@@ -74,6 +75,7 @@ def load(folder: Path, key: str) -> Dataset | None:
         validation=examples[index.training :],
         findings=index.findings,
         left_out=index.left_out,
+        shown=index.shown,
     )
 
 
@@ -111,5 +113,6 @@ def keep(folder: Path, key: str, dataset: Dataset) -> None:
         facts=list(dataset.files),
         findings=dataset.findings,
         left_out=dataset.left_out,
+        shown=dataset.shown,
     )
     write_sealed(place / INDEX_FILE, "examples", index)

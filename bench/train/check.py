@@ -2,25 +2,26 @@
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from bench.data.model_folder import check_model
-from bench.records.training_data import DataReport, Part, Shown, TrainingData
+from bench.records.training_data import DataReport, TrainingData
 from bench.train import cache, dataset, rows
 from bench.train.dataset import Dataset
-from bench.train.examples import Example
 from bench.train.order import packed
 
-SHOWN = 3
 BINS = 24
 
 
-def examples_of(spec: TrainingData, model: Path, tokenizer: Any, keep_in: Path | None) -> tuple[Dataset, bool]:
-    """The examples, and whether they were in the cache. Raises InputError, and OSError where they cannot be kept."""
+def examples_of(
+    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], keep_in: Path | None
+) -> tuple[Dataset, bool]:
+    """The examples, and whether they were in the cache; else `tokenizer` loads what makes them, which takes a second.
+    Raises InputError, and OSError where they cannot be kept.
+    """
     of_model = check_model(model).sha256
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
     if keep_in is not None:  # what was read once is known by its digest
@@ -28,19 +29,21 @@ def examples_of(spec: TrainingData, model: Path, tokenizer: Any, keep_in: Path |
         if (kept := cache.load(keep_in, key)) is not None:
             return kept, True
     files, held_out = dataset.read(spec)
-    made = dataset.make(spec, files, held_out, tokenizer)
+    made = dataset.make(spec, files, held_out, tokenizer())
     if keep_in is not None:
         every = [*files, held_out] if held_out is not None else files
         cache.keep(keep_in, dataset.key_of(spec, [file.sha256 for file in every], of_model), made)
     return made, False
 
 
-def report(spec: TrainingData, model: Path, tokenizer: Any, *, row_tokens: int, keep_in: Path | None) -> DataReport:
+def report(
+    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], *, row_tokens: int, keep_in: Path | None
+) -> DataReport:
     """Raises as `examples_of`."""
     began = time.monotonic()
     made, was_cached = examples_of(spec, model, tokenizer, keep_in)
     found = described(spec, made, row_tokens=row_tokens, was_cached=was_cached, seconds=time.monotonic() - began)
-    return replace(found, shown=[shown(example, tokenizer) for example in made.training[:SHOWN]])
+    return replace(found, shown=made.shown)
 
 
 def described(spec: TrainingData, made: Dataset, *, row_tokens: int, was_cached: bool, seconds: float) -> DataReport:
@@ -67,23 +70,3 @@ def described(spec: TrainingData, made: Dataset, *, row_tokens: int, was_cached:
         was_cached=was_cached,
         seconds=seconds,
     )
-
-
-def shown(example: Example, tokenizer: Any) -> Shown:
-    """An example's text, in parts that are trained on and parts that are not."""
-    return Shown(
-        place=f"{example.file}: line {example.line}",
-        tokens=len(example.ids),
-        targets=example.targets.count(1),
-        parts=list(_parts(example, tokenizer)),
-    )
-
-
-def _parts(example: Example, tokenizer: Any) -> Iterator[Part]:
-    start = 0
-    for is_target, group in groupby(example.targets):
-        end = start + len(list(group))
-        ids = example.ids[start:end].tolist()
-        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        yield Part(text=text, is_target=bool(is_target))
-        start = end

@@ -7,21 +7,22 @@ below the digest of all three (`bench.train.cache`).
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
 from bench.records import schema
-from bench.records.training_data import FileFacts, Finding, TrainingData
+from bench.records.training_data import FileFacts, Finding, Part, Shown, TrainingData
 from bench.train import order, rows
 from bench.train.examples import LEFT_OUT, Example, Examples, Findings
 from bench.train.rows import Conversation, DataFile
 
 REMOVED = "stands in the validation data too: not trained on"
 REPEATED = "repeats another line of the data"
+SHOWN = 3  # examples
 VERSION = 1  # of what the same data and settings become; part of the cache's name
 
 
@@ -42,6 +43,7 @@ class Dataset:
     validation: Sequence[Example]
     findings: list[Finding]
     left_out: int
+    shown: list[Shown]
 
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
@@ -110,6 +112,7 @@ def make(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | Non
             for what, count in sorted(findings.counts.items())
         ],
         left_out=left_out,
+        shown=[_shown(example, tokenizer) for example in training[:SHOWN]],
     )
 
 
@@ -118,3 +121,23 @@ def _facts(file: DataFile, weight: float) -> FileFacts:
         path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=len(file.conversations),
         weight=weight,
     )  # fmt: skip
+
+
+def _shown(example: Example, tokenizer: Any) -> Shown:
+    """An example's text, in parts that are trained on and parts that are not."""
+    return Shown(
+        place=f"{example.file}: line {example.line}",
+        tokens=len(example.ids),
+        targets=example.targets.count(1),
+        parts=list(_parts(example, tokenizer)),
+    )
+
+
+def _parts(example: Example, tokenizer: Any) -> Iterator[Part]:
+    start = 0
+    for is_target, group in groupby(example.targets):
+        end = start + len(list(group))
+        ids = example.ids[start:end].tolist()
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        yield Part(text=text, is_target=bool(is_target))
+        start = end

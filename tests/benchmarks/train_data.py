@@ -45,7 +45,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         spec = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=LONGEST)
 
         def look(cache: Path) -> DataReport:
-            return check.report(spec, model, tokenizer, row_tokens=LONGEST, keep_in=cache)
+            return check.report(spec, model, lambda: tokenizer, row_tokens=LONGEST, keep_in=cache)
 
         def tokenize() -> None:
             for start in range(0, len(texts), AT_ONCE):

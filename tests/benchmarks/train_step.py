@@ -101,7 +101,9 @@ class Bench:
 
             examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
             positions += length
-        return material.Material.of(trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0))
+        return material.Material.of(
+            trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0, shown=[])
+        )
 
     def trainer(self, trial: Trial, folder: Path) -> loop.Trainer:
         folder.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ class Lab:
     def warmed(self) -> "Lab":
         """With everything read and loaded that a process does once."""
         self.tokenizer = load_tokenizer(Path(self.trial.model))
-        self.material, _ = material.load(self.trial, self.tokenizer, None)
+        self.material, _ = material.load(self.trial, lambda: self.tokenizer, None)
         self.base = load_base(self.modules, self.trial, self.placement)
         return self
 

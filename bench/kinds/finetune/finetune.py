@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
@@ -155,7 +156,7 @@ def _folder(request: Request) -> Path:
 
 def _read(trial: Trial, folder: Path, record: Record) -> tuple[material.Material, DataReport]:
     began = time.monotonic()
-    data, was_cached = material.load(trial, load_tokenizer(Path(trial.model)), folder / EXAMPLES_FOLDER)
+    data, was_cached = material.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
     report = check.described(
         material.training_of(trial).data,
         data.data,
@@ -174,7 +175,7 @@ def _job_here(request: Request, trial: Trial) -> Job:
     """The job of the ranks on a machine that is not the first. Raises InputError."""
     model, _, _ = check_inputs(trial)
     folder = _folder(request)
-    data, _ = material.load(trial, load_tokenizer(Path(trial.model)), folder / EXAMPLES_FOLDER)
+    data, _ = material.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
     return Job(
         attempt=request.attempt,
         checkpoints=str(folder.resolve()),

@@ -1,7 +1,7 @@
 """What a fine-tuning trains on: examples, the global batch of each step, and rows as tensors."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -127,7 +127,7 @@ def targets_of(examples: Sequence[Example]) -> int:
     return sum(example.targets.count(1) for example in examples)
 
 
-def load(trial: Trial, tokenizer: Any, keep_in: Path | None) -> tuple[Material, bool]:
+def load(trial: Trial, tokenizer: Callable[[], Any], keep_in: Path | None) -> tuple[Material, bool]:
     """The material, and whether its examples were in the cache. Raises InputError."""
     data, was_cached = check.examples_of(training_of(trial).data, Path(trial.model), tokenizer, keep_in)
     return Material.of(trial, data), was_cached

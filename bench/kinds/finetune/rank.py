@@ -73,7 +73,7 @@ class Rank:
             self.group = self._join()
         with self._phase("data"):
             tokenizer = load_tokenizer(Path(trial.model))
-            data, _ = material.load(trial, tokenizer, Path(self.job.examples))
+            data, _ = material.load(trial, lambda: tokenizer, Path(self.job.examples))
             self._same_everywhere(data.sha256)
         with self._phase("load"):
             trainer = self._trainer(data, tokenizer)

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.data.inputs import InputError
-from bench.records.training_data import TrainingData
+from bench.records.training_data import DataReport, TrainingData
 from bench.records.trial import TrialError
 from bench.train import cache, check, dataset, examples, rows
 
@@ -135,10 +136,12 @@ def test_the_report_counts_what_trains_and_shows_it(
     tmp_path: Path, model_folder: Path, tokenizer_of: Callable[..., Any]
 ) -> None:
     spec = spec_of(write(tmp_path / "d.jsonl", range(40)), validation_share=0.2)
-    reports = [
-        check.report(spec, model_folder, tokenizer_of("chatml"), row_tokens=800, keep_in=tmp_path / "cache")
-        for _ in range(2)
-    ]
+
+    def report(tokenizer: Callable[[], Any]) -> DataReport:
+        return check.report(spec, model_folder, tokenizer, row_tokens=800, keep_in=tmp_path / "cache")
+
+    without_a_tokenizer = partial(pytest.fail, "what is kept needs none")
+    reports = [report(lambda: tokenizer_of("chatml")), report(without_a_tokenizer)]
     assert [one.was_cached for one in reports] == [False, True]
     first, second = reports
     assert (first.examples, first.tokens, first.targets, first.shown) == (
