@@ -4,6 +4,7 @@ Takes seconds: samples are tokenized, no weights are read. One JSON document cov
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     lengths = sample_lengths(model, data, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),
-        "model": {"sha256": facts.sha256, "layers": facts.layers, "positions": facts.max_position_embeddings},
+        "model": {
+            "sha256": facts.sha256,
+            "depth": int(config["num_hidden_layers"]),
+            "positions": facts.max_position_embeddings,
+        },
         "data": {
             "sha256": data_facts.sha256,
             "samples": data_facts.samples,
@@ -45,10 +50,13 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def predicted(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
-    """One trial's `peak_bytes` on a GPU, `useful_share` of its positions, and `score` to order by: rate times share."""
-    share = useful_share(trial, lengths)
+    """One trial's `peak_bytes` on a GPU, `layer_bytes` that each held layer would add, `useful_share` of its positions,
+    and `score` to order by: rate times share."""
+    share, peak = useful_share(trial, lengths), footprint.peak_bytes(config, trial)
+    can_hold = trial.recipe == "fast" and not trial.held_layers
     return {
-        "peak_bytes": footprint.peak_bytes(config, trial),
+        "peak_bytes": peak,
+        "layer_bytes": footprint.peak_bytes(config, replace(trial, held_layers=1)) - peak if can_hold else 0,
         "useful_share": share,
         "score": rate(config, trial) * share,
     }

@@ -20,18 +20,20 @@ from tasks.tuning.space import Candidate, MemoryLimit, Observation
 
 FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
 ANSWER_FILE, BEST_FILE = "answer.json", "best.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(kw_only=True)
 class TuneRecord:
-    """One search. `gpu` is None on CPUs; `limit_bytes` None without a limit; `waves` and `final` are run ids."""
+    """One search. `gpu` is None on CPUs; `limit_bytes` None without a limit; `depth` counts the model's layers; `waves`
+    and `final` are run ids."""
 
     tune_id: str
     gpu: str | None
     model_sha256: str
     data_sha256: str
     longest: int
+    depth: int
     limit_bytes: int | None
     settings: Mapping[str, Any]
     candidates: Sequence[Candidate]
@@ -66,6 +68,7 @@ class TuneRecord:
                     "choice": dict(one.choice),
                     "trial": one.trial.to_json(),
                     "peak_bytes": one.peak_bytes,
+                    "layer_bytes": one.layer_bytes,
                     "useful_share": one.useful_share,
                     "score": one.score,
                 }
@@ -87,7 +90,7 @@ class TuneRecord:
 
 
 _PLAIN = (
-    *("tune_id", "gpu", "model_sha256", "data_sha256", "longest", "limit_bytes"),
+    *("tune_id", "gpu", "model_sha256", "data_sha256", "longest", "depth", "limit_bytes"),
     *("settings", "inputs", "waves", "final"),
 )
 
@@ -125,6 +128,7 @@ def _read(folder: Path) -> TuneRecord:
                 choice=one["choice"],
                 trial=Trial.from_json(one["trial"], f"{path}: candidates"),
                 peak_bytes=one["peak_bytes"],
+                layer_bytes=one["layer_bytes"],
                 useful_share=one["useful_share"],
                 score=one["score"],
             )

@@ -1,7 +1,8 @@
 """All configurations that a search may choose, as trials; and predicted memory, corrected by measured peaks.
 
 Recipe, layout, micro batch and recomputation vary; they do not change what is trained. Adapters, data and the length at
-which samples are cut are the user's and stay as they are.
+which samples are cut are the user's and stay as they are. How many layers are held is not searched, because more are
+always faster: the fastest is measured with as many as memory has room for, too (`holding`).
 """
 
 import math
@@ -40,11 +41,13 @@ CHOICES = ("recipe", "layout", "micro_batch_size", "recompute")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One configuration. `peak_bytes` is predicted, None where nothing can be; `score` orders what is tried first."""
+    """One configuration. `peak_bytes` is predicted, None where nothing can be, and so is `layer_bytes`, what each held
+    layer would add; `score` orders what is tried first."""
 
     choice: Mapping[str, Any]
     trial: Trial
     peak_bytes: int | None = None
+    layer_bytes: int = 0
     useful_share: float = 1.0
     score: float = 0.0
 
@@ -127,6 +130,7 @@ def with_predictions(found: Sequence[Candidate], predicted: Sequence[Mapping[str
         replace(
             one,
             peak_bytes=prediction["peak_bytes"],
+            layer_bytes=prediction["layer_bytes"],
             useful_share=prediction["useful_share"],
             score=prediction["score"],
         )
@@ -179,3 +183,15 @@ class MemoryLimit:
             if one.peak_bytes is None and one.candidate.peak_bytes and self.limit_bytes is not None:
                 factor = max(factor, self.limit_bytes / one.candidate.peak_bytes)
         return factor
+
+
+def holding(one: Candidate, limit: MemoryLimit, depth: int) -> Candidate | None:
+    """The same with as many of its `depth` layers' weights held as fit within the limit; None where none does."""
+    if limit.limit_bytes is None or one.peak_bytes is None or not one.layer_bytes:
+        return None
+    for count in range(depth, 0, -1):
+        trial = replace(one.trial, name=f"{one.trial.name}-held-{count}", held_layers=count)
+        held = replace(one, trial=trial, peak_bytes=one.peak_bytes + count * one.layer_bytes)
+        if limit.fits(held):
+            return held
+    return None

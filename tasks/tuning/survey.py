@@ -64,6 +64,7 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         model_sha256=observed["model"]["sha256"],
         data_sha256=observed["data"]["sha256"],
         longest=longest,
+        depth=observed["model"]["depth"],
         limit_bytes=_limit_bytes(limit, gpu),
         settings=settings.public(),
         candidates=space.with_predictions(candidates, predicted),

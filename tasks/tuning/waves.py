@@ -17,7 +17,7 @@ from tasks.tuning import answer
 from tasks.tuning.printed import show_answer
 from tasks.tuning.record import TuneRecord
 from tasks.tuning.search import Search
-from tasks.tuning.space import Candidate, Observation
+from tasks.tuning.space import Candidate, Observation, holding
 
 
 def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: bool) -> None:
@@ -37,14 +37,16 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
         _learn(settings, record, finder, run_id)
         if again is None and len(finder.results) == known:
             raise Resumable(f"run {run_id}: no trial of it ran to its end")
-    chosen = finder.finalists(record.memory(_observed(settings, record)), settings.tune.finalists)
+    limit = record.memory(_observed(settings, record))
+    chosen = finder.finalists(limit, settings.tune.finalists)
     if not chosen:
         raise TaskFailed(
             f"search {record.tune_id}: no trial succeeded; `inv collect report --run={record.waves[-1]}` says why"
         )
+    held = [one for one in (holding(chosen[0], limit, record.depth),) if one is not None]
     repeats = settings.tune.repeats
-    run_id = _run(settings, record, "tune-final", chosen, record.final, hosts, repeats=repeats, plain=plain)
-    _answer(settings, record, finder, run_id)
+    run_id = _run(settings, record, "tune-final", [*chosen, *held], record.final, hosts, repeats=repeats, plain=plain)
+    _answer(settings, record, finder, run_id, held)
 
 
 def _next(settings: Settings, record: TuneRecord, finder: Search, workers: int) -> list[Candidate]:
@@ -130,11 +132,11 @@ def _observed(settings: Settings, record: TuneRecord) -> list[Observation]:
     return observed
 
 
-def _answer(settings: Settings, record: TuneRecord, finder: Search, run_id: str) -> None:
+def _answer(settings: Settings, record: TuneRecord, finder: Search, run_id: str, held: Sequence[Candidate]) -> None:
     limit = record.memory(_observed(settings, record))
     results = list(_results(settings, run_id))
     measured: list[answer.Measured] = []
-    for one in record.candidates:
+    for one in (*record.candidates, *held):
         mine = [result for result in results if result.trial.trial_id == one.key]
         predicted = limit.corrected(one) if record.limit_bytes is not None else None
         figures = answer.measured(one.full(settings), mine, predicted, settings.cost.price_usd_per_gpu_hour)

@@ -60,6 +60,16 @@ def test_a_candidate_is_ordered_by_its_rate_and_by_how_full_its_rows_are(make_tr
     assert said["peak_bytes"] == footprint.peak_bytes(CONFIG, trial)
 
 
+def test_what_a_held_layer_adds_is_said_of_the_recipe_that_can_hold_one(make_trial):
+    def said(**changes: Any) -> int:
+        return survey.predicted(CONFIG, make_trial(max_seq_len=512, **changes), [256] * 64)["layer_bytes"]
+
+    weights = 2 * 6_979_321_856 // 32  # of a layer's blocks, in 16 bits
+    assert said(recipe="fast") == pytest.approx(weights, abs=1)
+    assert said(recipe="fast", products="eight_backward") == pytest.approx(weights / 2, abs=1)
+    assert said(recipe="stock") == said(recipe="reference") == 0
+
+
 def test_recomputing_less_and_a_larger_batch_are_predicted_to_be_faster(make_trial):
     def rate(**changes: Any) -> float:
         fields = {"recipe": "fast", "max_seq_len": 512, "micro_batch_size": 8}

@@ -51,7 +51,8 @@ def predicted() -> list[Candidate]:
         batch = c["micro_batch_size"] / (c["micro_batch_size"] + 2)
         again = 0.7 + 0.3 * share[c["recompute"]]
         score = 1000.0 * speed[c["recipe"]] * layouts[c["layout"]] * batch * again
-        found.append(dataclasses.replace(one, peak_bytes=round(gib * GIB), score=score))
+        layer = round(0.4 * GIB) if c["recipe"] == "fast" else 0
+        found.append(dataclasses.replace(one, peak_bytes=round(gib * GIB), layer_bytes=layer, score=score))
     return found
 
 
@@ -120,6 +121,30 @@ def test_running_out_of_memory_raises_the_prediction_until_it_says_so():
     assert not limit.fits(one)
     assert not limit.fits(fast(16))
     assert limit.fits(fast(1, "all"))
+
+
+def test_as_many_layers_are_held_as_the_corrected_prediction_has_room_for():
+    one = fast(8)
+    assert one.peak_bytes is not None
+    limit = MemoryLimit(21 * GIB, [Observation(candidate=one, peak_bytes=round(one.peak_bytes * 1.2))])
+    held = space.holding(one, limit, 32)
+    assert held is not None
+    more = dataclasses.replace(held, peak_bytes=(held.peak_bytes or 0) + one.layer_bytes)
+    assert limit.fits(held)
+    assert not limit.fits(more)
+    assert held.key == f"{one.key}-held-{held.trial.held_layers}"
+    assert held.trial.digest() == dataclasses.replace(one.trial, held_layers=held.trial.held_layers).digest()
+    assert held.peak_bytes == one.peak_bytes + held.trial.held_layers * one.layer_bytes
+    few = space.holding(one, limit, 3)
+    assert few is not None
+    assert few.trial.held_layers == 3, "a model has no more layers than it has"
+
+
+def test_nothing_is_held_without_room_a_limit_or_a_recipe_that_can():
+    assert space.holding(fast(8), MemoryLimit(round((fast(8).peak_bytes or 0) * 1.04)), 32) is None
+    assert space.holding(fast(8), MemoryLimit(None), 32) is None
+    stock = next(one for one in predicted() if one.choice["recipe"] == "stock")
+    assert space.holding(stock, MemoryLimit(80 * GIB), 32) is None
 
 
 # What is believed ----------------------------------------------------------------------------------------------------
@@ -367,6 +392,7 @@ def a_record() -> record.TuneRecord:
         model_sha256="m",
         data_sha256="d",
         longest=512,
+        depth=32,
         limit_bytes=20 * GIB,
         settings={"fleet": {"size": 4}},
         candidates=predicted()[:3],
@@ -393,7 +419,7 @@ def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
     ("damage", "says"),
     [
         (lambda text: text[: len(text) // 2], "cannot be used"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 9'), "expected 1, found 9"),
+        (lambda text: text.replace('"schema_version": 2', '"schema_version": 9'), "expected 2, found 9"),
         (lambda text: text.replace('"limit_bytes"', '"limit"'), "cannot be used: 'limit_bytes'"),
     ],
 )
