@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--run-id", metavar="R", help="label for the result: the run it belongs to")
     run.add_argument("--attempt", type=int, default=1, metavar="N", help="label for the result: 1 for the first try")
     run.add_argument(
-        "--strict", action="store_true", help="a result with a flag (shared or throttled GPU, CPU) is FAILED"
+        "--strict",
+        action="store_true",
+        help="a result with a flag (shared or throttled GPU, CPU, another recipe) is FAILED",
     )
     run.set_defaults(act=_run)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import stack
 from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
-from bench.data.inputs import Inputs
+from bench.data.inputs import InputError, Inputs
 from bench.data.model_folder import config_of
 from bench.harness.ends import NotFinite, Stops
 from bench.harness.phases import PHASES
@@ -25,7 +25,10 @@ from bench.records.result import Steps
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
-    """Load, train, and put every step into the record. Raises NotFinite, and whatever the stack raises."""
+    """Load, train, and put every step into the record.
+
+    Raises NotFinite, InputError where `strict` refuses what was built, and whatever the stack raises.
+    """
     trial, log = record.trial, record.log
     _, data_facts, conversations = inputs
     session = open_session(record, stops)
@@ -82,6 +85,9 @@ def _load(record: Record, modules: stack.Stack, placement: Placement, stops: Sto
     step = recipes.build(trial.recipe, modules, trial, placement, base)
     record.fingerprint["recipe"] = step.recipe
     record.fingerprint["recipe_notes"] = ", ".join(step.notes) or None
+    if step.flags and record.request.strict:
+        raise InputError(f"refused by --strict, before its first step: {step.flags[0]}")
+    record.flags += step.flags
     record.fingerprint["optimizer"] = step.optimizer_name
     trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
     record.fingerprint["trained_parameters"] = trained

@@ -104,12 +104,13 @@ def _groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
 class TrainingStep:
     """One optimizer step over the micro-batches it is given: forward, backward, clip, update.
 
-    `optimizer_name` describes the optimizer, `recipe` what was built, `notes` what else was used. `inputs` are the
-    fields of a batch that the model takes, where a batch has them.
+    `optimizer_name` describes the optimizer, `recipe` what was built, `notes` what else was used, `flags` what was not
+    built as asked for, and why. `inputs` are the fields of a batch that the model takes, where a batch has them.
     """
 
     recipe = ""
     notes: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -16,7 +16,8 @@ _PLAIN = "plain lines instead of the live table, also on a terminal"
         "spread": "replicate: every trial on every worker; shard: every trial once (default: bench.spread)",
         "trials": "run the trials of this JSON file: one as an object, or a list (`inv tune` writes one)",
         "repeats": "run each trial this many times, each in a process of its own (default: bench.repeats)",
-        "strict": "a trial on a shared or throttled GPU or CPU is FAILED instead of flagged (default: bench.strict)",
+        "strict": "a trial on a shared or throttled GPU or CPU, or by another recipe than asked for, is FAILED instead "
+        "of flagged (default: bench.strict)",
         "resume": "go on with the newest run, or with the run of this id; finished trials are not repeated",
         "dry-run": "print the plan that would run, and touch nothing",
         "plain": _PLAIN,

@@ -201,6 +201,8 @@ class Reported:
             record.peak_rss_bytes = int(max(self.peaks["rss_bytes"]))
             if record.fingerprint.get("device") == "cuda":
                 record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
+        if "flag" in line:
+            record.flags.append(line["flag"])
         if "log" in line:
             record.log(line["log"])
 

@@ -203,12 +203,15 @@ class Rank:
         self.lines(
             fingerprint={
                 "recipe": step.recipe,
+                "recipe_notes": ", ".join(step.notes) or None,
                 "optimizer": step.optimizer_name,
                 "trained_parameters": count,
                 "gradient_bytes": self.gradient_bytes,
             },
             log=f"rank 0 loaded the model; {count:,} trained parameters, {self.gradient_bytes:,} bytes of gradients",
         )
+        for flag in step.flags:
+            self.lines(flag=flag)
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         # The frozen weights come from the same files on every rank: no need to broadcast 4 GB of them.

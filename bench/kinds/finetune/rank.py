@@ -142,6 +142,8 @@ class Rank:
             log=f"{trainer.steps:,} steps of {self.training.rows_per_step} rows; recipe {step.recipe}; training "
             f"{count:,} parameters with {step.optimizer_name}",
         )
+        for flag in step.flags:
+            self.lines(flag=flag)
         return trainer
 
     def _checkpoint(self) -> resume.Found | None:

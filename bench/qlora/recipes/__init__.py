@@ -27,6 +27,8 @@ def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: A
             recipe, fallen = "stock", f" (fast is not for this: {why}{_left_out(trial)})"
     step: TrainingStep = importlib.import_module(f"bench.qlora.recipes.{recipe}").build(stack, trial, placement, base)
     step.recipe = recipe + fallen
+    if fallen:
+        step.flags = (f"recipe {step.recipe}",)
     return step
 
 
@@ -36,6 +38,7 @@ def _left_out(trial: Trial) -> str:
         "checkpoint_every": trial.checkpoint_every > 1,
         "offload_checkpoints": trial.offload_checkpoints,
         "held_layers": trial.held_layers > 0,
+        f"products {trial.products}": trial.products != "bf16",
     }
     names = [name for name, wanted in asked.items() if wanted]
     return f"; without {', '.join(names)}" if names else ""

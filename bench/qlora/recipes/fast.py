@@ -102,13 +102,14 @@ def _not_this_base(trial: Trial, base: Any) -> str | None:
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
     """The step over `base`; call `why_not` first."""
-    note = ""
+    notes: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     if trial.products != "bf16":
         why = in_eight_bits.why_not(stack.torch, placement, _shapes(base))
-        note = (
-            f"products {trial.products}" if why is None else f"products bf16 ({trial.products} is not for this: {why})"
-        )
-        if why is not None:
+        if why is None:
+            notes = (f"products {trial.products}",)
+        else:
+            notes = flags = (f"products bf16 ({trial.products} is not for this: {why})",)
             trial = dataclasses.replace(trial, products="bf16")
     peft_model = adapters.add(stack, trial, base)
     model = FastModel(peft_model, base, trial)
@@ -116,7 +117,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         stack.torch.cuda.empty_cache()  # the scales were taken from whole weights in float32, half a GiB each
     optimizer, name = make_optimizer(stack, trial, model, placement)
     step = TrainingStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
-    step.notes = (note,) if note else ()
+    step.notes, step.flags = notes, flags
     return step
 
 

@@ -1,6 +1,7 @@
 """What a training trial says beside its steps: phases, recipes, and what to try when memory ran out."""
 
 import dataclasses
+import functools
 import importlib
 import json
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.commands.trial_flags import changed
+from bench.data.inputs import InputError
 from bench.harness import ends, out_of_memory, phases
 from bench.harness.phases import PHASES, PhaseClock
 from bench.harness.record import Clock, Record, Request
@@ -127,6 +129,25 @@ def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_t
 def test_every_recipe_that_a_trial_may_name_can_be_built():
     for recipe in RECIPES:
         assert callable(importlib.import_module(f"bench.qlora.recipes.{recipe}").build)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_built_instead_of_what_was_asked_for_is_a_flag_and_refused_by_strict(record, monkeypatch, strict):
+    said = "products bf16 (eight is not for this: no GPU)"
+    step = SimpleNamespace(
+        recipe="fast", notes=(said,), flags=(said,), optimizer_name="AdamW", model=SimpleNamespace(parameters=list)
+    )
+    monkeypatch.setattr(training, "load_base", lambda *_: None)
+    monkeypatch.setattr(training.recipes, "build", lambda *_: step)
+    record.request = dataclasses.replace(record.request, strict=strict)
+    record.fingerprint["model_parameters"] = 1
+    load = functools.partial(training._load, record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
+    if strict:
+        with pytest.raises(InputError, match=r"refused by --strict, before its first step: products bf16 \(eight is"):
+            load()
+    else:
+        load()
+        assert (record.flags, record.fingerprint["recipe_notes"]) == ([said], said)
 
 
 # Out of memory --------------------------------------------------------------------------------------------------------

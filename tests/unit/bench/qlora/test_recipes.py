@@ -192,7 +192,23 @@ def test_products_in_8_bits_have_nearly_the_references_gradients(modules, build,
 def test_products_in_8_bits_keep_bf16_and_say_why_where_they_do_not_fit(build):
     step, _ = build("fast", products="eight")
     assert step.recipe == "fast"
-    assert step.notes == ("products bf16 (eight is not for this: no GPU)",)
+    assert step.notes == step.flags == ("products bf16 (eight is not for this: no GPU)",)
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_triton", "shapes", "reason"),
+    [
+        ((7, 5), True, [(64, 64)], "a GPU of compute capability 7.5; 8.0 (A100, A10) or newer is needed"),
+        ((8, 6), False, [(64, 64)], "triton is not installed"),
+        ((9, 0), True, [(64, 64), (72, 64)], "a weight of 72 x 64, not multiples of 16"),
+        ((8, 6), True, [(64, 64), (1536, 576)], None),
+    ],
+)
+def test_what_products_in_8_bits_do_not_fit_is_named(monkeypatch, capability, has_triton, shapes, reason):
+    fake = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability))
+    monkeypatch.setattr(fast.in_eight_bits, "HAS_TRITON", has_triton)
+    placement = Placement(device=torch.device("cuda"), compute_dtype=None)
+    assert fast.in_eight_bits.why_not(fake, placement, shapes) == reason
 
 
 @pytest.mark.parametrize("model", ["llama", "angles by length"])
@@ -356,11 +372,17 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
         ("attention that drops", {}, "dropout of 0.1 inside attention"),
         ("narrow", {}, "down_proj takes 96 numbers, not a multiple of 64"),
         ("mistral", {"base_precision": "bf16"}, "a base in bf16, not NF4"),
+        (
+            "mistral",
+            {"base_precision": "bf16", "products": "eight"},
+            "a base in bf16, not NF4; without products eight",
+        ),
     ],
 )
 def test_a_model_that_is_not_for_fast_trains_by_stock_and_says_why(modules, build, model, changes, reason):
     step, trial = build("fast", model, **changes)
     assert step.recipe == f"stock (fast is not for this: {reason})"
+    assert step.flags == (f"recipe {step.recipe}",)
     assert float(step(iter(batches(modules, trial, padded(*samples(24, 9, 17)))), 1)) > 0
 
 
