@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.data.inputs import Conversation, InputError
 from bench.data.packing import Row, apart, blocks, bucketed
-from bench.data.tokenizer import rendered
+from bench.data.tokenizer import ChatTemplate
 from bench.records import Trial
 from bench.stack import Stack
 
@@ -182,8 +182,9 @@ def _leave_signals_to_the_parent(_worker: int) -> None:
 
 
 def _tokenized(trial: Trial, conversations: Iterator[Conversation], tokenizer: Any) -> Iterator[list[int]]:
+    template = ChatTemplate(tokenizer)
     while piece := _take(conversations, TOKENIZED_AT_ONCE):
-        texts = [rendered(tokenizer, f"{trial.data}: line {one.line}", one.messages) for one in piece]
+        texts = [template.text(f"{trial.data}: line {one.line}", one.messages) for one in piece]
         # The template writes the special tokens itself; adding them again would double them.
         yield from tokenizer(texts, add_special_tokens=False)["input_ids"]
 

@@ -1,8 +1,8 @@
 """Examples on the disk, below the digest of what they were made of: tokenizing takes minutes, reading seconds.
 
-A folder per digest: `examples.bin` (uint32 token ids of all examples, then one byte a token for the targets) and
-`index.json`, sealed and written last, which holds the sha256 of the former. A folder that is damaged, or was not
-finished, is made anew.
+A folder per digest: `examples.bin` (of each example four uint32: its length, its file's place in `paths`, its line, its
+copy; then the uint32 token ids of all examples, then one byte a token for the targets) and `index.json`, sealed and
+written last, which holds the sha256 of the former. A folder that is damaged, or was not finished, is made anew.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import tempfile
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from bench.records.durable import sha256_of
@@ -22,22 +21,20 @@ from bench.train.dataset import Dataset
 from bench.train.examples import Example
 
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
+COLUMNS = 4  # facts of an example
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What `examples.bin` holds: training examples first, then those held out. One entry an example in `lengths`,
-    `files` (a place in `paths`), `lines` and `copies`."""
+    """What `examples.bin` holds: training examples first, then those held out. Small, however many there are."""
 
     key: str
     byte_order: str
     examples_sha256: str
     training: int
+    validation: int
+    tokens: int
     paths: list[str]
-    lengths: list[int]
-    files: list[int]
-    lines: list[int]
-    copies: list[int]
     facts: list[FileFacts]
     findings: list[Finding]
     left_out: int
@@ -56,19 +53,18 @@ def load(folder: Path, key: str) -> Dataset | None:
         content = (place / EXAMPLES_FILE).read_bytes()
     except (ResultError, OSError):
         return None
-    tokens = sum(index.lengths)
-    ids = array("I")
-    if len(content) != tokens * (ids.itemsize + 1):
+    numbers = array("I")
+    facts, ids = COLUMNS * (index.training + index.validation), index.tokens
+    if len(content) != (facts + ids) * numbers.itemsize + ids:
         return None
-    ids.frombytes(content[: tokens * ids.itemsize])
-    targets = content[tokens * ids.itemsize :]
-    edges = [0]
-    for length in index.lengths:
-        edges.append(edges[-1] + length)
-    examples = [
-        Example(file=index.paths[file], line=line, copy=copy, ids=ids[first:last], targets=targets[first:last])
-        for (first, last), file, line, copy in zip(pairwise(edges), index.files, index.lines, index.copies, strict=True)
-    ]
+    numbers.frombytes(content[: (facts + ids) * numbers.itemsize])
+    targets = content[(facts + ids) * numbers.itemsize :]
+    examples, first = list[Example](), 0
+    for length, file, line, copy in zip(*(numbers[column:facts:COLUMNS] for column in range(COLUMNS)), strict=True):
+        last = first + length
+        of_ids = numbers[facts + first : facts + last]
+        examples.append(Example(file=index.paths[file], line=line, copy=copy, ids=of_ids, targets=targets[first:last]))
+        first = last
     return Dataset(
         files=index.facts,
         training=examples[: index.training],
@@ -84,13 +80,16 @@ def keep(folder: Path, key: str, dataset: Dataset) -> None:
     place = folder / key
     place.mkdir(parents=True, exist_ok=True)
     every: Sequence[Example] = [*dataset.training, *dataset.validation]
+    paths = {path: number for number, path in enumerate(dict.fromkeys(example.file for example in every))}
+    facts = array("I")
+    for example in every:
+        facts.extend((len(example.ids), paths[example.file], example.line, example.copy))
     handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{EXAMPLES_FILE}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            for example in every:
-                file.write(example.ids.tobytes())
-            for example in every:
-                file.write(example.targets)
+            file.write(facts)
+            file.writelines(example.ids for example in every)
+            file.writelines(example.targets for example in every)
             file.flush()
             os.fsync(file.fileno())
         digest = sha256_of(Path(temporary))
@@ -99,17 +98,14 @@ def keep(folder: Path, key: str, dataset: Dataset) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    paths = sorted({example.file for example in every})
     index = Index(
         key=key,
         byte_order=sys.byteorder,
         examples_sha256=digest,
         training=len(dataset.training),
-        paths=paths,
-        lengths=[len(example.ids) for example in every],
-        files=[paths.index(example.file) for example in every],
-        lines=[example.line for example in every],
-        copies=[example.copy for example in every],
+        validation=len(dataset.validation),
+        tokens=sum(facts[::COLUMNS]),
+        paths=list(paths),
         facts=list(dataset.files),
         findings=dataset.findings,
         left_out=dataset.left_out,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
+from bench.data.tokenizer import every_core
 from bench.records import schema
 from bench.records.training_data import FileFacts, Finding, Part, Shown, TrainingData
 from bench.train import order, rows
@@ -86,12 +87,13 @@ def make(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | Non
     findings = maker.findings
     parts = split(spec, files, held_out, findings)
     times = {(one.file, one.line): count for one, count in parts.training}
-    training = [
-        replace(example, copy=copy)
-        for example in maker.of(one for one, _ in parts.training)
-        for copy in range(times[example.file, example.line])
-    ]
-    validation = list(maker.of(parts.validation))
+    with every_core():
+        training = [
+            replace(example, copy=copy) if copy else example
+            for example in maker.of(one for one, _ in parts.training)
+            for copy in range(times[example.file, example.line])
+        ]
+        validation = list(maker.of(parts.validation))
     left_out = sum(findings.counts[what] for what in LEFT_OUT)
     if not training:
         first = next(iter(findings.places.items()), None)

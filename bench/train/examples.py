@@ -16,6 +16,7 @@ tokenizer's end-of-sequence token is added: without it answers never learn to en
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from array import array
 from bisect import bisect_left
@@ -23,14 +24,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
-from bench.data.tokenizer import rendered
+from bench.data.tokenizer import ChatTemplate, Messages
 from bench.train.rows import Conversation
 
 AT_ONCE = 256  # conversations that are tokenized together
 NAMED = 20  # places that are kept of each kind of finding
+IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +82,7 @@ JOINED_TOKEN = "a token spans the prompt's end and the answer's beginning: not a
 LEFT_OUT = (WITHOUT_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rendered:
+class _Rendered(NamedTuple):
     """A text, the parts of it that are answers as (first character, character after the last), and its turns."""
 
     source: Conversation
@@ -97,8 +98,9 @@ class Examples:
         if tokenizer.eos_token_id is None:
             raise InputError("tokenizer_config.json: eos_token: missing; answers could not be ended")
         self.findings = Findings()
-        self._tokenizer, self._most = tokenizer, max_seq_len
+        self._tokenizer, self._template, self._most = tokenizer, ChatTemplate(tokenizer), max_seq_len
         self._labels, self._too_long = labels, too_long
+        self._start, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # looked up slowly
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
 
@@ -115,13 +117,13 @@ class Examples:
         if not answers:
             self.findings.note(WITHOUT_TARGET, conversation)
             return
-        turns = len(conversation.turns)
+        turns, messages = len(conversation.turns), conversation.messages
         if self._labels == "all":
-            whole = self._text(conversation, turns)
+            whole = self._text(conversation, messages)
             yield _Rendered(source=conversation, turns=turns, text=whole, answers=((0, len(whole)),))
             return
-        spans = [self._span(conversation, place) for place in answers]
-        whole = spans[-1][1] if answers[-1] == turns - 1 else self._text(conversation, turns)
+        spans = [self._span(conversation, messages[: place + 1]) for place in answers]
+        whole = spans[-1][1] if answers[-1] == turns - 1 else self._text(conversation, messages)
         if all(whole.startswith(through) for _, through in spans):
             ends = tuple((start, len(through)) for start, through in spans)
             yield _Rendered(source=conversation, turns=turns, text=whole, answers=ends)
@@ -130,20 +132,24 @@ class Examples:
         for place, (start, through) in zip(answers, spans, strict=True):
             yield _Rendered(source=conversation, turns=place + 1, text=through, answers=((start, len(through)),))
 
-    def _span(self, conversation: Conversation, place: int) -> tuple[int, str]:
-        """(where the answer at `place` begins in it, the text of the conversation through that answer)."""
-        before = self._text(conversation, place, prompt=True)
-        through = self._text(conversation, place + 1)
+    def _span(self, conversation: Conversation, messages: Messages) -> tuple[int, str]:
+        """(where the last turn of `messages`, an answer, begins in their text, that text)."""
+        if len(messages) == 1:
+            raise InputError(
+                f"{conversation.place}: turn 1: the assistant's, an answer to nothing; remove that turn, or the line"
+            )
+        before = self._text(conversation, messages[:-1], prompt=True)
+        through = self._text(conversation, messages)
         if not through.startswith(before):
             raise InputError(
-                f"{conversation.place}: turn {place + 1}: the model's chat template writes another text before the "
+                f"{conversation.place}: turn {len(messages)}: the model's chat template writes another text before the "
                 "answer than it gives the model to answer; use the model's own template, or train.labels: all"
             )
         return len(before), through
 
-    def _text(self, conversation: Conversation, turns: int, *, prompt: bool = False) -> str:
-        text = rendered(self._tokenizer, conversation.place, conversation.messages[:turns], prompt=prompt)
-        if turns and not text:
+    def _text(self, conversation: Conversation, messages: Messages, *, prompt: bool = False) -> str:
+        text = self._template.text(conversation.place, messages, prompt=prompt)
+        if not text:
             raise InputError(f"{conversation.place}: the model's chat template renders nothing; check the model folder")
         return text
 
@@ -151,27 +157,27 @@ class Examples:
         if not texts:
             return
         # The template writes the special tokens itself; adding them again would begin every example twice.
-        encoded = self._tokenizer([one.text for one in texts], add_special_tokens=False, return_offsets_mapping=True)
-        for one, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            targets, ends = self._targets(one, ids, offsets)
+        encoded = self._tokenizer([one.text for one in texts], add_special_tokens=False, **IDS_ALONE)
+        for one, ids, encoding in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
+            targets, ends = self._targets(one, ids, encoding)
             if not ends and ids and self._labels == "assistant":
                 self.findings.note(END_ADDED, one.source)
-                ids, targets = [*ids, self._tokenizer.eos_token_id], bytearray([*targets, 1])
+                ids, targets = [*ids, self._end], bytearray([*targets, 1])
             if len(ids) > self._most:
                 yield from self._shortened(one)
                 continue
-            if not any(targets):
+            if 1 not in targets:
                 self.findings.note(WITHOUT_TARGET, one.source)
                 continue
             self._look_at(one, ids, targets)
             yield Example(file=one.source.file, line=one.source.line, ids=array("I", ids), targets=bytes(targets))
 
-    def _targets(self, one: _Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> tuple[bytearray, bool]:
+    def _targets(self, one: _Rendered, ids: list[int], encoding: Any) -> tuple[bytearray, bool]:
         """(1 for each target, whether the last answer has a token that ends it)."""
-        targets, ends, starts = bytearray(len(ids)), False, [start for start, _ in offsets]
+        targets, ends = bytearray(len(ids)), False
         for first, last in one.answers:
-            begin, end = bisect_left(starts, first), bisect_left(starts, last)
-            if begin and offsets[begin - 1][1] > first:
+            begin, end = _token_at(encoding, len(ids), first), _token_at(encoding, len(ids), last)
+            if begin and encoding.token_to_chars(begin - 1)[1] > first:
                 self.findings.note(JOINED_TOKEN, one.source)
             if self._labels == "assistant":
                 # What a template writes after the token that ends a turn is not the model's to write.
@@ -205,12 +211,29 @@ class Examples:
 
     def _quiet(self) -> Examples:
         """The same, with findings of its own."""
-        return Examples(self._tokenizer, max_seq_len=self._most, labels=self._labels, too_long="drop")
+        quiet = copy.copy(self)
+        quiet.findings, quiet._too_long = Findings(), "drop"
+        return quiet
 
     def _look_at(self, one: _Rendered, ids: list[int], targets: bytearray) -> None:
-        start = self._tokenizer.bos_token_id
-        if start is not None and ids[:2] == [start, start]:
+        if self._start is not None and ids[:2] == [self._start, self._start]:
             self.findings.note(DOUBLED_START, one.source)
         last = targets.rindex(1)
-        if self._labels == "assistant" and ids[last] != self._tokenizer.eos_token_id:
+        if self._labels == "assistant" and ids[last] != self._end:
             self.findings.note(OTHER_END, one.source)
+
+
+def _token_at(encoding: Any, tokens: int, character: int) -> int:
+    """The first token that begins at this character or after it; `tokens` where none does.
+
+    A list of where all of them begin takes as long as the rest of an example.
+    """
+
+    def begins(token: int) -> int:
+        return int(encoding.token_to_chars(token)[0])
+
+    found = encoding.char_to_token(character)
+    near = tokens if found is None else int(found)
+    if (near == tokens or begins(near) >= character) and (near == 0 or begins(near - 1) < character):
+        return near
+    return bisect_left(range(tokens), character, key=begins)

@@ -94,12 +94,14 @@ def packed(lengths: Sequence[int], places: Sequence[int], row_tokens: int) -> li
 
 def is_validation(digest: bytes, share: float) -> bool:
     """Whether a conversation is held out: decided by its own digest, so that adding lines moves none."""
-    return int.from_bytes(hashlib.sha256(b"validation/" + digest).digest()[:8], "big") < share * 2**64
+    return share > 0 and int.from_bytes(hashlib.sha256(b"validation/" + digest).digest()[:8], "big") < share * 2**64
 
 
 def times_of(digest: bytes, weight: float) -> int:
     """How often a conversation of a file of this weight stands in the data: its weight, rounded up or down by its own
     digest so that a file's conversations come to its weight together."""
     whole, rest = divmod(weight, 1.0)
+    if not rest:
+        return int(whole)
     part = int.from_bytes(hashlib.sha256(b"weight/" + digest).digest()[:8], "big") / 2**64
     return int(whole) + (part < rest)

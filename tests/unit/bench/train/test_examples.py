@@ -1,7 +1,9 @@
 """The targets are the answers and the token that ends each of them, as the template writes them, and nothing else."""
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.data.inputs import InputError
+from bench.data.tokenizer import ChatTemplate
 from bench.train import examples
 from bench.train.examples import Example, Examples
 from bench.train.rows import Conversation
@@ -104,6 +107,38 @@ def test_a_doubled_start_is_noticed(tokenizer_of: Callable[..., Any]) -> None:
         TWO[:2],
     )
     assert findings.counts == {examples.DOUBLED_START: 1}
+
+
+def test_an_answer_to_nothing_is_refused_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="line 1: turn 1: the assistant's, an answer to nothing; remove that turn"):
+        made(tokenizer_of("chatml"), TWO[1:])
+    (example,), _ = made(tokenizer_of("chatml"), TWO[1:], labels="all")
+    assert example.targets.count(1) == len(example.ids) - 1
+
+
+@given(st.text(st.sampled_from("aé漢🙂 \n<"), max_size=12), st.sampled_from(["", "<|im_end|>", "<s>"]))
+def test_a_token_is_found_where_the_list_of_offsets_has_it(
+    tokenizer_of: Callable[..., Any], text: str, special: str
+) -> None:
+    whole = f"{text}{special}{text}"
+    encoding = tokenizer_of("chatml").backend_tokenizer.encode(whole, add_special_tokens=False)
+    starts = [start for start, _ in encoding.offsets]
+    for character in range(len(whole) + 1):
+        assert examples._token_at(encoding, len(starts), character) == bisect_left(starts, character)
+
+
+@pytest.mark.parametrize("template", ["chatml", "mistral"])
+def test_a_conversation_is_written_as_the_tokenizer_itself_writes_it(
+    template: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    tokenizer, messages = tokenizer_of(template), conversation(WITH_SYSTEM).messages
+    written = ChatTemplate(tokenizer)
+    assert written._write == written._bare
+    for prompt in (False, True):
+        own = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+        assert written.text("d.jsonl: line 1", messages, prompt=prompt) == own
+    other_version = SimpleNamespace(apply_chat_template=lambda _messages, **_: "its own")
+    assert ChatTemplate(other_version).text("d.jsonl: line 1", messages) == "its own"
 
 
 def test_without_an_answer_there_is_nothing_to_train_on(tokenizer_of: Callable[..., Any]) -> None:
