@@ -213,6 +213,8 @@ class Torchrun:
 
     def failures(self) -> dict[str, Any]:
         """What torchrun reports of ranks that failed on this machine; empty where none did."""
+        if (self._process.poll() or 0) < 0:  # it was killed itself, and its ranks died with it
+            return {"ranks": [(rank, -signal.SIGKILL) for rank in self._here]}
         return read_object(self.folder / FAILURES_FILE)
 
     def last(self, rank: int) -> str:

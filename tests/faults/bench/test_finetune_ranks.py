@@ -65,13 +65,16 @@ class Attempts:
         return TrainingRecord.read(self.out / "training.json")
 
     def at_step(self, process: subprocess.Popen, step: int) -> dict[int, int]:
-        """Wait until a checkpoint of this step is there; the pids of ranks by rank."""
+        """Wait until a checkpoint of this step and ranks are there; their pids by rank."""
         deadline = time.monotonic() + WAIT_SEC
         while time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()
-            if any(path.name >= f"step-{step:08}" for path in (self.place / "checkpoints").glob("step-*")):
-                signs = sorted((self.place / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
-                return {rank: json.loads(path.read_text())["pid"] for rank, path in enumerate(signs)}
+            signs = (self.place / "tmp").glob("qlora-fleet-ranks-*/rank-*.json")
+            pids = [(int(path.stem.removeprefix("rank-")), json.loads(path.read_text())["pid"]) for path in signs]
+            ranks = {rank: pid for rank, pid in pids if alive([pid])}  # a killed attempt leaves its signs
+            there = (self.place / "checkpoints").glob("step-*")
+            if ranks and any(path.name >= f"step-{step:08}" for path in there):
+                return ranks
             time.sleep(0.02)
         raise AssertionError(f"no checkpoint of step {step} within {WAIT_SEC} s")
 
@@ -153,16 +156,17 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
 @only_thorough
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_ranks_killed_at_moments_of_a_seed_end_with_the_quiet_adapter(attempts, quiet, seed: int) -> None:
-    """One rank, both, and the trial's own process with them: each once, in any order, from its start to its end."""
+    """One rank, both, their torchrun, and the trial's process with all: each once, in any order, from start to end."""
     chooser, training = random.Random(seed), attempts(f"seed-{seed}")
-    struck = ["a rank", "all ranks", "everything"]
+    struck = ["a rank", "all ranks", "their torchrun", "everything"]
     chooser.shuffle(struck)
     for number, what in enumerate(struck):
         process = training.start()
         ranks = training.at_step(process, 1 + 3 * number)
         time.sleep(chooser.uniform(0.0, 0.5))  # a step takes some tenths of a second
         below = descendants(process.pid)
-        for pid in [*ranks.values()] if what != "a rank" else [ranks[chooser.randrange(2)]]:
+        one = chooser.choice([*ranks.values()])
+        for pid in {"a rank": [one], "their torchrun": below[:1]}.get(what, [*ranks.values()]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if what == "everything":

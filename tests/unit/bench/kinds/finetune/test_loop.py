@@ -38,10 +38,13 @@ def test_a_loss_that_is_no_number_stops_it_by_step_and_rows_and_the_last_checkpo
     assert max(path.name for path in tmp_path.glob("step-*")) <= "step-00000002"
 
 
-def test_a_gradient_of_nothing_three_steps_long_stops_it(lab, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "words"), [("norm", "norm was 0 for 3 steps at step 4"), ("loss", "the loss is 0 at step 2")]
+)
+def test_a_loss_of_0_or_a_gradient_of_nothing_three_steps_long_stops_it(lab, tmp_path, monkeypatch, name, words):
     trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
-    poisoned(monkeypatch, trainer, "norm", 2, 0.0)
-    with pytest.raises(NothingLearned, match="norm was 0 for 3 steps at step 4"):
+    poisoned(monkeypatch, trainer, name, 2, 0.0)
+    with pytest.raises(NothingLearned, match=words):
         trainer.run()
     trainer.keeper.finish()
 

@@ -1,6 +1,7 @@
 """A machine is told to stop, and a step takes longer than it has: the training is preempted, and has not failed."""
 
 import contextlib
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from bench.harness.ends import Stopped
 from bench.kinds.distributed.machines import Machines
-from bench.kinds.distributed.torchrun import RankStopped
+from bench.kinds.distributed.torchrun import RankKilled, RankStopped, Seen, Torchrun
 from bench.kinds.finetune import finetune
 from bench.records.result import End
 from tests.support import tiny_training
@@ -36,6 +37,15 @@ def test_a_machine_says_whether_its_rank_could_end_its_step(tmp_path, monkeypatc
     with pytest.raises(Stopped):
         finetune.follow(SimpleNamespace(), trial, machines, SimpleNamespace(check=check))
     assert ended == [said]
+
+
+def test_ranks_whose_torchrun_is_killed_were_killed_and_have_not_failed(tmp_path):
+    ranks = Torchrun.__new__(Torchrun)
+    ranks.folder, ranks._process, ranks._here = tmp_path, SimpleNamespace(poll=lambda: -signal.SIGKILL), range(2)
+    ranks._seen = [Seen(sign={"phase": "train", "step": 7}, heard=0.0, moved=0.0) for _ in range(2)]
+    assert isinstance(ranks.failure(), RankKilled)
+    assert str(ranks.failure()) == "rank 0 was killed by SIGKILL in train step 7"
+    assert ranks.failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]}
 
 
 def test_the_first_machine_calls_that_preempted(tmp_path):
