@@ -31,8 +31,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOGC", "off")
 os.environ.setdefault("GOMEMLIMIT", "256MiB")
 # In this order: what takes minutes by itself must not be begun last. The build VM's tests share one VM, and look at
-# what is left on this machine; of the files in APART each test brings everything of its own.
+# what is left on this machine, but for those with machines of their own; of the files in APART each test brings
+# everything of its own.
 SHARED = "tests/system/image/"
+OWN_MACHINES = (f"{SHARED}test_model_fetch.py", f"{SHARED}test_inv_vm.py")
 FIRST = (SHARED, "tests/system/", "tests/faults/", "tests/integration/", "tests/")
 APART = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
 
@@ -194,7 +196,7 @@ def unit_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file in APART:
         return nodeid
-    return SHARED if file.startswith(SHARED) else file
+    return SHARED if file.startswith(SHARED) and file not in OWN_MACHINES else file
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
