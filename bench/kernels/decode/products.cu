@@ -30,6 +30,7 @@ constexpr bool IS_FULL = BLOCKS % (CHUNK * WARPS) == 0;
 constexpr int HIGH = 16, WIDE = 8 * TILES;     // of the part of y^T that a block computes at a time
 constexpr int STEP = GATED ? HIGH / 2 : HIGH;  // rows of y to a part
 constexpr bool HOLDS = CHUNKS * TILES <= 2;    // x in registers
+constexpr bool AHEAD = !HOLDS && !NORM && TILES == 1;  // a chunk of it in registers, read a turn before it is needed
 constexpr int ROW = CHUNK * 32 + 32;           // bytes of a row in shared memory: eight rows fall on all its banks
 constexpr int STAGE = HIGH * ROW + HIGH * 8;   // codes, four scales of each row, and the scale of those
 
@@ -141,9 +142,15 @@ __device__ __forceinline__ void fetch(u8* stage, const Arguments& a, int part, i
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+// The sum of the squares of a pair.
+__device__ __forceinline__ float square_of(u32 pair) {
+  const float low = wide((u16)pair), high = wide((u16)(pair >> 16));
+  return low * low + high * high;
+}
+
 // The 16 numbers of a row of x that belong to a lane's columns of one block, as pairs, times the norm's weights. Rows
-// after the last are the last one again: what is made of them is not written.
-__device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int group, int column) {
+// after the last are the last one again: what is made of them is not written. The squares of x are added to `squares`.
+__device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int group, int column, float* squares) {
 #pragma unroll
   for (int tile = 0; tile < TILES; tile++) {
     const uint4* from = (const uint4*)(a.x + (u64)min(tile * 8 + group, a.count - 1) * COLUMNS + column);
@@ -151,6 +158,11 @@ __device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int
     *(uint4*)&x[tile][4] = from[1];
   }
   if (NORM) {
+    if (squares != nullptr)
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+        for (int pair = 0; pair < 8; pair++) squares[tile] += square_of(x[tile][pair]);
     u32 weights[8];
     *(uint4*)&weights[0] = *(const uint4*)(a.norm + column);
     *(uint4*)&weights[4] = *(const uint4*)(a.norm + column + 8);
@@ -196,32 +208,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
 
   let_next_start();
   await_inputs();
-  u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8];
+  u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8], ahead[AHEAD ? 2 : 1][AHEAD ? CHUNK : 1][TILES][8];
+  float* squares = sums + WARPS * HIGH * WIDE;  // WARPS x WIDE, where the second part's sums will lie
   if (HOLDS) {
+    float own[TILES] = {};
 #pragma unroll
     for (int one = 0; one < CHUNKS * CHUNK; one++) {
       const int block = (one / CHUNK * WARPS + warp) * CHUNK + one % CHUNK;
-      take(held[HOLDS ? one : 0], a, group, min(block, BLOCKS - 1) * 64 + quarter * 16);
+      float* counted = IS_FULL || block < BLOCKS ? own : nullptr;
+      take(held[HOLDS ? one : 0], a, group, min(block, BLOCKS - 1) * 64 + quarter * 16, counted);
     }
-  }
-  if (NORM)
+    if (NORM)
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        own[tile] += __shfl_xor_sync(0xffffffffu, own[tile], 1);
+        own[tile] += __shfl_xor_sync(0xffffffffu, own[tile], 2);
+        if (quarter == 0) squares[warp * WIDE + tile * 8 + group] = own[tile];
+      }
+  } else if (NORM) {
     for (int row = warp; row < a.count; row += WARPS) {
       float square = 0.0f;
 #pragma unroll
       for (int column = lane * 8; column < COLUMNS; column += LANES * 8) {
         const uint4 four = *(const uint4*)(a.x + (u64)row * COLUMNS + column);
-        const u32 words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int word = 0; word < 4; word++) {
-          const float low = wide((u16)words[word]), high = wide((u16)(words[word] >> 16));
-          square += low * low + high * high;
-        }
+        square += square_of(four.x) + square_of(four.y) + square_of(four.z) + square_of(four.w);
       }
 #pragma unroll
       for (int far = 16; far > 0; far /= 2) square += __shfl_xor_sync(0xffffffffu, square, far);
       if (lane == 0) rstd[row] = rsqrtf(square / COLUMNS + a.eps);
     }
+  }
   __syncthreads();
+  if (HOLDS && NORM && thread < WIDE) {  // read after the next meeting
+    float square = 0.0f;
+#pragma unroll
+    for (int each = 0; each < WARPS; each++) square += squares[each * WIDE + thread];
+    rstd[thread] = rsqrtf(square / COLUMNS + a.eps);
+  }
 
   const u32 mine = lane * 4;
   const u8* table = (const u8*)pairs;
@@ -236,9 +259,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
         offset[side] = weights[side] == weight ? offsets[weight] : offset[side];
     }
     float total[TILES][4] = {};
+    const auto take_chunk = [&](int turn) {
+#pragma unroll
+      for (int one = 0; one < (AHEAD ? CHUNK : 0); one++) {
+        const int block = min((turn * WARPS + warp) * CHUNK + one, BLOCKS - 1);
+        take(ahead[AHEAD ? turn % 2 : 0][AHEAD ? one : 0], a, group, block * 64 + quarter * 16, nullptr);
+      }
+    };
+    take_chunk(0);
 #pragma unroll
     for (int turn = 0; turn < CHUNKS; turn++) {
       const int block = (turn * WARPS + warp) * CHUNK;
+      if (turn + 1 < CHUNKS) take_chunk(turn + 1);
       fetch_next(slot == 0 ? STAGES - 1 : slot - 1);
       asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
       __syncwarp();
@@ -260,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
           for (int side = 0; side < 2; side++)
             codes[side] = *(const uint2*)(stage + (group + 8 * side) * ROW + one * 32 + quarter * 8);
           u32 x[TILES][8];
-          if (!HOLDS) take(x, a, group, (block + one) * 64 + quarter * 16);
+          if (!HOLDS && !AHEAD) take(x, a, group, (block + one) * 64 + quarter * 16, nullptr);
           float sum[TILES][4] = {};
 #pragma unroll
           for (int step = 0; step < 4; step++) {
@@ -277,7 +309,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
             }
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
-              const u32(&of_x)[8] = HOLDS ? held[HOLDS ? turn * CHUNK + one : 0][tile] : x[tile];
+              const u32(&of_x)[8] = HOLDS   ? held[HOLDS ? turn * CHUNK + one : 0][tile]
+                                    : AHEAD ? ahead[AHEAD ? turn % 2 : 0][AHEAD ? one : 0][tile]
+                                            : x[tile];
               multiply(sum[tile], numbers[0][0], numbers[1][0], numbers[0][1], numbers[1][1], of_x[2 * step],
                        of_x[2 * step + 1]);
             }
