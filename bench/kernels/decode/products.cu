@@ -4,6 +4,9 @@
 // NORM (x is normalized first), GATED (y = silu(x G^T) * (x U^T)), RANK of the adapters, 0 for none. WARPS of a block,
 // RESIDENT blocks of a multiprocessor, STAGES as below.
 //
+// u = s x A^T of the adapters is made by the first blocks, a row of A each, which have the fewest rows of W. A block asks
+// for it only where its first sums are ready. Blocks begin in their order, so none waits for one that cannot begin.
+//
 // A block computes 16 rows of W at a time; its warps share the columns, 256 at a time. Tensor cores multiply 16 rows of
 // W by 8 rows of x (mma.m16n8k16). Which of W's columns a lane holds is free as long as x agrees, so a lane takes 16
 // columns that follow each other, and no number changes its lane after it was read.
@@ -33,6 +36,8 @@ constexpr bool HOLDS = CHUNKS * TILES <= 2;    // x in registers
 constexpr bool AHEAD = !HOLDS && !NORM && TILES == 1;  // a chunk of it in registers, read a turn before it is needed
 constexpr int ROW = CHUNK * 32 + 32;           // bytes of a row in shared memory: eight rows fall on all its banks
 constexpr int STAGE = HIGH * ROW + HIGH * 8;   // codes, four scales of each row, and the scale of those
+constexpr int HEIGHT = WEIGHTS * RANK;         // rows of every A
+constexpr int SIDE = 8;                        // rows of x that are multiplied with a row of A at a time
 
 struct Weight {
   const u32* codes;
@@ -51,10 +56,12 @@ struct Arguments {
   const u16* x;     // (count, COLUMNS) bf16
   const u16* norm;  // (COLUMNS,) bf16
   const u16* onto;  // (count, stride) bf16, added to y; null for none
-  const float* u;   // (count, WEIGHTS * RANK), s x A^T
+  const u16* a;     // (HEIGHT, COLUMNS) bf16, every A
+  float* u;         // (count, HEIGHT), s x A^T without the norm's factor
+  u32* ready;       // rows of u that are there, and from bit 16 on blocks that have ended; 0 before and afterwards
   u16* y;           // (count, stride) bf16
   int count, stride, parts;
-  float eps;
+  float eps, scaling;
 };
 
 __device__ __forceinline__ float wide(u16 number) { return __uint_as_float((u32)number << 16); }
@@ -173,6 +180,80 @@ __device__ __forceinline__ void take(u32 (&x)[TILES][8], const Arguments& a, int
   }
 }
 
+// The rows of u that this block makes. `room`: WARPS x SIDE.
+__device__ __forceinline__ void make_u(const Arguments& a, float* room) {
+  const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
+  int made = 0;
+  for (int row = blockIdx.x; row < HEIGHT; row += gridDim.x, made++)
+    for (int first = 0; first < a.count; first += SIDE) {
+      float dots[SIDE] = {};
+      for (int column = thread * 8; column < COLUMNS; column += THREADS * 8) {
+        const uint4 of_a = *(const uint4*)(a.a + (u64)row * COLUMNS + column);
+        const uint4 of_norm = NORM ? *(const uint4*)(a.norm + column) : make_uint4(0, 0, 0, 0);
+        uint4 of_x[SIDE];
+#pragma unroll
+        for (int one = 0; one < SIDE; one++)
+          of_x[one] = first + one < a.count ? *(const uint4*)(a.x + (u64)(first + one) * COLUMNS + column)
+                                            : make_uint4(0, 0, 0, 0);
+        const u32 as[4] = {of_a.x, of_a.y, of_a.z, of_a.w};
+        const u32 norms[4] = {of_norm.x, of_norm.y, of_norm.z, of_norm.w};
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+          const float low = wide((u16)as[pair]) * (NORM ? wide((u16)norms[pair]) : 1.0f);
+          const float high = wide((u16)(as[pair] >> 16)) * (NORM ? wide((u16)(norms[pair] >> 16)) : 1.0f);
+#pragma unroll
+          for (int one = 0; one < SIDE; one++) {
+            const u32 word = pair == 0 ? of_x[one].x : pair == 1 ? of_x[one].y : pair == 2 ? of_x[one].z : of_x[one].w;
+            dots[one] += wide((u16)word) * low + wide((u16)(word >> 16)) * high;
+          }
+        }
+      }
+#pragma unroll
+      for (int one = 0; one < SIDE; one++) {
+#pragma unroll
+        for (int far = 16; far > 0; far /= 2) dots[one] += __shfl_xor_sync(0xffffffffu, dots[one], far);
+        if (lane == 0) room[warp * SIDE + one] = dots[one];
+      }
+      __syncthreads();
+      if (thread < SIDE && first + thread < a.count) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int each = 0; each < WARPS; each++) dot += room[each * SIDE + thread];
+        a.u[(first + thread) * HEIGHT + row] = a.scaling * dot;
+      }
+      __syncthreads();
+    }
+  if (made > 0 && thread == 0) {
+    __threadfence();  // what the others wrote before the last meeting, too
+    atomicAdd(a.ready, made);
+  }
+}
+
+__device__ __forceinline__ void await_u(const Arguments& a) {
+  u32 ready;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(a.ready) : "memory");
+  while ((int)(ready & 0xffff) < HEIGHT);
+}
+
+// b . u over the adapters' rank, b (RANK,) in bf16.
+__device__ __forceinline__ float adapted(const u16* b, const float* u) {
+  float value = 0.0f;
+  if (RANK % 8 == 0) {  // a row begins at 16 bytes
+#pragma unroll 4
+    for (int inner = 0; inner < RANK; inner += 8) {
+      const uint4 eight = *(const uint4*)(b + inner);
+      const float4 left = *(const float4*)(u + inner), right = *(const float4*)(u + inner + 4);
+      value += wide((u16)eight.x) * left.x + wide((u16)(eight.x >> 16)) * left.y;
+      value += wide((u16)eight.y) * left.z + wide((u16)(eight.y >> 16)) * left.w;
+      value += wide((u16)eight.z) * right.x + wide((u16)(eight.z >> 16)) * right.y;
+      value += wide((u16)eight.w) * right.z + wide((u16)(eight.w >> 16)) * right.w;
+    }
+  } else {
+    for (int inner = 0; inner < RANK; inner++) value += wide(b[inner]) * u[inner];
+  }
+  return value;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(const Arguments a) {
   extern __shared__ __align__(16) u8 memory[];
   u32* pairs = (u32*)memory;                            // 256 pairs, a copy for each lane
@@ -184,7 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
   u8* stages = (u8*)(sums + 2 * WARPS * HIGH * WIDE) + warp * STAGES * STAGE;
 
   // The first copies of codes are under way while the tables are written.
-  int ahead_part = blockIdx.x, ahead_turn = 0, slot = 0;
+  const int first_part = gridDim.x - 1 - blockIdx.x;  // the last blocks may have one more
+  int ahead_part = first_part, ahead_turn = 0, slot = 0;
   const auto fetch_next = [&](int to) {
     fetch(stages + to * STAGE, a, ahead_part, (ahead_turn * WARPS + warp) * CHUNK, lane);
     if (++ahead_turn == CHUNKS) ahead_turn = 0, ahead_part += gridDim.x;
@@ -208,6 +290,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
 
   let_next_start();
   await_inputs();
+  if (RANK > 0) make_u(a, sums);
+  bool has_u = RANK == 0;
   u32 held[HOLDS ? CHUNKS * CHUNK : 1][TILES][8], ahead[AHEAD ? 2 : 1][AHEAD ? CHUNK : 1][TILES][8];
   float* squares = sums + WARPS * HIGH * WIDE;  // WARPS x WIDE, where the second part's sums will lie
   if (HOLDS) {
@@ -248,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
 
   const u32 mine = lane * 4;
   const u8* table = (const u8*)pairs;
-  for (int part = blockIdx.x, count = 0; part < a.parts; part += gridDim.x, count++) {
+  for (int part = first_part, count = 0; part < a.parts; part += gridDim.x, count++) {
     const int weights[2] = {place_of(a, part, 0).weight, place_of(a, part, HIGH - 1).weight};
     float offset[2];
 #pragma unroll
@@ -344,6 +428,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
       *(float2*)&own[(group + 8) * WIDE + tile * 8 + quarter * 2] = make_float2(total[tile][2], total[tile][3]);
     }
     __syncthreads();
+    if (!has_u && (warp + count) % WARPS * LANES < STEP * a.count) {
+      if (lane == 0) await_u(a);
+      __syncwarp();
+      has_u = true;
+    }
     for (int at = (warp + count) % WARPS * LANES + lane; at < STEP * a.count; at += THREADS) {
       const int high = at % STEP, row = at / STEP;  // neighbours write neighbours
       const Place target = place_of(a, part, high);
@@ -356,15 +445,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
         float value = 0.0f;
 #pragma unroll
         for (int each = 0; each < WARPS; each++) value += all[(each * HIGH + side * 8 + high) * WIDE + row];
-        if (NORM) value *= rstd[row];
         if (RANK > 0) {
           const int which = GATED ? side : target.weight;
           const u16* b = a.weights[which].b;
-          if (b != nullptr)
-            for (int inner = 0; inner < RANK; inner++)
-              value += wide(b[(u64)inside * RANK + inner]) * a.u[(row * WEIGHTS + which) * RANK + inner];
+          if (b != nullptr) value += adapted(b + (u64)inside * RANK, a.u + (row * WEIGHTS + which) * RANK);
         }
-        values[side] = value;
+        values[side] = NORM ? value * rstd[row] : value;
       }
       float value = values[0];
       if (GATED) value = values[0] / (1.0f + __expf(-values[0])) * values[1];
@@ -374,4 +460,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) nf4_products(con
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
+  if (RANK > 0) {
+    __syncthreads();
+    if (thread == 0 && atomicAdd(a.ready, 1u << 16) == ((gridDim.x - 1) << 16) + HEIGHT) *a.ready = 0;
+  }
 }

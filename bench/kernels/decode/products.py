@@ -7,7 +7,8 @@ A decoding step multiplies every weight by one row per sequence, so it is bound 
 codes and N K / 64 of scales for N x K numbers. bitsandbytes has a kernel for a single row; for more it writes the whole
 matrix in 16 bits and reads it back.
 
-The codes become operands of the tensor cores in registers (`products.cu`), eight rows of x at a time: on an H200,
+The codes become operands of the tensor cores in registers (`products.cu`), eight rows of x at a time, and the adapters'
+side is made meanwhile by a few of the blocks: on an H200,
 Mistral's four products of a layer take 52 us for 1 row, 58 for 8, 96 for 16 and 190 for 32. Against W dequantized and
 multiplied by torch, results differ by rounding alone: levels and inputs are rounded to bf16, everything else is
 float32. Sums are added in a fixed order.
@@ -35,7 +36,6 @@ ROW, STAGE = 160, 16 * 160 + 16 * 8
 # Warps of a block, blocks on a multiprocessor, chunks that a warp has under way; the first that fits in shared memory.
 DIVISIONS = ((8, 2, 2), (8, 1, 2), (4, 1, 2))
 LANES, LEVELS = 32, 256
-THREADS = 256  # as in adapters.cu
 RESERVED = 1024  # bytes of shared memory that a block takes for itself
 
 
@@ -50,9 +50,9 @@ class _Weight(ctypes.Structure):
 class _Arguments(ctypes.Structure):
     _fields_ = (
         ("weights", _Weight * MOST_WEIGHTS),
-        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "u", "y")),
+        *((name, ctypes.c_void_p) for name in ("levels", "x", "norm", "onto", "a", "u", "ready", "y")),
         *((name, ctypes.c_int) for name in ("count", "stride", "parts")),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("eps", "scaling")),
     )
 
 
@@ -91,10 +91,9 @@ class Product:
     ) -> None:
         device = weights[0].packed.device
         self._columns, self._gated = weights[0].shape[1], gated
-        self._norm, self._kept = norm, list(weights)  # what the kernel reads by address
+        lora = _joined(adapters, most_rows, device) if any(adapters) else None
+        self._kept = norm, weights, lora  # what the kernel reads by address
         self._tiles = next(tiles for tiles in (1, 2, 4) if tiles * TILE >= most_rows)
-        self._architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-        self._lora = _joined(adapters, device) if any(adapters) else None
         heights = [weight.shape[0] for weight in weights]
         self._stride = heights[0] if gated else sum(heights)
         step = HIGH // 2 if gated else HIGH
@@ -105,6 +104,9 @@ class Product:
             parts=parts(self._stride, step),
             eps=0.0 if norm is None else norm.eps,
         )
+        if lora is not None:
+            self._arguments.a, self._arguments.scaling = lora.a.data_ptr(), lora.scaling
+            self._arguments.u, self._arguments.ready = lora.u.data_ptr(), lora.ready.data_ptr()
         for place, weight in enumerate(weights):
             self._arguments.weights[place] = _Weight(
                 codes=weight.packed.data_ptr(),
@@ -112,7 +114,7 @@ class Product:
                 scale_levels=weight.scale_levels.data_ptr(),
                 scale_scales=weight.scale_scales.data_ptr(),
                 offset=weight.offset.data_ptr(),
-                b=None if self._lora is None or self._lora.b[place] is None else self._lora.b[place].data_ptr(),
+                b=None if lora is None or lora.b[place] is None else lora.b[place].data_ptr(),
                 rows=heights[place],
                 first=0 if gated else sum(heights[:place]),
             )
@@ -121,18 +123,20 @@ class Product:
             self._shared = shared_bytes(len(weights), self._tiles, self._warps, stages)
             if resident * (self._shared + RESERVED) <= properties.shared_memory_per_multiprocessor:
                 break
-        self._blocks = min(self._arguments.parts, resident * properties.multi_processor_count)
+        # Blocks beyond the parts have a row of A each, or none.
+        wanted = self._arguments.parts + (0 if lora is None else len(lora.a))
+        self._blocks = min(wanted, resident * properties.multi_processor_count)
         self._kernel = nvrtc.kernel(
             HERE / "products.cu",
             "nf4_products",
-            self._architecture,
+            "sm_{}{}".format(*torch.cuda.get_device_capability(device)),
             (
                 ("COLUMNS", self._columns),
                 ("TILES", self._tiles),
                 ("WEIGHTS", len(weights)),
                 ("NORM", int(norm is not None)),
                 ("GATED", int(gated)),
-                ("RANK", 0 if self._lora is None else self._lora.rank),
+                ("RANK", 0 if lora is None else lora.rank),
                 ("WARPS", self._warps),
                 ("RESIDENT", resident),
                 ("STAGES", stages),
@@ -144,9 +148,6 @@ class Product:
         count = len(x)
         y = torch.empty((count, self._stride), dtype=torch.bfloat16, device=x.device)
         arguments = self._arguments
-        if self._lora is not None:
-            u = self._lora.inner(x, self._norm, self._architecture)
-            arguments.u = u.data_ptr()
         arguments.x, arguments.y, arguments.count = x.data_ptr(), y.data_ptr(), count
         arguments.onto = None if onto is None else onto.data_ptr()
         self._kernel((self._blocks,), LANES * self._warps, (arguments,), shared=self._shared)
@@ -155,31 +156,17 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class _Joined:
-    """Adapters of weights that share their input: every A one below the other, zeros where there is none, in bf16."""
+    """Adapters of weights that share their input: every A one below the other, zeros where there is none, in bf16.
+
+    `u` and `ready` are the kernel's own room, the latter 0 between calls.
+    """
 
     a: Any
     b: tuple[Any, ...]
+    u: Any
+    ready: Any
     rank: int
     scaling: float
-
-    def inner(self, x: Any, norm: Norm | None, architecture: str) -> Any:
-        """s h A^T, float32 (count, weights x R)."""
-        height, columns = self.a.shape
-        u = torch.empty((len(x), height), dtype=torch.float32, device=x.device)
-        constants = (("COLUMNS", columns), ("HEIGHT", height), ("NORM", int(norm is not None)))
-        launch = nvrtc.kernel(HERE / "adapters.cu", "adapter_rows", architecture, constants)
-        addresses = (x, self.a, self.a if norm is None else norm.weight, u)
-        launch(
-            (height,),
-            THREADS,
-            (
-                *(ctypes.c_void_p(each.data_ptr()) for each in addresses),
-                ctypes.c_int(len(x)),
-                ctypes.c_float(self.scaling),
-                ctypes.c_float(0.0 if norm is None else norm.eps),
-            ),
-        )
-        return u
 
 
 def shared_bytes(weights: int, tiles: int, warps: int, stages: int) -> int:
@@ -188,7 +175,7 @@ def shared_bytes(weights: int, tiles: int, warps: int, stages: int) -> int:
     return 4 * (LEVELS * (LANES + weights) + wide + 2 * warps * HIGH * wide) + warps * stages * STAGE
 
 
-def _joined(adapters: tuple[Lora | None, ...], device: Any) -> _Joined:
+def _joined(adapters: tuple[Lora | None, ...], most_rows: int, device: Any) -> _Joined:
     there = next(each for each in adapters if each is not None)
     rank, columns = there.a.shape
     a = torch.zeros((len(adapters) * rank, columns), dtype=torch.bfloat16, device=device)
@@ -196,7 +183,14 @@ def _joined(adapters: tuple[Lora | None, ...], device: Any) -> _Joined:
         if each is not None:
             a[place * rank : (place + 1) * rank] = each.a
     b = tuple(None if each is None else each.b.to(torch.bfloat16).contiguous() for each in adapters)
-    return _Joined(a=a, b=b, rank=int(rank), scaling=there.scaling)
+    return _Joined(
+        a=a,
+        b=b,
+        u=torch.empty((most_rows, len(a)), dtype=torch.float32, device=device),
+        ready=torch.zeros(1, dtype=torch.int32, device=device),
+        rank=int(rank),
+        scaling=there.scaling,
+    )
 
 
 def why_not(device: Any) -> str | None:
