@@ -7,8 +7,12 @@
 x, y, total, normed: (T, H); weight: (H,), frozen; rstd: (T,) float32; d_passing is the gradient of the residual stream
 past the norm. A program takes one row, so each tensor is read and written once: with y 4 x 2TH bytes forward, without
 2 x 2TH, and 4 x 2TH backward.
+
+A residual stream that is rounded to bf16 after every sum loses what its layers add to its largest numbers. `Stream`
+keeps eight bits more, for 2TH bytes of traffic a sum; backward, where nothing adds up, does without them.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +20,44 @@ import torch
 from bench.kernels.launch import compiled, jit, power_of_two, tl
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """The residual stream (T, H): `high` in the model's dtype, and of a sum in bf16 `low`, its next eight bits in int8.
+
+    As a float32's bits: those of high, plus low x 256. Other dtypes have no `low`.
+    """
+
+    high: Any
+    low: Any = None
+
+
 def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
     """(normed, rstd, total); total is x itself where there is no y."""
     if not compiled(x):
         return rms_norm_reference(x, weight, eps, y)
+    normed, rstd, total = _launched(Stream(high=x), weight, eps, y, splits=False)
+    return normed, rstd, total.high
+
+
+def stream_norm(stream: Stream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Stream]:
+    """`rms_norm` of a stream; the total keeps its eight more bits."""
+    if not compiled(stream.high):
+        return stream_norm_reference(stream, weight, eps, y)
+    return _launched(stream, weight, eps, y, splits=stream.high.dtype == torch.bfloat16)
+
+
+def _launched(stream: Stream, weight: Any, eps: float, y: Any, *, splits: bool) -> tuple[Any, Any, Stream]:
+    x, low = stream.high, stream.low
     tokens, width = x.shape
     normed = torch.empty_like(x)
-    total = x if y is None else torch.empty_like(x)
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    total = stream
+    if y is not None:
+        total = Stream(high=torch.empty_like(x), low=torch.empty_like(x, dtype=torch.int8) if splits else None)
     _rms_norm_forward[(tokens,)](
-        x, x if y is None else y, weight, total, normed, rstd, width, eps,
-        ADDS=y is not None, WIDE=power_of_two(width), num_warps=_warps(width),
+        x, x if low is None else low, x if y is None else y, weight, total.high,
+        x if total.low is None else total.low, normed, rstd, width, eps, ADDS=y is not None,
+        HAS_LOW=low is not None, SPLITS=splits, WIDE=power_of_two(width), num_warps=_warps(width),
     )  # fmt: skip
     return normed, rstd, total
 
@@ -52,6 +83,30 @@ def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[
     return (wide * rstd[:, None] * weight.float()).to(x.dtype), rstd, total
 
 
+def stream_norm_reference(stream: Stream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Stream]:
+    wide = whole(stream) if y is None else whole(stream) + y.float()
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    normed = (wide * rstd[:, None] * weight.float()).to(stream.high.dtype)
+    return normed, rstd, stream if y is None else split(wide, stream.high.dtype)
+
+
+def whole(stream: Stream) -> Any:
+    """All bits of a stream, float32."""
+    wide = stream.high.float()
+    if stream.low is None:
+        return wide
+    return (wide.view(torch.int32) + (stream.low.int() << 8)).view(torch.float32)
+
+
+def split(wide: Any, dtype: Any) -> Stream:
+    """A float32 tensor as a stream."""
+    high = wide.to(dtype)
+    if dtype != torch.bfloat16:
+        return Stream(high=high)
+    rest = wide.view(torch.int32) - high.float().view(torch.int32)
+    return Stream(high=high, low=(rest + 128 >> 8).clamp(max=127).to(torch.int8))
+
+
 def rms_norm_backward_reference(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
     x_hat = total.float() * rstd[:, None]
     g = weight.float() * d_normed.float()
@@ -64,17 +119,28 @@ def _warps(width: int) -> int:
 
 
 @jit
-def _rms_norm_forward(x, y, weight, total, normed, rstd, width, eps, ADDS: tl.constexpr, WIDE: tl.constexpr):
+def _rms_norm_forward(
+    x, low, y, weight, total, total_low, normed, rstd, width, eps,
+    ADDS: tl.constexpr, HAS_LOW: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     there = column < width
     place = row * width + column
     value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+    if HAS_LOW:
+        more = tl.load(low + place, mask=there, other=0).to(tl.int32) << 8
+        value = (value.to(tl.int32, bitcast=True) + more).to(tl.float32, bitcast=True)
     if ADDS:
         value += tl.load(y + place, mask=there, other=0.0).to(tl.float32)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + place, rounded, mask=there)
-        value = rounded.to(tl.float32)
+        if SPLITS:
+            rest = value.to(tl.int32, bitcast=True) - rounded.to(tl.float32).to(tl.int32, bitcast=True)
+            # At most 127: a tie that was rounded down is half a step of `high` above it.
+            tl.store(total_low + place, tl.minimum(rest + 128 >> 8, 127).to(tl.int8), mask=there)
+        else:
+            value = rounded.to(tl.float32)
     inverse = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
     tl.store(rstd + row, inverse)
     scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)

@@ -93,7 +93,7 @@ def test_a_product_and_all_that_stands_beside_it(tokens, height, width, tiles):
     a, b = rows.rows(random(tokens, width), columns=columns), rows.Rows(values=weights.as_it_is(parts, scales))
     beside = product.Beside(
         apart=random(height, 3), u=random(tokens, 2 * rank), work_b=random(height, rank),
-        columns=(slice(0, height // 3), slice(height // 2, height)), rank=rank, onto=random(tokens, height),
+        columns=(slice(0, height // 3), slice(height // 2, height)), rank=rank,
     )  # fmt: skip
     for right in (b, rows.Rows(values=b.values, scales=scales)):
         for what in (product.NOTHING, beside):
@@ -157,12 +157,12 @@ def test_the_tiles_fit_an_a10(tmp_path):
 
     tiles, bf16 = product.AMPERE, "*bf16"
     constants = {
-        "HAS_SCALES": True, "HAS_APART": True, "APART": 32, "TARGETS": 3, "RANK": 16, "RANKS": 16, "ONTO": True,
+        "HAS_SCALES": True, "HAS_APART": True, "APART": 32, "TARGETS": 3, "RANK": 16, "RANKS": 16,
         "TOKENS": tiles.tokens, "COLUMNS": tiles.columns, "INNER": tiles.inner, "GROUP": product.GROUP, "TMA": False,
         "PROGRAMS": 1, "PERSISTENT": False,
     }  # fmt: skip
     pointers = {"a": "*i8", "b": "*i8", "scales_a": "*fp32", "scales_b": "*fp32"}
-    pointers |= dict.fromkeys(("y", "left_apart", "right_apart", "u", "work_b", "onto"), bf16)
+    pointers |= dict.fromkeys(("y", "left_apart", "right_apart", "u", "work_b"), bf16)
     names = [parameter.name for parameter in product._eight_product.params]
     signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
     aligned = [name for name in names if name not in constants and not name.startswith(("first", "last", "count_"))]

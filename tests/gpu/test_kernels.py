@@ -116,6 +116,22 @@ def test_rms_norm_and_its_backward(tokens, width, adds, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(3, 64), (17, 200), (5, 4096)])
+def test_the_stream_keeps_the_same_bits_as_the_reference_over_many_sums(tokens, width, dtype):
+    weight = random(width, dtype=dtype)
+    found = expected = norm.Stream(high=1000 * random(tokens, width, dtype=dtype))
+    for _ in range(5):
+        y = random(tokens, width, dtype=dtype)
+        normed, rstd, found = norm.stream_norm(found, weight, 1e-5, y)
+        *both, expected = norm.stream_norm_reference(expected, weight, 1e-5, y)
+        assert max(map(error, (normed, rstd), both)) < LIMIT[dtype]
+        assert torch.equal(norm.whole(found), norm.whole(expected))
+    again, _, same = norm.stream_norm(found, weight, 1e-5)
+    assert same is found
+    assert error(again, both[0]) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("heads", [rope.Heads(query=4, key=2, width=16), rope.Heads(query=6, key=3, width=24)])
 def test_rope_in_place_and_back(heads, dtype):
     tokens = 11

@@ -1,12 +1,11 @@
-"""y = a b^T with both sides in INT8, and beside it in 16 bits: columns apart, LoRA adapters, the residual stream.
+"""y = a b^T with both sides in INT8, and beside it in 16 bits: columns apart, LoRA adapters.
 
     y[t, n] = (sum over k of a.values[t, k] b.values[n, k]) a.scales[t] b.scales[n]
               + sum over c of a.apart[t, c] apart[n, c]
               + u_j[t] . b_j[n]                            for n in columns_j
-              + onto[t, n]
 
 a: `Rows` (T, K); b: `Rows` (N, K); apart (N, C): the columns of W that belong to `a.apart`; u (T, n R) and
-work_b (N, R) as in `bench.kernels.lora_out`; onto (T, N). INT8 products are summed exactly, in 32 bits, up to K =
+work_b (N, R) as in `bench.kernels.lora_out`. INT8 products are summed exactly, in 32 bits, up to K =
 133,000. What stands beside is added in float32 in the same kernel, so y is written once and rounded once.
 
 One H200, T = 4096, microseconds for the forward products of a layer of the 7B shape (q k v, o, gate up, down): bf16
@@ -35,7 +34,6 @@ class Beside:
     work_b: Any = None
     columns: tuple[slice, ...] = ()
     rank: int = 0
-    onto: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +81,9 @@ def product(a: Rows, b: Rows, beside: Beside = NOTHING, *, dtype: Any, tiles: Ti
     _eight_product[(programs,)](
         left, right, y, a.scales, y if b.scales is None else b.scales, y if not apart else a.apart,
         y if not apart else beside.apart, y if not targets else beside.u, y if not targets else beside.work_b,
-        y if beside.onto is None else beside.onto, tokens, count, width, apart, beside.rank * targets,
+        tokens, count, width, apart, beside.rank * targets,
         *edges_of(beside.columns), HAS_SCALES=b.scales is not None, HAS_APART=apart > 0, APART=_thin(apart),
-        TARGETS=targets, RANK=beside.rank, RANKS=_thin(beside.rank), ONTO=beside.onto is not None, TOKENS=tiles.tokens,
+        TARGETS=targets, RANK=beside.rank, RANKS=_thin(beside.rank), TOKENS=tiles.tokens,
         COLUMNS=tiles.columns, INNER=tiles.inner, GROUP=GROUP, TMA=tiles.tma, PROGRAMS=programs,
         PERSISTENT=tiles.persistent, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -109,8 +107,6 @@ def product_reference(a: Rows, b: Rows, beside: Beside, dtype: Any) -> Any:
     for target, each in enumerate(beside.columns):
         part = beside.u[:, target * beside.rank : (target + 1) * beside.rank]
         y[:, each] += part.float() @ beside.work_b[each].float().T
-    if beside.onto is not None:
-        y += beside.onto.float()
     return y.to(dtype)
 
 
@@ -125,9 +121,9 @@ def _thin(count: int) -> int:
 
 @jit
 def _eight_product(
-    a, b, y, scales_a, scales_b, left_apart, right_apart, u, work_b, onto, tokens, count, width, count_apart, rows_u,
+    a, b, y, scales_a, scales_b, left_apart, right_apart, u, work_b, tokens, count, width, count_apart, rows_u,
     first_0, last_0, first_1, last_1, first_2, last_2, HAS_SCALES: tl.constexpr, HAS_APART: tl.constexpr,
-    APART: tl.constexpr, TARGETS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ONTO: tl.constexpr,
+    APART: tl.constexpr, TARGETS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr,
     PROGRAMS: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
@@ -179,6 +175,4 @@ def _eight_product(
                 value = tl.dot(of_u, of_b.T, value, input_precision="ieee")
         to = wide_row * count + column[None, :]
         there = is_row[:, None] & is_column[None, :]
-        if ONTO:
-            value += tl.load(onto + to, mask=there, other=0.0).to(tl.float32)
         tl.store(y + to, value.to(y.dtype.element_ty), mask=there)

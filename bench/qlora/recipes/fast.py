@@ -2,8 +2,8 @@
 
 Instead of the published loop:
 
-- The residual stream is in bf16: norms, embeddings and head stay as they are in the model's files; sums inside a kernel
-  are float32.
+- The residual stream is in bf16 and eight bits more: norms, embeddings and head stay as they are in the model's files;
+  sums inside a kernel are float32.
 - NF4 becomes bf16 in one pass (`bench.kernels.nf4`); q, k, v and gate, up are one product each, with the adapters'
   product inside (`bench.qlora.recipes.products`).
 - Forward and backward are written out (`bench.qlora.recipes.layer`), which decides what is kept and what is recomputed.
@@ -26,7 +26,7 @@ from bench.kernels import nf4
 from bench.kernels.attention import Samples
 from bench.kernels.launch import HAS_TRITON
 from bench.kernels.loss import IGNORED, head_loss, head_losses
-from bench.kernels.norm import rms_norm, rms_norm_backward
+from bench.kernels.norm import Stream, rms_norm_backward, stream_norm
 from bench.kernels.rope import Heads
 from bench.qlora.recipes import adapters
 from bench.qlora.recipes import eight as in_eight_bits
@@ -157,20 +157,20 @@ class FastModel(torch.nn.Module):
         """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), the one row holds n samples end to end, with
         `position_ids`; without, each row is one sample from position 0, padded at its end."""
         (base,) = self._base
-        x, norm = self._hidden(input_ids, position_ids, edges), base.model.norm
-        loss = _Loss.apply(x, norm.weight, _eps(norm), base.lm_head.weight, _next_tokens(labels))
+        (high, low, y), norm = self._hidden(input_ids, position_ids, edges), base.model.norm
+        loss = _Loss.apply(high, low, y, norm.weight, _eps(norm), base.lm_head.weight, _next_tokens(labels))
         return SimpleNamespace(loss=loss)
 
     def token_losses(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
         """The loss of each position, float32 (B x L,), 0 where it predicts nothing that counts; without gradients."""
         (base,) = self._base
         with torch.no_grad():
-            x, norm = self._hidden(input_ids, position_ids, edges), base.model.norm
-            normed, _, _ = rms_norm(x, norm.weight, _eps(norm))
+            (high, low, y), norm = self._hidden(input_ids, position_ids, edges), base.model.norm
+            normed, _, _ = stream_norm(Stream(high=high, low=low), norm.weight, _eps(norm), y)
             return head_losses(normed, base.lm_head.weight, _next_tokens(labels))
 
-    def _hidden(self, input_ids: Any, position_ids: Any, edges: Any) -> Any:
-        """What the last layer returns, (B x L, H)."""
+    def _hidden(self, input_ids: Any, position_ids: Any, edges: Any) -> tuple[Any, Any, Any]:
+        """What the last layer returns: the two parts of the stream, and what is to be added; (B x L, H) each."""
         (base,) = self._base
         decoder, (batch, length) = base.model, input_ids.shape
         if edges is None:
@@ -186,13 +186,13 @@ class FastModel(torch.nn.Module):
             seed=self._next_seed() if self.training else None,
         )
         with torch.no_grad():
-            x = decoder.embed_tokens(input_ids.view(-1))
+            hidden = decoder.embed_tokens(input_ids.view(-1)), None, None
         for layer, (copies, trained) in zip(self._layers, self._adapters, strict=True):
             # Copied layer by layer: at the beginning of a step the device waits for the host.
             with torch.no_grad():
                 torch._foreach_copy_(copies, trained)
-            x = run_layer(x, layer, tokens, *trained)
-        return x
+            hidden = run_layer(*hidden, layer, tokens, *trained)
+        return hidden
 
     def _next_seed(self) -> int:
         """A new seed for one micro-batch's dropout, drawn on the host so that nothing waits for the device."""
@@ -245,16 +245,16 @@ class _Loss(torch.autograd.Function):
     """The last norm, the head and the loss; forward also computes the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
-        normed, rstd, _ = rms_norm(x, norm, eps)
+    def forward(ctx: Any, high: Any, low: Any, y: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
+        normed, rstd, x = stream_norm(Stream(high=high, low=low), norm, eps, y)
         loss, d_normed = head_loss(normed, head, targets)
-        ctx.d_x = rms_norm_backward(d_normed, x, rstd, norm)
+        ctx.d_x = rms_norm_backward(d_normed, x.high, rstd, norm)
         return loss
 
     @staticmethod
     def backward(ctx: Any, d_loss: Any) -> Any:
         d_x, ctx.d_x = ctx.d_x, None
-        return d_x.mul_(d_loss), None, None, None, None
+        return None, None, d_x.mul_(d_loss), None, None, None, None
 
 
 def _heads(config: Any) -> Heads:

@@ -1,7 +1,10 @@
 """A decoder layer of the Llama and Mistral kind with its forward and its backward written out.
 
-    normed = rms_norm(x);  q, k, v = rotate(product(normed));  h = x + product(attend(q, k, v))
-    normed = rms_norm(h);  gate, up = product(normed);         y = h + product(silu(gate) * up)
+    x = before + y;  normed = rms_norm(x);  q, k, v = rotate(product(normed));  a = product(attend(q, k, v))
+    h = x + a;       normed = rms_norm(h);  gate, up = product(normed);         y = product(silu(gate) * up)
+
+It returns h and y; the next norm adds them. Between the sums the stream has eight bits more than bf16
+(`bench.kernels.norm.Stream`), which backward does without.
 
 Written out, so that it decides itself what is kept for backward and what is recomputed. Kept: x, h, the joined q k v,
 the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token, 94 KB in bf16 at 7B. Recomputed
@@ -20,7 +23,7 @@ import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.lora import Normed
-from bench.kernels.norm import rms_norm, rms_norm_backward
+from bench.kernels.norm import Stream, rms_norm_backward, stream_norm
 from bench.kernels.rope import Heads, rotate_
 from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Product
@@ -90,26 +93,26 @@ class Layer:
         first = tokens.seed + self.index * PRODUCTS
         return tuple(first + place for place in range(PRODUCTS))
 
-    def forward(self, x: Any, tokens: Tokens, *, whole: bool = True) -> tuple[Any, Kept]:
-        """(y, what backward needs); y is None unless `whole`."""
+    def forward(self, before: Stream, y: Any, tokens: Tokens, *, whole: bool = True) -> tuple[Stream, Any, Kept]:
+        """(h, y, what backward needs) of the sum of `before` and y, which may be None; y is None unless `whole`."""
         seeds = self.seeds(tokens)
-        normed, rstd_in, _ = rms_norm(x, self.norm_in, self.eps)
+        normed, rstd_in, x = stream_norm(before, self.norm_in, self.eps, y)
         joined, u_joined = self.joined.forward(normed, seeds[0])
         rotate_(joined, tokens.cos, tokens.sin, self.heads)
         out, attention = attend(joined, self.heads, tokens.samples)
-        added, u_out = self.out.forward(out.view(len(x), -1), seeds[1])
-        normed, rstd_mid, h = rms_norm(x, self.norm_mid, self.eps, added)
+        added, u_out = self.out.forward(out.view(len(normed), -1), seeds[1])
+        normed, rstd_mid, h = stream_norm(x, self.norm_mid, self.eps, added)
         del added
         gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2])
         del normed
         kept = Kept(
-            x=x, rstd_in=rstd_in, joined=joined, out=out, attention=attention, h=h, rstd_mid=rstd_mid,
+            x=x.high, rstd_in=rstd_in, joined=joined, out=out, attention=attention, h=h.high, rstd_mid=rstd_mid,
             gate_up=gate_up, u_joined=u_joined, u_out=u_out, u_gate_up=u_gate_up,
         )  # fmt: skip
         if not whole and not self.down.adapters:
-            return None, kept
-        y, kept.u_down = self.down.forward_activated(gate_up, seeds[3], h)
-        return y, kept
+            return h, None, kept
+        y, kept.u_down = self.down.forward_activated(gate_up, seeds[3])
+        return h, y, kept
 
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
         """(d_x or None, the gradients of `parameters`). `kept` is used up."""
@@ -141,30 +144,35 @@ class Layer:
 
 
 class _Function(torch.autograd.Function):
-    """A layer for autograd, a function of x and its adapters' parameters: DDP gets each gradient at once."""
+    """A layer for autograd, a function of its input and its adapters' parameters: DDP gets each gradient at once.
+
+    Of a sum's two parts y alone passes the gradient on, which is that of the sum.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:
-        y, kept = layer.forward(x, tokens)
+    def forward(ctx: Any, high: Any, low: Any, y: Any, layer: Layer, tokens: Tokens, *parameters: Any) -> Any:
+        h, y, kept = layer.forward(Stream(high=high, low=low), y, tokens)
         ctx.layer, ctx.tokens, ctx.count = layer, tokens, len(parameters)
         if not layer.recompute:
             ctx.kept = kept
         elif layer.offload is not None:
-            layer.offload.put(layer.index, x)
+            layer.offload.put(layer.index, kept.x)
         else:
-            ctx.x = x
-        return y
+            ctx.x = kept.x
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(part for part in (h.high, h.low) if part is not None))
+        return h.high, h.low, y
 
     @staticmethod
-    def backward(ctx: Any, d_y: Any) -> Any:
+    def backward(ctx: Any, _high: Any, _low: Any, d_y: Any) -> Any:
         layer: Layer = ctx.layer
         if not layer.recompute:
             kept, ctx.kept = ctx.kept, None
         else:
             x = ctx.x if layer.offload is None else layer.offload.take(layer.index)
-            _, kept = layer.forward(x, ctx.tokens, whole=False)
-        d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[0])
-        return d_x, None, None, *gradients
+            *_, kept = layer.forward(Stream(high=x), None, ctx.tokens, whole=False)
+        d_x, gradients = layer.backward(d_y.contiguous(), kept, ctx.tokens, needs_x=ctx.needs_input_grad[2])
+        return None, None, d_x, None, None, *gradients
 
 
 run_layer: Callable[..., Any] = _Function.apply

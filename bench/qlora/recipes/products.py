@@ -87,25 +87,24 @@ class Product:
         """W of shape (N, K), of the dtype and on the device of `like`."""
         return self.held if self.held is not None else dequantized(self.weights, like.dtype, like.device)
 
-    def forward(self, x: Any, seed: int | None, onto: Any = None) -> tuple[Any, Any]:
-        """(y + onto, u); u is None without adapters."""
+    def forward(self, x: Any, seed: int | None) -> tuple[Any, Any]:
+        """(y, u); u is None without adapters."""
         side = self._side(seed)
         u = lora.down(x, self.work_a, side) if self.adapters else None
         if self.eight is not None and self.eight.forward:
-            beside = Beside(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank, onto=onto)
+            beside = Beside(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank)
             return self.eight.product(x, beside), u
         weight = self.weight(x)
         if u is None:
-            return (x @ weight.T if onto is None else torch.addmm(onto, x, weight.T)), None
-        y = lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T)
-        return (y if onto is None else y.add_(onto)), u
+            return x @ weight.T, None
+        return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
-    def forward_activated(self, joined: Any, seed: int | None, onto: Any) -> tuple[Any, Any]:
+    def forward_activated(self, joined: Any, seed: int | None) -> tuple[Any, Any]:
         """`forward` of swiglu(joined), which is not written in 16 bits where nothing but the product wants it."""
         eight = self.eight
         if self.adapters or eight is None or not eight.forward or eight.columns is None:
-            return self.forward(swiglu(joined), seed, onto)
-        return eight.product_of(swiglu_rows(joined, eight.columns), joined.dtype, Beside(onto=onto)), None
+            return self.forward(swiglu(joined), seed)
+        return eight.product_of(swiglu_rows(joined, eight.columns), joined.dtype), None
 
     def activated_gradient(self, joined: Any, d_act: Any, *, keep_act: bool) -> Any:
         """The gradient of `joined`, this product's y, from d_act, that of swiglu(joined): what `backward` takes as d_y.

@@ -77,13 +77,13 @@ def test_a_product_is_that_of_the_numbers_with_what_stands_beside_it():
     x, parts, rank = torch.randn(7, 64), (weight(24, 64),), 4
     scales, columns = weights.scales_of(parts), apart(64, 3, 60)
     whole = nf4.dequantize_reference(parts[0])
-    u, work_b, onto = torch.randn(7, 2 * rank), torch.randn(24, rank), torch.randn(7, 24)
+    u, work_b = torch.randn(7, 2 * rank), torch.randn(24, rank)
     beside = product.Beside(
-        apart=whole[:, columns.numbers], u=u, work_b=work_b, columns=(slice(0, 8), slice(16, 24)), rank=rank, onto=onto
+        apart=whole[:, columns.numbers], u=u, work_b=work_b, columns=(slice(0, 8), slice(16, 24)), rank=rank
     )
     b = rows.Rows(values=weights.as_it_is(parts, scales), scales=scales)
     found = product.product(rows.rows(x, columns=columns), b, beside, dtype=torch.float32)
-    exact = x @ whole.T + onto
+    exact = x @ whole.T
     exact[:, :8] += u[:, :rank] @ work_b[:8].T
     exact[:, 16:] += u[:, rank:] @ work_b[16:].T
     assert (found - exact).norm() / exact.norm() < 0.01

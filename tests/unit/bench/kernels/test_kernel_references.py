@@ -82,6 +82,32 @@ def test_rms_norm_is_pytorchs_and_its_backward_is_autograds(adds):
     assert close(found, gradient + passing)
 
 
+def test_a_stream_in_bf16_keeps_what_its_sums_would_lose():
+    stream, weight, y = (
+        norm.Stream(high=torch.full((2, 8), -1000.0).bfloat16()),
+        torch.ones(8),
+        torch.full((2, 8), 0.25),
+    )
+    rounded = stream.high
+    for _ in range(64):
+        normed, _, stream = norm.stream_norm(stream, weight, 1e-5, y.bfloat16())
+        rounded = norm.rms_norm(rounded, weight, 1e-5, y.bfloat16())[2]
+    assert (rounded == -1000).all(), "a quarter is less than half a step of bf16 there"
+    assert (norm.whole(stream) + 984).abs().max() < 0.05
+    assert torch.equal(normed, -torch.ones(2, 8).bfloat16())
+    assert norm.stream_norm(stream, weight, 1e-5)[2] is stream
+
+
+def test_a_number_in_two_parts_is_off_by_a_32768th_at_most_and_what_is_not_finite_stays_so():
+    bits = torch.arange(-(1 << 31), 1 << 31, 999_331).int()  # of every exponent and both signs
+    wide = torch.cat((bits.view(torch.float32), torch.tensor([1 + 2.0**-8, 0.0, float("inf"), float("nan")])))
+    stream = norm.split(wide, torch.bfloat16)
+    whole, finite = norm.whole(stream), stream.high.isfinite()
+    assert ((whole - wide).abs() <= (wide / 32768).abs() + 1e-40)[finite].all()
+    assert torch.equal(whole.isnan() | stream.high.isinf(), ~finite)
+    assert norm.split(wide, torch.float32).low is None
+
+
 def test_rotation_turns_pairs_by_their_angle_and_back():
     heads = rope.Heads(query=4, key=2, width=6)
     angle = torch.randn(5, 3)
