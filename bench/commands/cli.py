@@ -91,11 +91,14 @@ def _parser() -> argparse.ArgumentParser:
 
     profile = commands.add_parser(
         "profile",
-        help="a training step's time on this machine, by kind of kernel",
-        description="Run a training trial's steps and record a few: milliseconds by kind of kernel, the longest ones. "
-        "The trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
+        help="the time of a training or decoding step on this machine, by kind of kernel",
+        description="Run a training trial's steps, or an inference trial's decoding steps on the fast path, and record "
+        "a few: milliseconds by kind of kernel, the longest ones. The trial comes from flags as for `run`: --suite "
+        "recipes --trial-name fast --model DIR --data FILE, or --suite inference --trial-name generate-nf4 --set "
+        "micro_batch_size=8.",
     )
     _flag_arguments(profile)
+    profile.add_argument("--adapters", action="store_true", help="decode with LoRA adapters on the model")
     profile.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON to this file")
     profile.set_defaults(act=_profile, trial=None)
 
@@ -252,11 +255,13 @@ def _trial_by_flags(arguments: argparse.Namespace) -> Trial | None:
 
 def _profile(arguments: argparse.Namespace) -> int:
     trial = _trial_by_flags(arguments)
-    if trial is None or trial.kind != "training":
-        raise TrialError("profile: only a training trial has steps; name one with --trial-name")
+    if trial is None or trial.kind not in ("training", "inference"):
+        raise TrialError("profile: only a training or inference trial has steps; name one with --trial-name")
+    if arguments.adapters and trial.kind == "training":
+        raise TrialError("--adapters: a training has them anyway; it is for --suite inference")
     from bench.commands.profile import profile, table
 
-    found = profile(trial)
+    found = profile(trial, with_adapters=arguments.adapters)
     print(table(found, trial))
     if arguments.json:
         arguments.json.write_text(found.to_json(), encoding="utf-8")

@@ -1,8 +1,9 @@
-"""The time of a training step by kind of kernel on this machine: `python -m bench profile`.
+"""The time of a step by kind of kernel on this machine: `python -m bench profile`.
 
-Steps run as in a trial, after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are sorted into
-kinds by their names. The profiler slows the host and not the kernels, so times are the device's; idle is a step
-measured without the profiler, less its kernels.
+Of a training trial a training step, of an inference trial a decoding step on the fast path. Steps run as in a trial,
+after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are sorted into kinds by their names. The
+profiler slows the host and not the kernels, so times are the device's; idle is a step measured without the profiler,
+less its kernels. Kernels that begin before the last one ends (decoding, from Hopper on) also count what they wait for.
 
 On a CPU there are no kernels: PyTorch's operators take their place.
 """
@@ -11,25 +12,30 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 from bench import stack
 from bench.data.batches import Batch, load_tokenizer, make_batches, make_rows
+from bench.data.inputs import Conversation, InputError
 from bench.data.trial_inputs import check_trial
+from bench.kinds import inference
+from bench.kinds.decoding import FastPath, prepare
 from bench.qlora import recipes
+from bench.qlora.session import Session
 from bench.qlora.step import TrainingStep, load_base, place
 from bench.records import Trial
 
 # The first pattern that matches a kernel's name decides.
 KINDS = (
-    ("attention", r"flash|fmha|attention|sdpa|cudnn"),
+    ("attention", r"flash|fmha|attention|attend_row|sdpa|cudnn"),
+    ("products over NF4", r"nf4_products"),
     ("products in 8 bits", r"_eight_product"),
     ("to 8 bits: activations", r"_eight_rows|_eight_swiglu"),
     ("NF4 dequantization", r"dequantize|_eight_weight"),
-    ("LoRA, the small products", r"_lora_"),
+    ("LoRA, the small products", r"_lora_|adapter_rows"),
     ("norm, rope, activation", r"_rms_norm|_rope_|_swiglu|liger"),
     ("cross entropy", r"cross_entropy|softmax|nll_loss"),
     ("optimizer", r"adam|optimizer|multi_tensor|foreach"),
@@ -43,6 +49,7 @@ KINDS = (
 )
 OTHER = "other"
 RECORDED_STEPS = 3
+ANSWERS = 5  # over which a decoding step is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,8 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A step's `milliseconds`, measured without the profiler; its parts and its kernels, the longest first."""
+    """A step's `milliseconds`, measured without the profiler; its parts and its kernels, the longest first. `recipe` is
+    what computed it."""
 
     device: str
     recipe: str
@@ -92,27 +100,38 @@ def sort_kernels(found: Iterable[tuple[str, float, float]], step_ms: float) -> t
     return tuple(sorted(shares, key=lambda share: -share.milliseconds))
 
 
-def profile(trial: Trial) -> Profile:
-    """Load, warm up, measure and record. Raises InputError, and whatever the stack raises."""
-    _, _, conversations = check_trial(trial)
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """Steps that were measured, in seconds each, and `again`, which runs RECORDED_STEPS more and waits for them."""
+
+    recipe: str
+    seconds: list[float]
+    again: Callable[[], None]
+
+
+def profile(trial: Trial, *, with_adapters: bool = False) -> Profile:
+    """Load, warm up, measure and record. `with_adapters` is for inference; a training always has them.
+
+    Raises InputError, and whatever the stack raises.
+    """
+    model, _, conversations = check_trial(trial)
+    if trial.kind == "inference":
+        inference.check_length(trial, trial.new_tokens, model.max_position_embeddings)
     modules = stack.load()
-    torch, placement = modules.torch, place(modules)
-    tokenizer = load_tokenizer(modules, trial.model)
-    rows = make_rows(trial, conversations, tokenizer)
-    base = load_base(modules, trial, placement)
-    step = recipes.build(trial.recipe, modules, trial, placement, base)
-    batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-    times = [_one(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)][trial.warmup_steps :]
+    session = Session(modules=modules, placement=place(modules))
+    torch, is_cuda = modules.torch, session.placement.is_cuda
+    if trial.kind == "inference":
+        steps = _decoding(session, trial, conversations, with_adapters=with_adapters)
+    else:
+        steps = _training(session, trial, conversations)
     activity = torch.profiler.ProfilerActivity
-    again = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-    with torch.profiler.profile(activities=[activity.CUDA if placement.is_cuda else activity.CPU]) as recorded:
-        for _ in range(RECORDED_STEPS):
-            _one(step, again, trial)
-    step_ms = 1e3 * statistics.median(times)
-    found = sorted(_kernels(recorded, is_cuda=placement.is_cuda), key=lambda kernel: -kernel[1])
+    with torch.profiler.profile(activities=[activity.CUDA if is_cuda else activity.CPU]) as recorded:
+        steps.again()
+    step_ms = 1e3 * statistics.median(steps.seconds)
+    found = sorted(_kernels(recorded, is_cuda=is_cuda), key=lambda kernel: -kernel[1])
     return Profile(
-        device=torch.cuda.get_device_name() if placement.is_cuda else "cpu",
-        recipe=step.recipe,
+        device=torch.cuda.get_device_name() if is_cuda else "cpu",
+        recipe=steps.recipe,
         milliseconds=step_ms,
         shares=sort_kernels(found, step_ms),
         kernels=tuple((name[:100], round(milliseconds, 4)) for name, milliseconds, _ in found[:20]),
@@ -121,16 +140,63 @@ def profile(trial: Trial) -> Profile:
 
 def table(found: Profile, trial: Trial) -> str:
     """The profile as text."""
+    batch, digits = trial.micro_batch_size, 2 if trial.kind == "training" else 3
+    rate = "" if trial.kind == "training" else f", {1e3 * batch / found.milliseconds:,.0f} tokens/s"
     lines = [
-        f"{found.device}, recipe {found.recipe}, {trial.max_seq_len} x {trial.micro_batch_size}: "
-        f"{found.milliseconds:.1f} ms a step",
+        f"{found.device}, recipe {found.recipe}, {trial.max_seq_len} x {batch}: "
+        f"{found.milliseconds:.{digits - 1}f} ms a step{rate}",
         f"{'':28}{'ms':>9}{'share':>8}{'launches':>10}",
     ]
     lines += [
-        f"{share.kind:28}{share.milliseconds:9.2f}{share.percent:7.1f}%{share.launches:10.0f}" for share in found.shares
+        f"{share.kind:28}{share.milliseconds:9.{digits}f}{share.percent:7.1f}%{share.launches:10.0f}"
+        for share in found.shares
     ]
     lines += ["", "the longest kernels, ms a step:"]
-    return "\n".join([*lines, *(f"{milliseconds:9.2f}  {name}" for name, milliseconds in found.kernels)])
+    return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in found.kernels)])
+
+
+def _training(session: Session, trial: Trial, conversations: list[Conversation]) -> _Steps:
+    modules, placement = session.modules, session.placement
+    tokenizer = load_tokenizer(modules, trial.model)
+    rows = make_rows(trial, conversations, tokenizer)
+    base = load_base(modules, trial, placement)
+    step = recipes.build(trial.recipe, modules, trial, placement, base)
+    batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+    times = [_one(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)]
+    again = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
+
+    def more() -> None:
+        for _ in range(RECORDED_STEPS):
+            _one(step, again, trial)
+
+    return _Steps(recipe=step.recipe, seconds=times[trial.warmup_steps :], again=more)
+
+
+def _decoding(session: Session, trial: Trial, conversations: list[Conversation], *, with_adapters: bool) -> _Steps:
+    modules, placement = session.modules, session.placement
+    if trial.new_tokens <= RECORDED_STEPS:
+        raise InputError(f"new_tokens: expected more than {RECORDED_STEPS}, found {trial.new_tokens}")
+    model = load_base(modules, trial, placement)
+    prepare(modules, model)
+    inference.attend_to_all(trial, model.config, trial.max_seq_len + trial.new_tokens)
+    if with_adapters:
+        inference.add_adapters(session, trial, model)
+    prompts = inference.make_prompts(session, trial, conversations, trial.micro_batch_size)
+    path = FastPath(modules, model, placement, prompts, trial.new_tokens, capture=placement.is_cuda)
+    path.answer()
+    times = [path.answer().decode_sec for _ in range(ANSWERS)]
+    path.begin()
+
+    def more() -> None:
+        for _ in range(RECORDED_STEPS):
+            path.step()
+        if placement.is_cuda:
+            modules.torch.cuda.synchronize()
+
+    words = ["decoding", *(["with adapters"] if with_adapters else [])]
+    words += [] if path.not_fused is None else [f"(not the step of five kernels a layer: {path.not_fused})"]
+    seconds = [total / (trial.new_tokens - 1) for total in times if total is not None]
+    return _Steps(recipe=" ".join(words), seconds=seconds, again=more)
 
 
 def _one(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:

@@ -143,6 +143,20 @@ class FastPath:
         if capture:
             self._capture()
 
+    def begin(self) -> None:
+        """Process the prompts, up to the first token of each answer."""
+        with self._stack.torch.no_grad():
+            self._rewind()
+            self._prefill()
+
+    def step(self) -> None:
+        """One more token of each answer, up to `new_tokens`."""
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        with self._stack.torch.no_grad():
+            self._step()
+
     def answer(self) -> Answer:
         with self._stack.torch.no_grad():
             self._rewind()
@@ -151,10 +165,7 @@ class FastPath:
             self._prefill()
             marks.mark()
             for _ in range(self._new_tokens - 1):
-                if self._graph is None:
-                    self._step()
-                else:
-                    self._graph.replay()
+                self.step()
             marks.mark()
             _, first, last = marks.seconds()
         start = self._prompts.shape[1]

@@ -20,6 +20,8 @@ from bench.commands.profile import kind_of, sort_kernels
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128", "attention"),
         ("void cudnn::fusion::convert_dq_to_16bits<true>", "attention"),
         ("_lora_weight_gradient", "LoRA, the small products"),
+        ("nf4_products", "products over NF4"),
+        ("attend_row", "attention"),
         ("_rms_norm_backward", "norm, rope, activation"),
         ("_swiglu_forward", "norm, rope, activation"),
         ("_cross_entropy", "cross entropy"),
@@ -52,7 +54,14 @@ def test_kernels_that_ran_beside_each_other_leave_no_idle_time():
     assert [(share.kind, round(share.percent, 1)) for share in found] == [("matrix products", 66.7), ("copies", 33.3)]
 
 
-@pytest.mark.parametrize("words", [["--trial-name", "generate-nf4", "--suite", "inference"], []])
-def test_what_has_no_steps_is_refused(capsys, words):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--trial-name", "load-nf4", "--suite", "loading"], "name one with --trial-name"),
+        ([], "--trial-name"),
+        (["--trial-name", "fast", "--suite", "recipes", "--adapters"], "a training has them anyway"),
+    ],
+)
+def test_what_has_no_such_steps_is_refused(capsys, words, says):
     assert main(["profile", *words, "--model", "M", "--data", "D"]) == 2
-    assert "--trial-name" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
