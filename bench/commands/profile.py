@@ -35,7 +35,7 @@ KINDS = (
     ("products in 8 bits", r"_eight_product"),
     ("to 8 bits: activations", r"_eight_rows|_eight_swiglu"),
     ("NF4 dequantization", r"dequantize|_eight_weight"),
-    ("LoRA, the small products", r"_lora_|adapter_rows"),
+    ("LoRA, the small products", r"_lora_"),
     ("norm, rope, activation", r"_rms_norm|_rope_|_swiglu|liger"),
     ("cross entropy", r"cross_entropy|softmax|nll_loss"),
     ("optimizer", r"adam|optimizer|multi_tensor|foreach"),
