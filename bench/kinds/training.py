@@ -64,13 +64,15 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def _add_prediction(record: Record) -> None:
-    """Add the predicted peak of this trial; where the recipe fell back, of the recipe that was built."""
+    """Add the predicted peak of this trial; where recipe or products fell back, of those that were built."""
     trial = record.trial
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
     if built != trial.recipe:
         trial = dataclasses.replace(
             trial, recipe=built, checkpoint_every=1, offload_checkpoints=False, held_layers=0, products="bf16"
         )
+    elif str(record.fingerprint.get("recipe_notes")).startswith("products bf16"):
+        trial = dataclasses.replace(trial, products="bf16")
     peak = footprint.peak_bytes(config_of(Path(trial.model)), trial)
     record.add("predicted_peak_vram_bytes", peak, recipe=built)
 

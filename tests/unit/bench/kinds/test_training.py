@@ -104,15 +104,23 @@ def test_measurements_of_a_training_are_no_steps(record):
 
 
 @pytest.mark.parametrize(
-    ("built", "counted_as"),
-    [("fast", {}), ("stock (fast is not for this: a bias on q_proj)", {"recipe": "stock", "held_layers": 0})],
+    ("built", "notes", "counted_as"),
+    [
+        ("fast", "products eight", {}),
+        ("fast", "products bf16 (eight is not for this: a weight of 72 x 64)", {"products": "bf16"}),
+        (
+            "stock (fast is not for this: a bias on q_proj)",
+            None,
+            {"recipe": "stock", "held_layers": 0, "products": "bf16"},
+        ),
+    ],
 )
 def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
-    make_trial, model_folder, tmp_path, built, counted_as
+    make_trial, model_folder, tmp_path, built, notes, counted_as
 ):
-    trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1)
+    trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, products="eight")
     record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
-    record.fingerprint["recipe"] = built
+    record.fingerprint |= {"recipe": built, "recipe_notes": notes}
     training._add_prediction(record)
     (found,) = record.measurements
     config = json.loads((model_folder / "config.json").read_text())
