@@ -14,7 +14,7 @@ install: .venv/installed
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
-	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks
+	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
 	@touch $@
 
 # Oracle's SDK, 500 MB that only `inv tenancy` and its tests need.
