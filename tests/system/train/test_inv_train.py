@@ -27,9 +27,18 @@ STEPS = 30
 SUM_OF_STEPS = f"{STEPS * (STEPS + 1) // 2}\n"
 
 
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What workers make of the data, which is the same for all tests and takes each a second."""
+    return tmp_path_factory.mktemp("examples")
+
+
 @pytest.fixture
-def hold(project) -> Path:
+def hold(project, examples: Path) -> Path:
     """The project's trainings compute nothing, and each stays in its next step while this file is there."""
+    worker = project.folder / ".workers" / "worker-0"
+    worker.mkdir(parents=True)
+    (worker / "examples").symlink_to(examples)
     project.environment |= {
         "INVOKE_TRAIN_MAX_STEPS": str(STEPS),
         "INVOKE_TRAIN_MAX_SEQ_LEN": "256",

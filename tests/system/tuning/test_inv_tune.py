@@ -1,5 +1,6 @@
 """A search on this machine: killed in the middle, gone on with, answered, its answer run. No GPU.
 
+What looks at model and data is forked, as the trials are (tests/support/forked.py); trainings compute nothing.
 Not covered: memory, which nothing predicts on a CPU; tests/unit/tasks/tuning/test_tuning.py has what depends on it.
 """
 
@@ -12,7 +13,7 @@ import pytest
 
 from bench.records import Trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_trials")]
 SMALL = {"INVOKE_TUNE_TRIALS": "2", "INVOKE_TUNE_FINALISTS": "1", "INVOKE_TUNE_REPEATS": "1"}
 # A limit, which nothing here reaches, so that layers are held, which `fast` alone can.
 HOLDING = "tune:\n  recipes: [fast]\n  memory_gib: 8\n"
