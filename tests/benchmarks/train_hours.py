@@ -42,7 +42,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         tiny, data = here / "models" / "demo--tiny", here / "data.jsonl"
         demo.make(tiny, data)
         (here / "server").mkdir()
-        with ForkServer(here / "server", INV) as server, made_project(here, server) as project:
+        with ForkServer(here / "server", INV) as server, made_project(here, server, "fleet") as project:
             project.environment |= {"INVOKE_MODEL_PATH": str(arguments.model or tiny), "INVOKE_DATA_PATH": str(data)}
             project.environment |= {"INVOKE_FLEET_SIZE": "1"}
             train = ON_A_CPU if arguments.model is None else ON_A_GPU

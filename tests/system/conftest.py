@@ -127,9 +127,9 @@ class Project:
 
 
 @contextlib.contextmanager
-def made_project(place: Path, server: ForkServer) -> Iterator[Project]:
+def made_project(place: Path, server: ForkServer, name: str = """it's a "fleet" of mine""") -> Iterator[Project]:
     """A copy of this project in `place`, of whose workers nothing is left afterwards."""
-    folder = place / """it's a "fleet" of mine"""
+    folder = place / name
     folder.mkdir()
     for name in ("bench", "tasks"):
         shutil.copytree(ROOT / name, folder / name)  # with what is compiled

@@ -32,6 +32,8 @@ FREE = {
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
     *("training.prompts", "training.answer_tokens", "training.may_differ"),
 }
+# But not in the recipe `fast`: a layer that is recomputed begins from its input in bf16, so its gradients differ.
+RECOMPUTED = {"gradient_checkpointing", "checkpoint_every"}
 JOURNAL, RESTARTS = "journal.jsonl", "restarts.json"
 
 
@@ -67,7 +69,8 @@ def settings_of(trial: Trial) -> dict[str, Any]:
     document = trial.to_json()
     flat = {**document, **{f"training.{key}": value for key, value in document.pop("training").items()}}
     flat.pop("training", None)
-    return {key: value for key, value in flat.items() if key not in FREE}
+    free = FREE - RECOMPUTED if trial.recipe == "fast" else FREE
+    return {key: value for key, value in flat.items() if key not in free}
 
 
 def code_digest() -> str:
@@ -121,7 +124,8 @@ def differences(manifest: Manifest, now: Identity) -> dict[str, str]:
     for name, before, after in (("model", manifest.model, now.model), ("data", manifest.data, now.data)):
         if before != after:
             found[name] = f"another {name} (sha256 {before[:12]}, now {after[:12]})"
-    for key in sorted(manifest.settings.keys() | now.settings.keys()):
+    older = RECOMPUTED - manifest.settings.keys()  # written before these were compared
+    for key in sorted((manifest.settings.keys() | now.settings.keys()) - older):
         was, is_now = manifest.settings.get(key), now.settings.get(key)
         if was != is_now:
             found[key] = f"{key} {_word(was)}, now {_word(is_now)}"

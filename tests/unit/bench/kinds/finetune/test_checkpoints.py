@@ -119,11 +119,18 @@ def test_what_decides_nothing_may_change_and_everything_else_is_compared():
     one = tiny_training.plan(Path("m"), Path("d"))
     settings = resume.settings_of(one)
     assert settings == resume.settings_of(
-        dataclasses.replace(one, world_size=4, deadline_sec=9.0, model="elsewhere", gradient_checkpointing=False)
+        dataclasses.replace(one, world_size=4, deadline_sec=9.0, model="elsewhere", offload_checkpoints=False)
     )
     assert {"lora_rank", "seed", "recipe", "optimizer", "training.epochs", "training.schedule"} <= settings.keys()
     every = {*one.to_json(), *(f"training.{name}" for name in one.to_json()["training"])}
     assert every - resume.FREE - settings.keys() == {"training"}
+
+
+def test_which_layers_are_recomputed_decides_what_fast_computes():
+    fast = dataclasses.replace(tiny_training.plan(Path("m"), Path("d")), recipe="fast", gradient_checkpointing=True)
+    every_fourth = resume.settings_of(dataclasses.replace(fast, checkpoint_every=4))
+    assert every_fourth != resume.settings_of(fast)
+    assert every_fourth == resume.settings_of(dataclasses.replace(fast, checkpoint_every=4, offload_checkpoints=True))
 
 
 def test_writing_again_replaces_and_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
