@@ -1,7 +1,7 @@
 """A training with everything on, against the bare step of the same recipe; a checkpoint's stall; going on from one.
 
-`python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--steps 60] [--json FILE]`. On a GPU the model is
-one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without --model, and on a CPU,
+`python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--products bf16] [--steps 60] [--json FILE]`. On a GPU
+the model is one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without --model, and on a CPU,
 the demo's small one. Data is made here: chats whose lengths are log-normal, packed.
 
 Both sides train on the same rows, one row a step, in blocks that take turns. Bare: forward, backward, clipping, update
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.train_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--recipe", default="fast")
+    parser.add_argument("--products", default="bf16", help="bf16, eight_backward or eight")
     parser.add_argument("--steps", type=int, default=60, help="of each side")
     parser.add_argument("--checkpoint-sec", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         if model is None:
             model = str(here / "models" / "demo--tiny")
             demo.make(Path(model), here / "data.jsonl")
-        bench = Bench(modules, placement, model, arguments.recipe, arguments.steps, here)
+        built = {"recipe": arguments.recipe, "products": arguments.products}
+        bench = Bench(modules, placement, model, built, arguments.steps, here)
         figures, found = bench.overhead(arguments.checkpoint_sec)
         more, others = bench.promise()
     if arguments.json:
@@ -72,10 +74,10 @@ class Bench:
     """One device, one model folder."""
 
     def __init__(
-        self, modules: stack.Stack, placement: Placement, model: str, recipe: str, steps: int, here: Path
+        self, modules: stack.Stack, placement: Placement, model: str, built: dict[str, str], steps: int, here: Path
     ) -> None:
         self.modules, self.torch, self.placement = modules, modules.torch, placement
-        self.model, self.recipe, self.steps, self.here = model, recipe, steps, here
+        self.model, self.built, self.steps, self.here = model, built, steps, here
         self.tokens = 512 if placement.is_cuda else 64
         self.batch = 8 if placement.is_cuda else 2
 
@@ -83,7 +85,7 @@ class Bench:
         files = TrainingData(files=["made"], weights=[1.0], max_seq_len=self.tokens)
         return Trial(
             name="train", reason="a benchmark", suite="train", profile="gpu" if self.placement.is_cuda else "tiny",
-            model=self.model, data="made", kind="finetune", recipe=self.recipe, max_seq_len=self.tokens,
+            model=self.model, data="made", kind="finetune", max_seq_len=self.tokens, **self.built,
             micro_batch_size=self.batch, lora_targets=ALL_LINEAR, optimizer="paged_adamw_8bit",
             training=Training(data=files, **{"rows_per_step": 1, **training}),
         )  # fmt: skip
