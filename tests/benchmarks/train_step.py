@@ -1,8 +1,9 @@
 """A training with everything on, against the bare step of the same recipe; a checkpoint's stall; going on from one.
 
-`python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--products bf16] [--steps 60] [--json FILE]`. On a GPU
-the model is one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without --model, and on a CPU,
-the demo's small one. Data is made here: chats whose lengths are log-normal, packed.
+    python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--products bf16] [--steps 60] [--json FILE]
+
+On a GPU the model is one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without
+--model, and on a CPU, the demo's small one. Data is made here: chats whose lengths are log-normal, packed.
 
 Both sides train on the same rows, one row a step, in blocks that take turns. Bare: forward, backward, clipping, update
 and the loss read, as a benchmark trial does. Everything on: what a fine-tuning does in `Trainer.run` (seeds by row,
