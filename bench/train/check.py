@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.records.training_data import DataReport, TrainingData
 from bench.train import cache, dataset, rows
@@ -20,7 +21,7 @@ def examples_of(
     spec: TrainingData, model: Path, tokenizer: Callable[[], Any], keep_in: Path | None
 ) -> tuple[Dataset, bool]:
     """The examples, and whether they were in the cache; else `tokenizer` loads what makes them, which takes a second.
-    Raises InputError, and OSError where they cannot be kept.
+    Raises InputError, also where they cannot be kept.
     """
     of_model = check_model(model).sha256
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
@@ -32,7 +33,10 @@ def examples_of(
     made = dataset.make(spec, files, held_out, tokenizer())
     if keep_in is not None:
         every = [*files, held_out] if held_out is not None else files
-        cache.keep(keep_in, dataset.key_of(spec, [file.sha256 for file in every], of_model), made)
+        try:
+            cache.keep(keep_in, dataset.key_of(spec, [file.sha256 for file in every], of_model), made)
+        except OSError as error:
+            raise InputError(f"{keep_in}: examples cannot be kept: {error.strerror}; free some room there") from None
     return made, False
 
 

@@ -171,10 +171,12 @@ class Rank:
                 self.signs.move("answer")
                 step, adapter = trainer.adapter()
                 answers = trainer.answered(adapter)
-                files = self.loop.write_adapter(
-                    Path(self.job.out), adapter, trainer.weights.config, Path(self.trial.model)
-                )
-                digest = sha256_of(Path(self.job.out) / ADAPTER_FOLDER / ADAPTER)
+                out = Path(self.job.out)
+                try:
+                    files = self.loop.write_adapter(out, adapter, trainer.weights.config, Path(self.trial.model))
+                    digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
+                except OSError as error:  # an input: once that is put right, the last checkpoint is gone on from
+                    raise InputError(f"{out}: the adapter was not written: {error.strerror}; free some room") from None
                 self.lines(adapter={"step": step, "sha256": digest, "files": files}, answers=schema.to_json(answers))
             self.lines(stop=stop, seconds=trainer.state.seconds)
         self.group.wait()

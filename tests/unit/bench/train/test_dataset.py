@@ -1,6 +1,8 @@
 """What is held out is never trained on, what is made is kept and trusted only whole, and a look shows the targets."""
 
+import errno
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -131,6 +133,18 @@ def test_more_examples_than_a_record_may_hold_values_are_kept_too(
     kept = cache.load(tmp_path, "k")
     assert kept is not None
     assert same(one, kept)
+
+
+def test_examples_that_cannot_be_kept_are_refused_where_and_why(
+    tmp_path: Path, model_folder: Path, tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    spec, cached = spec_of(write(tmp_path / "d.jsonl", range(5))), tmp_path / "cache"
+    with pytest.raises(InputError, match=f"{cached}: examples cannot be kept: No space left on device; free some"):
+        check.examples_of(spec, model_folder, lambda: tokenizer_of("chatml"), cached)
 
 
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:

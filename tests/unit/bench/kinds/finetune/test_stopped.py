@@ -1,16 +1,20 @@
 """A machine is told to stop, and a step takes longer than it has: the training is preempted, and has not failed."""
 
 import contextlib
+import errno
 import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.data.inputs import InputError
 from bench.harness.ends import Stopped
 from bench.kinds.distributed.machines import Machines
 from bench.kinds.distributed.torchrun import RankKilled, RankStopped, Seen, Torchrun
 from bench.kinds.finetune import finetune
+from bench.kinds.finetune.rank import Rank
+from bench.kinds.finetune.steps.group import Group
 from bench.records.result import End
 from tests.support import tiny_training
 
@@ -57,3 +61,19 @@ def test_the_first_machine_calls_that_preempted(tmp_path):
     with pytest.raises(Stopped) as stopped:
         finetune._until_ended(story, ranks, None, SimpleNamespace(check=lambda: None, close=lambda: None), None)
     assert (stopped.value.end, stopped.value.reason) == (End.PREEMPTED, words)
+
+
+def test_a_disk_that_is_full_at_the_end_can_be_put_right_and_the_training_has_not_failed(tmp_path):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rank = Rank.__new__(Rank)
+    rank.rank, rank.job, rank.trial = 0, SimpleNamespace(out=tmp_path), SimpleNamespace(model="model")
+    rank.group, rank.loop = Group(None), SimpleNamespace(write_adapter=full)
+    rank.lines, rank.signs = lambda **_: None, SimpleNamespace(move=lambda _: None)
+    trainer = SimpleNamespace(
+        communication_percent=lambda: None, told=list, adapter=lambda: (7, {}), answered=lambda _: [],
+        weights=SimpleNamespace(config=""),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="the adapter was not written: No space left on device; free some room"):
+        rank._finish(trainer, "finished")
