@@ -42,6 +42,7 @@ from typing import Any, NamedTuple, NoReturn
 from tests.support.paths import ROOT
 
 START_SEC = 240.0
+ASK_SEC = 30.0  # one who stops while it asks keeps the others waiting no longer
 INV = (
     *("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "docker", "numpy"),
     *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
@@ -220,6 +221,7 @@ def serve(path: str, until: int, libraries: Sequence[str]) -> None:
                 del programs[ended]
         if listener in ready:
             connection, _ = listener.accept()
+            connection.settimeout(ASK_SEC)
             with contextlib.suppress(OSError, ValueError):  # who asked is gone
                 program = _begin(connection)
                 programs[os.pidfd_open(program)] = program, connection
