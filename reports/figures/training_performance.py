@@ -125,16 +125,23 @@ def _step_times(axes: Any, data: Data, sheet: Sheet) -> None:
             axes.fill_betweenx([top, bottom], *ends, color=BAND, linewidth=0, zorder=1)
         axes.plot([0.0] * 2, [top - 0.03, bottom + 0.03], color=INK, linewidth=1.4, zorder=2)
         top_of[row.label], tone_of[row.label] = top, rows.tone(row)
-    for number, worker in enumerate(workers):  # one collection per worker: a line per row and worker took far longer
-        mine = data.steps[data.steps["worker"] == worker]
-        # One worker's lane is shared by its steps one after another, so that equal times do not hide each other.
-        order = mine.groupby("configuration").cumcount() / mine.groupby("configuration")["worker"].transform("size")
+    # One worker's lane is shared by its steps one after another, so that equal times do not hide each other.
+    same = data.steps.groupby(["configuration", "worker"], sort=False, observed=True)
+    within = same.cumcount() / same["worker"].transform("size")
+    lanes = data.steps["worker"].map({worker: number for number, worker in enumerate(workers)}) + within
+    x = data.steps["off_percent"].clip(upper=_FURTHEST_PERCENT)
+    y_of = data.steps["configuration"].map(top_of).astype(float) + lane * lanes
+    tones = data.steps["configuration"].map(tone_of)
+    # As few collections as there are markers: a line per row and worker took far longer.
+    everyone = pd.Series(data=True, index=data.steps.index)
+    groups = [(data.steps["worker"] == worker, mark) for worker, mark in zip(workers, MARKERS, strict=False)]
+    for mine, marker in groups if few else [(everyone, "o")]:
         axes.scatter(
-            mine["off_percent"].clip(upper=_FURTHEST_PERCENT),
-            mine["configuration"].map(top_of).astype(float) + lane * (number + order),
-            marker=MARKERS[number] if few else "o",
+            x[mine],
+            y_of[mine],
+            marker=marker,
             s=16,
-            c=mine["configuration"].map(tone_of).tolist(),
+            c=tones[mine].tolist(),
             edgecolors=INK,
             linewidths=0.4,
             alpha=0.85,

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -124,6 +126,7 @@ def _words(percent: float | None) -> str:
 def _draw(axes: Any, data: Data, sheet: Sheet, width_in: float) -> None:
     cell_in = width_in / len(data.workers)
     top = 0.42 if sheet.narrow else 0.06  # of a row: above its cells stands its name
+    places, tones = [], []
     for y, (name, cells) in enumerate(zip(data.names, data.percent, strict=True)):
         if sheet.narrow:
             called = text_size.shorten(name, sheet.text_in, NAME_SIZE, bold=True)
@@ -131,12 +134,13 @@ def _draw(axes: Any, data: Data, sheet: Sheet, width_in: float) -> None:
         for x, percent in enumerate(cells):
             dark = 0.0 if percent is None else min(1.0, abs(percent) / _DARKEST_PERCENT)
             tone = ACCENT_TONE if (percent or 0.0) > 0 else OTHER_TONE
-            place = ((x + 0.02, y + top), 0.96, 0.94 - top)
-            axes.add_patch(Rectangle(*place, facecolor=tone, alpha=0.7 * dark, linewidth=0))
+            places.append(Rectangle((x + 0.02, y + top), 0.96, 0.94 - top))
+            tones.append(to_rgba(tone, 0.7 * dark))
             if cell_in > 0.36:
                 axes.text(
                     x + 0.5, y + (top + 1.0) / 2, _words(percent), fontsize=7.5, ha="center", va="center", color=INK
                 )
+    axes.add_collection(PatchCollection(places, facecolors=tones, linewidths=0))
     axes.set_xlim(0.0, len(data.workers))
     axes.set_ylim(len(data.names), 0.0)
     names = ["" if sheet.narrow else "\n".join(name_lines(name)[:1]) for name in data.names]
