@@ -14,6 +14,6 @@ and run on a CPU; the public function chooses by its tensors. Both round once, a
 float32. Shapes: T tokens of a micro-batch (its rows end to end), H the model's width, D a head's, R the LoRA rank.
 
 No kernel adds numbers atomically, so equal inputs give equal bits: partial sums of several programs are written apart
-and added in a fixed order. Only `decode.attention` uses an atomic operation at all, on the counter of finished blocks
-that tells the last one to add them.
+and added in a fixed order. Only `decode` uses atomic operations at all, on counters that tell a block that all parts it
+needs are there.
 """
