@@ -68,13 +68,18 @@ def summary_json(summary: Summary, run: Run) -> bytes:
             "differences": {one.key: one.where_by_value for one in summary.hosts.differences},
         },
         "measurements": _measurements(run),
-        "trials": [
-            {str(name): _plain(value) for name, value in row.items()} for row in run.trials.to_dict(orient="records")
-        ],
+        "trials": _rows(run.trials),
     }
     # One line an item of a list: people can read and diff it, and the fast encoder, which cannot indent, can write it.
     lines = ",\n".join(f" {_json(key)}: {_items(value)}" for key, value in document.items())
     return f"{{\n{lines}\n}}\n".encode()
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """A frame's rows, column by column: pandas' own way takes four times as long."""
+    columns = [list(map(_plain, frame[name].tolist())) for name in frame.columns]
+    names = [str(name) for name in frame.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _items(value: object) -> str:

@@ -4,6 +4,7 @@ A fingerprint is `bench.machine.fingerprint`'s allow-list. Its keys are read as 
 and the threads are known here by name.
 """
 
+import marshal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,12 @@ def hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     told = dict.fromkeys(device(result.fingerprint) for result in known)
     # A trial that was stopped before it looked says nothing of its device.
     devices = tuple(one for one in told if one != NO_DEVICE) or tuple(told)
-    common, differences = _compare([(result, flatten(result.fingerprint)) for result in known])
+    flat: dict[bytes, dict[str, str]] = {}  # a worker's trials say the same
+    packed = [marshal.dumps(result.fingerprint, 2) for result in known]  # in this version equal bytes are equal values
+    for document, result in zip(packed, known, strict=True):
+        if document not in flat:
+            flat[document] = flatten(result.fingerprint)
+    common, differences = _compare([(result, flat[document]) for result, document in zip(known, packed, strict=True)])
     return Hosts(
         devices=devices,
         device=" and ".join(devices) or NO_DEVICE,

@@ -117,9 +117,9 @@ def _read_results(
             rejected.append(Rejected(file=_relative(path, folder), reason=reason))
             continue
         results[result.trial_id] = result
-        beside = path.with_name(TELEMETRY_FILE)
-        if (reason := telemetry.objection(beside)) is not None:
-            rejected.append(Rejected(file=_relative(beside, folder), reason=reason))
+        beside = f"{trials}/{name}/{TELEMETRY_FILE}"
+        if os.path.lexists(beside) and (reason := telemetry.objection(Path(beside))) is not None:
+            rejected.append(Rejected(file=_relative(Path(beside), folder), reason=reason))
     return results, rejected
 
 
@@ -132,7 +132,7 @@ def _objection(result: TrialResult, folder_name: str, record: RunRecord, plans: 
     plan = plans.get(result.trial_id)
     if plan is None:
         return f"trial {result.trial_id!r} is not in this run's plan"
-    if result.trial != plan.trial and result.trial.digest() != plan.trial.digest():
+    if result.trial is not plan.trial and result.trial != plan.trial and result.trial.digest() != plan.trial.digest():
         return f"measured another configuration than the plan's: {_first_difference(result, plan)}"
     if plan.worker is not None and result.worker != plan.worker:
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
