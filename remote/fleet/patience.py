@@ -157,6 +157,8 @@ class Patience:
                 return None
             if now_holds != holder:  # the other run goes on, and each of its trials has its own time
                 since, within_sec, holder = time.monotonic(), self._busy_for_sec, now_holds
+        if self.is_halted:  # by another worker's thread, which also closed the queue: this one's trials get no end
+            return None
         word = "was not free" if isinstance(lost, WorkerBusy) else "did not come back"
         return f"{name} {word} within {within_sec:g} s: {lost}"
 

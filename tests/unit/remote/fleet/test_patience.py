@@ -220,3 +220,14 @@ def test_an_operator_who_never_logs_in_is_left_with_the_jobs_going_on(patience: 
 def test_a_refused_operator_who_stops_the_run_is_not_waited_for(patience: Patience) -> None:
     patience.stopping.set()
     assert patience.await_return(Holders([refused()], each_sec=1.0), ShutOut("log in again"), lambda: True) is None
+
+
+@pytest.mark.parametrize("lost", [ShutOut("log in again"), WorkerLost("silent")])
+def test_a_fleet_that_another_worker_halts_gives_no_host_up(patience: Patience, lost: WorkerLost) -> None:
+    """It was refused for too long, and closed the queue: what runs here goes on, so it must get no end."""
+
+    def is_worth_it() -> bool:
+        patience.abandoning.set()
+        return False
+
+    assert patience.await_return(Holders([refused()], each_sec=1.0), lost, is_worth_it) is None
