@@ -1,7 +1,7 @@
 """One host of a fleet: a thread that takes trials, starts and follows them, and settles what comes of them."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -79,10 +79,10 @@ class Worker:
 
     def _begin(self, trial: OpenTrial) -> None:
         """Start a new attempt and see it through."""
+        if self._is_done_already(trial):
+            return
         planned = trial.planned
         attempts = self._fleet.ledger.entries[planned.trial_id].attempts
-        if self._fleet.shared is not None and self._is_done_already(trial, attempts):
-            return
         number = max((attempt.number for attempt in attempts), default=0) + 1
         folder = f"{self.agent.host.workdir}/runs/{self._fleet.run_id}/{planned.trial_id}.{number}"
         self._fleet.ledger.started(planned.trial_id, number, self.name, folder, planned.trial.world_size)
@@ -90,11 +90,16 @@ class Worker:
         self._fleet.on_event(of_attempt(Happening.STARTED, planned, attempt))
         self._see_through(trial, attempt)
 
-    def _is_done_already(self, trial: OpenTrial, attempts: Sequence[Attempt]) -> bool:
-        """Whether an earlier attempt left its result on the shared volume before its host died; then it counts."""
+    def _is_done_already(self, trial: OpenTrial) -> bool:
+        """Whether an attempt left its result on the shared volume before its host died; then it counts.
+
+        One on a host that is cut off and alive may still get there after this look: then the trial runs twice.
+        """
+        if self._fleet.shared is None:
+            return False
         gone = JobStatus(state=JobState.ABSENT)
         try:
-            for attempt in attempts:
+            for attempt in list(self._fleet.ledger.entries[trial.trial_id].attempts):
                 verdict, result = self._patience.ask(self.name, partial(self._bring, trial, attempt, gone))
                 if result is not None and not verdict.end.is_resumable:
                     self._fleet.settlement.end(trial.planned, attempt, verdict, result)
@@ -110,6 +115,8 @@ class Worker:
         status = self._patience.ask(self.name, job.status)
         if self._queue.claim(trial):
             self._fleet.on_event(of_attempt(Happening.ATTACHED, planned, attempt))
+            if status.state in (JobState.ABSENT, JobState.WAITING) and self._is_done_already(trial):
+                return
             if status.state is JobState.ABSENT and attempt.folder in trial.begun:
                 # It ran here once; its worker has come back with an empty disk.
                 self._settle(trial, attempt, judge(planned, attempt.number, status, None, []), None)

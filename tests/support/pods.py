@@ -37,7 +37,7 @@ from remote.hosts.host import Host  # noqa: E402
 from remote.pods.host import PodHost  # noqa: E402
 from remote.pods.listing import Pods  # noqa: E402
 from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
-from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, mounted, wait_for  # noqa: E402
+from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, wait_for  # noqa: E402
 from tests.support.kubernetes import Cluster, unavailable  # noqa: E402
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
 
@@ -128,7 +128,9 @@ class PodFleet(LocalFleet):
         self.heard: list[FleetEvent] = []
         self.log = cluster.claim_folder("shared") / self.label / "bench.log"
         self.log.parent.mkdir(parents=True)
-        self.log.parent.chmod(0o777)
+        self.log.touch()
+        for path in (self.log.parent, self.log):
+            path.chmod(0o777)
 
     def deploy(self) -> None:
         if isinstance(self.cluster, GivenCluster):
@@ -166,7 +168,8 @@ class PodFleet(LocalFleet):
 
     def pod_fleet(self, *, limits: Limits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
         hosts = self.pod_hosts() if hosts is None else hosts
-        return self.fleet(hosts, limits=limits, shared=self.shared, **more)
+        looking = partial(Looking, log=self.log)
+        return self.fleet(hosts, limits=limits, shared=self.shared, agents=looking, **more)
 
     def log_in_by_program(self) -> None:
         """From now on the hosts' credentials come from a program, as OKE's do."""
@@ -236,17 +239,6 @@ class PodFleet(LocalFleet):
         assert self.ends() == dict.fromkeys(ids, "SUCCEEDED")
         assert self.started_after_success() == []
         return {trial_id.rpartition("-")[2]: len(self.noted("started", trial_id)) for trial_id in ids}
-
-    def started_after_success(self) -> list[str]:
-        """Trials that were begun again although a success of theirs had been noted."""
-        done, again = set[str](), []
-        for line in self.log.read_text().splitlines():
-            word, trial_id = line.split()[:2]
-            if word == "succeeded":
-                done.add(trial_id)
-            elif trial_id in done:
-                again.append(trial_id)
-        return again
 
 
 @contextlib.contextmanager

@@ -3,20 +3,24 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from bench.records.layout import RESULT_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.events import FleetEvent, Happening
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command
 from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec
-from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, wait_for
+from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, Looking, started_after_success, wait_for
 
 
 def trial_files(record: RunRecord) -> dict[str, str]:
@@ -35,8 +39,9 @@ class Volume(LocalFleet):
         command = super().launch(host, planned, attempt, folder)
         return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 
-    def sharing_fleet(self, wires: list[CuttableHost]) -> Fleet:
-        return self.fleet(wires, limits=replace(QUICK, max_attempts=3), shared=str(self.shared))
+    def sharing_fleet(self, wires: list[CuttableHost], *, max_attempts: int = 3, **more: Any) -> Fleet:
+        limits, looking = replace(QUICK, max_attempts=max_attempts), partial(Looking, log=self.log)
+        return self.fleet(wires, limits=limits, shared=str(self.shared), agents=looking, **more)
 
     def pod_dies(self, wire: CuttableHost) -> None:
         """The worker with everything in it; the volume stays."""
@@ -74,6 +79,86 @@ def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replaceme
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")
     assert len(local.noted("started")) == 1
+
+
+def test_a_finished_trial_is_not_run_again_by_a_worker_that_never_began_its_own_attempt(local: Volume) -> None:
+    local.plan("success-then-lingers", workers=2)
+    first, second = (CuttableHost(host=host) for host in local.hosts(2))
+    second.plugged = False
+
+    def cut(command: Command) -> None:
+        first.plugged &= "start" not in command.argv
+
+    first.before = cut
+    with local.running(local.sharing_fleet([first, second])):
+        wait_for(lambda: not first.plugged, "the first worker has its attempt, and does not hear of it")
+        second.plugged = True
+        wait_for(lambda: local.noted("succeeded"), "the trial is done on the second worker")
+        local.pod_dies(second)
+        first.before = lambda _: None
+        first.plugged = True
+    assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
+    assert local.winner("success-then-lingers") == (2, "worker-2")
+    assert len(local.noted("started")) == 1
+
+
+def test_a_trial_that_was_done_in_its_last_attempt_has_succeeded_though_its_worker_was_lost(local: Volume) -> None:
+    local.plan("success-then-lingers", workers=1, pin="worker-1")
+    (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
+    lost = Event()
+
+    def hear(event: FleetEvent) -> None:
+        if event.happening is Happening.WORKER_LOST:
+            lost.set()
+
+    with local.running(local.sharing_fleet([wire], max_attempts=1, on_event=hear)):
+        wait_for(lambda: local.noted("succeeded"), "the trial is done")
+        local.pod_dies(wire)
+        wait_for(lost.is_set, "its worker counts as lost")
+        wire.plugged = True
+    assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
+    assert local.winner("success-then-lingers") == (1, "worker-1")
+
+
+def test_a_success_after_the_look_for_it_costs_a_second_run_and_is_no_repeated_success(local: Volume) -> None:
+    """A worker that is cut off may live: nobody can know that its trial will be done while another begins it."""
+    local.plan("slow", workers=2)
+    first, second = (CuttableHost(host=host) for host in local.hosts(2))
+    second.plugged = False
+
+    def hold(command: Command) -> None:
+        if "start" in command.argv:
+            local.say_go(attempt=1)
+            wait_for(lambda: local.noted("succeeded"), "the first attempt is done, beside the fleet's look and start")
+
+    second.before = hold
+    with local.running(local.sharing_fleet([first, second])):
+        wait_for(lambda: local.noted("started"), "the trial has started")
+        first.plugged = False
+        second.plugged = True
+        wait_for(lambda: len(local.noted("started")) == 2, "the second attempt")
+        local.say_go(attempt=2)
+    assert local.ends() == {"slow": "SUCCEEDED"}
+    words = [line.split()[:3] for line in local.log.read_text().splitlines()]
+    before_its_end = [["started", "slow", "1"], ["looks", "slow", "1"], ["succeeded", "slow", "1"]]
+    assert words[:4] == [*before_its_end, ["started", "slow", "2"]]
+    assert local.started_after_success() == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_again"),
+    [
+        ("started t 1 a; succeeded t 1 a; looks t 1 b; started t 2 b", True),
+        ("started t 1 a; succeeded t 1 a; started t 2 b", True),
+        ("started t 1 a; looks t 1 b; succeeded t 1 a; started t 2 b", False),
+        ("started t 1 a; looks t 1 b; succeeded t 1 a; looks t 1 b; started t 3 b", True),
+        ("started t 2 b; succeeded t 2 b; started t 1 a", False),  # decided before, and slow on its way
+        ("started t 2 b; succeeded t 2 b; looks t 2 a; started t 1 a", True),
+        ("started t 1 a; succeeded t 1 a; started u 2 b", False),
+    ],
+)
+def test_a_repeated_success_is_told_from_one_that_came_after_the_look(lines: str, is_again: bool) -> None:
+    assert bool(started_after_success(lines.split("; "))) is is_again
 
 
 def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(local: Volume) -> None:

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 
@@ -142,6 +144,10 @@ class LocalFleet:
         lines = [line for line in self.log.read_text().splitlines() if line.startswith(f"{word} ")]
         return [line for line in lines if trial_id in (None, line.split()[1])]
 
+    def started_after_success(self) -> list[str]:
+        """Trials that were begun again although the fleet's own look came after their success (`Looking`)."""
+        return started_after_success(self.log.read_text().splitlines())
+
     def say_go(self, attempt: int | None = None) -> None:
         """Let every `slow` trial finish, or these attempts at them."""
         self.log.with_name(self.log.name + (".go" if attempt is None else f".go.{attempt}")).touch()
@@ -195,6 +201,7 @@ class LocalFleet:
         on_event: Callable[[FleetEvent], None] | None = None,
         launch: Launch | None = None,
         shared: str | None = None,
+        **more: Any,
     ) -> Fleet:
         """A fleet over the plan and the ledger as they lie in the run's folder now."""
         ledger = Ledger(self.run_folder / LEDGER_FILE)
@@ -210,6 +217,7 @@ class LocalFleet:
             shared=shared,
             on_event=on_event or (lambda _: None),
             limits=limits,
+            **more,
         )
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
@@ -292,6 +300,47 @@ def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
         data="none",
         deadline_sec=deadline_sec,
     )
+
+
+class Looking(Agent):
+    """Notes in the stand-in bench's log that the fleet is about to look for an attempt's result on the shared volume.
+
+    The log is appended to by everybody, so its order says which successes a look had to find, by no clock.
+    """
+
+    def __init__(self, host: Host, log: Path) -> None:
+        super().__init__(host)
+        self._log = log
+
+    def raw(self, verb: str, arguments: dict[str, Any], **more: Any) -> None:
+        place = Path(arguments.get("root", ""))
+        if verb == "send" and place.name != OUT_FOLDER:
+            trial_id, _, attempt = place.name.rpartition(".")
+            with self._log.open("a") as log:
+                log.write(f"looks {trial_id} {attempt} {self.host.name}\n")
+        super().raw(verb, arguments, **more)
+
+
+def started_after_success(lines: Sequence[str]) -> list[str]:
+    """Trials with a start that a look for an earlier attempt's success should have kept from being made.
+
+    That is one after a success for which its worker had looked too, or had not looked although the attempt that
+    succeeded is the older one. A success between look and start is not the fleet's fault: an attempt on a host that is
+    cut off cannot be told from a dead one. The lines are in the order in which it happened.
+    """
+    succeeded: dict[str, set[str]] = defaultdict(set)
+    seen: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)  # by trial and worker: which attempts' successes
+    again = []
+    for line in lines:
+        word, trial_id, attempt, worker = line.split()
+        looked = seen[trial_id, worker]
+        if word == "succeeded":
+            succeeded[trial_id].add(attempt)
+        elif word == "looks":
+            looked[attempt] = attempt in succeeded[trial_id]
+        elif any(looked.get(one, int(one) < int(attempt)) for one in succeeded[trial_id] - {attempt}):
+            again.append(trial_id)
+    return again
 
 
 @dataclasses.dataclass(kw_only=True)
