@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import os
 import re
 import signal
@@ -30,6 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A kubectl's start makes garbage that is not worth collecting: 70 ms of processor time instead of 120.
 os.environ.setdefault("GOGC", "off")
 os.environ.setdefault("GOMEMLIMIT", "256MiB")
+# Half a million objects are made while tests are collected, and none of them is garbage: 1.4 s of processor time less.
+gc.disable()
 # In this order: what takes minutes by itself must not be begun last. The build VM's tests share one VM, and look at
 # what is left on this machine, but for those with machines of their own; of the files in APART each test brings
 # everything of its own.
@@ -189,6 +192,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.nodeid.startswith(folder) for folder in FIRST].index(True))
+    gc.enable()
 
 
 def unit_of(nodeid: str) -> str:

@@ -98,7 +98,7 @@ def imports(trees: Mapping[Path, ast.Module]) -> dict[str, set[str]]:
     for path, tree in trees.items():
         if path == Path("tasks.py"):  # the shim that loads the package of the same name
             continue
-        for node in run_time_nodes(tree):
+        for node in statements(tree, run_time=True):
             for candidate in named(node):
                 target = candidate if candidate in modules else candidate.rpartition(".")[0]
                 if target in modules and target != name_of(path):
@@ -113,25 +113,33 @@ def named(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
+def statements(tree: ast.AST, *, run_time: bool = False) -> Iterator[ast.AST]:
+    """All statements, a tenth of all nodes; at `run_time` but those under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            continue
+        if (
+            run_time
+            and isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
             continue
         yield node
-        yield from run_time_nodes(node)
+        yield from statements(node, run_time=run_time)
 
 
 def nested_imports(tree: ast.Module) -> int:
     """Import statements inside functions. The first one of a command does not count: it keeps `inv --list` and
     `python -m bench` fast. A command is a `@task`, or what argparse is given as `act=`."""
     commands = set(named_as_commands(tree))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    nested = {
-        node for function in functions for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)
-    }
-    lazy = [function for function in functions if function.name in commands and nested.intersection(ast.walk(function))]
-    return len(nested) - len(lazy)
+    functions = [node for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    within = [
+        {node for node in statements(function) if isinstance(node, ast.Import | ast.ImportFrom)}
+        for function in functions
+    ]
+    lazy = [found for function, found in zip(functions, within, strict=True) if function.name in commands and found]
+    return len(set().union(*within)) - len(lazy)
 
 
 def named_as_commands(tree: ast.Module) -> Iterator[str]:
@@ -145,7 +153,7 @@ def named_as_commands(tree: ast.Module) -> Iterator[str]:
 
 
 def function_lines(tree: ast.Module) -> Iterator[int]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             yield node.end_lineno - node.lineno + 1
 

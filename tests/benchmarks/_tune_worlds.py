@@ -11,6 +11,7 @@ every-4 and all. Lengths are of the survey's kind: log-normal, 94 tokens in the 
 `changed()` are GPUs that are not there, on which what a survey predicts is wrong in a way that it would mislead by.
 """
 
+import functools
 import json
 import math
 import random
@@ -50,6 +51,7 @@ World = Mapping[str, Truth]  # by a candidate's key
 Times = list[tuple[float, float]]  # of padded batches: (positions, seconds a step), ascending
 
 
+@functools.cache
 def space(steps: tuple[int, int]) -> list[Candidate]:
     """The candidates as a survey hands them to `inv tune`, predictions included."""
     sizes = lengths()

@@ -13,13 +13,14 @@ import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate.utils import schema_contents
 
 from remote.cluster.diagnosis.nodes import GPU
 from remote.cluster.labels import is_owned
@@ -97,6 +98,14 @@ VARIANTS = {
 }
 FLEET = [name for name in VARIANTS if not name.startswith("serve")]
 VERSIONS = ("1.29", "1.34", "1.37")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def schemas_read_once() -> Iterator[None]:
+    """The library parses two files of a megabyte for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(schema_contents))
+        yield
 
 
 @functools.cache

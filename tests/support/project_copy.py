@@ -22,13 +22,19 @@ def no_settings_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the project's invoke.yaml, tasks.py and tasks/; it is the working folder and has its own HOME."""
+def project(settled: Path) -> Path:
+    """`settled` with the project's tasks.py and tasks/, for what really runs `inv`."""
+    shutil.copy(ROOT / "tasks.py", settled)
+    shutil.copytree(ROOT / "tasks", settled / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    return settled
+
+
+@pytest.fixture
+def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the project's invoke.yaml; it is the working folder and has its own HOME."""
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(ROOT / "invoke.yaml", folder)
-    shutil.copy(ROOT / "tasks.py", folder)
-    shutil.copytree(ROOT / "tasks", folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

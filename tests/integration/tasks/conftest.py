@@ -5,7 +5,8 @@ from tests.support.project_copy import (
     inv,
     no_settings_from_this_machine,
     project,
+    settled,
 )
 from tests.support.reports.fixtures import undrawn
 
-__all__ = ["context", "inv", "no_settings_from_this_machine", "project", "undrawn"]
+__all__ = ["context", "inv", "no_settings_from_this_machine", "project", "settled", "undrawn"]

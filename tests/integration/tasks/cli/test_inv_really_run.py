@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 INV = Path(sys.executable).with_name("inv")
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -60,6 +62,11 @@ def chain(project: Path, inv: Inv) -> Inv:
     with (project / "tasks" / "__init__.py").open("a") as file:
         file.write(EXTRA_TASKS)
     return inv
+
+
+def test_the_installed_program_is_the_one_of_these_sources() -> None:
+    source = (ROOT / "tasks" / "cli" / "inv").read_text()
+    assert INV.read_text().splitlines()[1:] == source.splitlines()[1:], "type `touch tasks/cli/inv && make install`"
 
 
 @pytest.mark.parametrize(

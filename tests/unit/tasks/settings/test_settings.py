@@ -211,7 +211,7 @@ MISTAKES = {
     "fleet:\n  size: !!python/name:os.system x": (
         "f.yaml:2: not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'"
     ),
-    "fleet: " + 2000 * "[": "f.yaml: not YAML that can be used: nested too deeply",
+    "fleet: " + 1000 * "[": "f.yaml: not YAML that can be used: nested too deeply",
     "fleet:\n  <<: {size: x}\n": f'f.yaml:2: fleet.size: expected {SIZE}, found "x"',
     "fleet:\n  yes: 3\n": f"f.yaml:1: fleet.True: unknown setting; fleet has {FLEET}",  # the section's line
     "fleet: &a {size: *a}": "f.yaml: not YAML that can be used: more than 10,000 values",
