@@ -42,7 +42,7 @@ class Part:
     def of(cls, path: Path) -> Part:
         """The partial file of `path`, with what an earlier pull left in it; made if there is none."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        place, digest, size = part_of(path), hashlib.sha256(), 0
+        place, digest, size = Path(part_of(path)), hashlib.sha256(), 0
         file = os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,6 +144,9 @@ class Incoming:
             part.file.close()
         self._parts.clear()
 
+    def _at(self, name: str) -> Path:
+        return Path(inside(str(self._into), name))
+
     # --- one stream ---
 
     def _here(self) -> dict[str, dict[str, list[object]]]:
@@ -151,12 +154,12 @@ class Incoming:
         names = [*_names_here(self._into)] if self._wanted is None else self._wanted
         here: dict[str, dict[str, list[object]]] = {}
         for name in names:
-            path, known = inside(str(self._into), name), dict[str, list[object]]()
+            path, known = self._at(name), dict[str, list[object]]()
             if name not in self._wholes and is_movable(path):
                 self._wholes[name] = [*digest_of(path)]
             if name in self._wholes:
                 known["whole"] = self._wholes[name]
-            if name not in self._parts and part_of(path).is_file():
+            if name not in self._parts and Path(part_of(path)).is_file():
                 self._parts[name] = Part.of(path)
             if name in self._parts:
                 known["part"] = [self._parts[name].size, self._parts[name].digest.hexdigest()]
@@ -195,7 +198,7 @@ class Incoming:
     def _hear_file(self, line: dict[str, Any]) -> None:
         name = self._coming[0]
         if line == {"same": True} and name in self._wholes:
-            part_of(inside(str(self._into), name)).unlink(missing_ok=True)  # of a pull that broke long ago
+            Path(part_of(self._at(name))).unlink(missing_ok=True)  # of a pull that broke long ago
             self._settle(name, self.already)
             return
         size, start = line.get("size"), line.get("from")
@@ -204,7 +207,7 @@ class Incoming:
         if type(size) is not int or type(start) is not int or start not in (0, have) or size < start:
             raise self._unexpected(line)
         if part is None:
-            part = self._parts[name] = Part.of(inside(str(self._into), name))
+            part = self._parts[name] = Part.of(self._at(name))
         if start == 0:
             part.empty()
         self._left, self._body_began = size - start, True
@@ -213,16 +216,16 @@ class Incoming:
         """Rename the file into place if both digests are equal; otherwise drop it and ask once more."""
         name, part, sha256 = self._coming[0], self._parts[self._coming[0]], line.get("sha256")
         self._body_began = False
-        path = inside(str(self._into), name)
+        path = self._at(name)
         if sha256 == part.digest.hexdigest():
             os.fsync(part.file.fileno())
-            part_of(path).replace(path)
+            os.replace(part_of(path), path)
             sync_folder(path.parent)
             self._settle(name, self.came)
             return
         if line != {"changed": True} and not (isinstance(sha256, str) and _DIGEST.match(sha256)):
             raise self._unexpected(line)
-        part_of(path).unlink()
+        os.unlink(part_of(path))
         self._parts.pop(name).file.close()
         what = "it changed while it was read" if sha256 is None else "its bytes do not match its sha256"
         if name in self._spoilt:
@@ -247,5 +250,5 @@ def _names_here(into: Path) -> Iterator[str]:
     yield from names_below(into)
     for part in into.rglob(".*.part"):
         whole = part.with_name(part.name[1:].removesuffix(".part"))
-        if whole.name and part_of(whole) == part and not is_movable(whole):
+        if whole.name and part_of(whole) == str(part) and not is_movable(whole):
             yield str(whole.relative_to(into))

@@ -15,6 +15,8 @@ def main() -> int:
     verb = sys.argv[1]
     if verb in ("send", "missing", "receive"):
         from remote.jobs.onhost.files import VERBS
+    elif verb == "start":
+        from remote.jobs.onhost.starting import VERBS
     else:
         from remote.jobs.onhost.jobs import VERBS
     arguments = json.loads(sys.argv[2])

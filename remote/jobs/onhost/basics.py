@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import zlib
-from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,30 +43,32 @@ def read_exactly(size: int) -> bytes:
     return content
 
 
-def inside(root: str, name: str) -> Path:
+def inside(root: str, name: str) -> str:
     """`name` below `root`. Raises Refusal for a name that would leave it."""
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise Refusal(f"{name!r} is not a path inside the folder")
-    return Path(root, *parts)
+    return os.path.join(root, *parts)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
     """Put `content` at `path`, whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        if os.path.exists(temporary):
+            os.unlink(temporary)
         raise
-    sync_folder(path.parent)
+    sync_folder(folder or ".")
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Make the folder's names durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -76,14 +77,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: str | os.PathLike[str]) -> Any:
     """The parsed file; None if it is absent or not JSON."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
 def uptime_sec() -> float:
     """Seconds since the host started."""
-    return float(Path("/proc/uptime").read_text().split()[0])
+    return float(read_bytes("/proc/uptime").split()[0])
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 
 from remote.jobs.onhost.basics import CutShort, Refusal, inside, line_of, read_exactly, say, sync_folder
 
@@ -21,15 +20,17 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Any, BinaryIO
 
+    AnyPath = str | os.PathLike[str]
+
 PIECE = 1 << 20
 SIGN_OF_LIFE_SEC = 5.0
 LONGEST_NAME = 255  # bytes; of ext4, xfs, tmpfs and NFS alike
 
 
-def digest_of(path: Path) -> tuple[int, str]:
+def digest_of(path: AnyPath) -> tuple[int, str]:
     """Size in bytes and sha256 of a file."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         for piece in pieces(file):
             digest.update(piece)
             size += len(piece)
@@ -47,15 +48,16 @@ def pieces(file: BinaryIO, size: int | None = None) -> Iterator[memoryview]:
         size = None if size is None else size - got
 
 
-def part_of(path: Path, tag: str = "") -> Path:
+def part_of(path: AnyPath, tag: str = "") -> str:
     """The partial file of `path`. A `tag` keeps versions apart."""
-    name, end = path.name, f".{tag}.part" if tag else ".part"
+    folder, name = os.path.split(path)
+    end = f".{tag}.part" if tag else ".part"
     if len(os.fsencode(name)) + len(end) + 1 > LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return path.with_name(f".{name}{end}")
+    return os.path.join(folder, f".{name}{end}")
 
 
-def names_below(root: Path) -> Iterator[str]:
+def names_below(root: AnyPath) -> Iterator[str]:
     """The regular files below `root` that a transfer moves, in a stable order; none where there is no such folder."""
 
     def unreadable(error: OSError) -> None:
@@ -65,14 +67,14 @@ def names_below(root: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(root, onerror=unreadable):
         folders.sort()
         for name in sorted(names):
-            path = Path(folder, name)
+            path = os.path.join(folder, name)
             if is_movable(path):
-                yield str(path.relative_to(root))
+                yield os.path.relpath(path, root)
 
 
-def is_movable(path: Path) -> bool:
+def is_movable(path: AnyPath) -> bool:
     """Whether a transfer moves this file: regular, no link, no partial file."""
-    return not path.name.endswith(".part") and path.is_file() and not path.is_symlink()
+    return not os.fspath(path).endswith(".part") and os.path.isfile(path) and not os.path.islink(path)
 
 
 def send(arguments: dict[str, Any]) -> None:
@@ -87,7 +89,7 @@ def send(arguments: dict[str, Any]) -> None:
     asked = json.loads(read_exactly(arguments["stdin_bytes"]))
     root, without = arguments["root"], set(asked["without"])
     if asked["only"] is None:
-        names = [name for name in names_below(Path(root)) if name not in without]
+        names = [name for name in names_below(root) if name not in without]
     else:
         names = [name for name in asked["only"] if name not in without and is_movable(inside(root, name))]
     sys.stdout.buffer.write(line_of({"files": names}))
@@ -96,9 +98,9 @@ def send(arguments: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-def send_file(name: str, path: Path, known: dict[str, list[Any]]) -> None:
+def send_file(name: str, path: str, known: dict[str, list[Any]]) -> None:
     write = sys.stdout.buffer.write
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         before = os.fstat(file.fileno())
         size, (part_size, part_sha256) = before.st_size, known.get("part", (0, ""))
         whole_size, whole_sha256 = known.get("whole", (-1, ""))
@@ -141,8 +143,8 @@ def missing(arguments: dict[str, Any]) -> None:
     for wanted in json.loads(read_exactly(arguments["stdin_bytes"])):
         path = inside(arguments["root"], wanted["path"])
         part = part_of(path, wanted["sha256"][:16])
-        whole = path.is_file() and digest_of(path) == (wanted["size"], wanted["sha256"])
-        have = part.stat().st_size if part.is_file() else 0
+        whole = os.path.isfile(path) and digest_of(path) == (wanted["size"], wanted["sha256"])
+        have = os.path.getsize(part) if os.path.isfile(part) else 0
         say({"path": wanted["path"], "whole": whole, "have": wanted["size"] if whole else have})
 
 
@@ -150,7 +152,7 @@ def receive(arguments: dict[str, Any]) -> None:
     """Take files from standard input: a JSON list of them, then their bytes from each `offset` on."""
     for wanted in json.loads(read_exactly(arguments["stdin_bytes"])):
         path = inside(arguments["root"], wanted["path"])
-        path.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         part = part_of(path, wanted["sha256"][:16])
         # Not appended: the receiver of a broken stream may still run, and would add its last bytes to ours. At their
         # own offsets they are the same bytes, because the digest is in the file's name.
@@ -165,17 +167,17 @@ def receive(arguments: dict[str, Any]) -> None:
         say({"path": wanted["path"], "ok": settle(part, path, (wanted["size"], wanted["sha256"]))})
 
 
-def settle(part: Path, path: Path, wanted: tuple[int, str]) -> bool:
+def settle(part: str, path: str, wanted: tuple[int, str]) -> bool:
     """Rename `part` to `path` if it holds the wanted bytes; whether they are at `path` now."""
     try:
         if digest_of(part) != wanted:
-            part.unlink()
+            os.unlink(part)
             return False
         os.replace(part, path)
     except FileNotFoundError:
         # Two senders of the same bytes share the partial file; the other one was done first.
-        return path.is_file() and digest_of(path) == wanted
-    sync_folder(path.parent)
+        return os.path.isfile(path) and digest_of(path) == wanted
+    sync_folder(os.path.dirname(path))
     return True
 
 

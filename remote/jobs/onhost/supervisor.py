@@ -7,18 +7,16 @@ import ctypes
 import json
 import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 
-from remote.jobs.onhost.basics import uptime_sec, write_atomic
+from remote.jobs.onhost.basics import read_bytes, uptime_sec, write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-def detach_and_supervise(job: Path, spec: dict[str, Any], slot: int | None, ready: int) -> NoReturn:
+def detach_and_supervise(job: str, spec: dict[str, Any], slot: int | None, ready: int) -> NoReturn:
     """In the forked child, which has inherited the job's lock: cut every tie to the caller, then supervise."""
     code = 1
     try:
@@ -37,7 +35,7 @@ def detach_and_supervise(job: Path, spec: dict[str, Any], slot: int | None, read
         complaint = f"supervisor: {type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
             os.write(ready, complaint.encode())
-        with contextlib.suppress(OSError), (job / "log.txt").open("a") as log:
+        with contextlib.suppress(OSError), open(f"{job}/log.txt", "a") as log:
             log.write(complaint + "\n")
     finally:
         os._exit(code)
@@ -48,7 +46,7 @@ class Supervisor:
 
     SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-    def __init__(self, job: Path, spec: dict[str, Any], slot: int | None) -> None:
+    def __init__(self, job: str, spec: dict[str, Any], slot: int | None) -> None:
         self.job, self.spec, self.slot = job, spec, slot
         self.began = time.monotonic()
         self.deadline = self.began + spec["deadline_sec"]
@@ -59,29 +57,17 @@ class Supervisor:
 
     def begin(self) -> None:
         become_subreaper()
-        write_atomic(self.job / "supervisor.json", json.dumps({"pid": os.getpid()}).encode())
+        write_atomic(f"{self.job}/supervisor.json", json.dumps({"pid": os.getpid()}).encode())
         self.beat()
-        log = os.open(self.job / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            process = subprocess.Popen(
-                self.spec["argv"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.spec["folder"] or self.job,
-                env={**os.environ, **self.spec["environment"]},
-                start_new_session=True,
-                pass_fds=() if self.slot is None else (self.slot,),
-                preexec_fn=let_signals_through,
-            )
-            self.child = process.pid
-            process.returncode = 0  # reaped by waitpid below; Popen's own finalizer must not look for it
-        except OSError as error:
-            what = error.filename or self.spec["argv"][0]  # the program, or the folder it was to start in
-            os.write(log, f"{what}: cannot be started: {error.strerror}\n".encode())
-            self.status = 127 << 8
-        finally:
-            os.close(log)
+        log = os.open(f"{self.job}/log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        executed, end = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            become(self.spec, self.job, self.slot, log)
+        for handle in (log, end):
+            os.close(handle)
+        os.read(executed, 1)  # returns when the command is executed, or cannot be: from then on it takes signals
+        os.close(executed)
 
     def attend(self) -> None:
         while self.status is None:
@@ -95,7 +81,7 @@ class Supervisor:
             due = self.deadline if self.kill_at is None else self.kill_at
             received = signal.sigtimedwait(self.SIGNALS, max(0.05, min(self.spec["heartbeat_sec"], due - now)))
             if received is not None and received.si_signo != signal.SIGCHLD and self.kill_at is None:
-                if (self.job / "cancel").exists():
+                if os.path.exists(f"{self.job}/cancel"):
                     self.stop("cancelled", signal.SIGINT)
                 else:
                     self.stop("terminated", signal.SIGTERM)
@@ -108,37 +94,35 @@ class Supervisor:
         self.signal_all(first)
 
     def signal_all(self, number: int) -> None:
-        if self.child:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.child, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child, number)
 
-    def reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
+    def reap(self) -> bool:
+        """Take in what has ended; whether anything that the command started is left."""
+        try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    return
+                    return True
                 if pid == self.child:
                     self.status = status
+        except ChildProcessError:
+            return False
 
     def clear_away(self) -> None:
         """Kill what the command left behind: its group, and processes in sessions of their own (torchrun's)."""
         deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline:
+        while self.reap() and time.monotonic() < deadline:
             self.signal_all(signal.SIGKILL)
-            left = children_of(os.getpid())
-            for pid in left:
+            for pid in children_of(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if not left:
-                return
-            self.reap()
             time.sleep(0.01)
 
     def beat(self) -> None:
         # Overwrites a number of the same length: a reader sees a whole one. A full disk must not end a job.
         with contextlib.suppress(OSError):
-            handle = os.open(self.job / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
+            handle = os.open(f"{self.job}/heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
             try:
                 os.write(handle, b"%14.2f" % uptime_sec())
             finally:
@@ -155,7 +139,7 @@ class Supervisor:
         until = time.monotonic() + 60.0
         while True:
             try:
-                write_atomic(self.job / "end.json", json.dumps(end).encode())
+                write_atomic(f"{self.job}/end.json", json.dumps(end).encode())
                 return
             except OSError:  # a full disk may be freed; without its end marker the job shows as lost
                 if time.monotonic() >= until:
@@ -170,19 +154,36 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def let_signals_through() -> None:
-    """In the command's process: unblock signals, and die with the supervisor."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, Supervisor.SIGNALS)
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+def become(spec: dict[str, Any], job: str, slot: int | None, log: int) -> NoReturn:
+    """In the forked child: become the command, which dies with the supervisor; 127 where it cannot be started."""
+    what = spec["folder"] or job
+    try:
+        os.setsid()
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; what is executed would, too
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, Supervisor.SIGNALS)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        if slot is not None:
+            os.set_inheritable(slot, True)
+        os.chdir(what)
+        what = spec["argv"][0]
+        os.execvpe(what, spec["argv"], {**os.environ, **spec["environment"]})  # noqa: S606 - no shell
+    except BaseException as error:  # noqa: BLE001 - there is nobody above
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        os.write(log, f"{what}: cannot be started: {why}\n".encode())
+    finally:
+        os._exit(127)
 
 
 def children_of(parent: int) -> list[int]:
     children = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for name in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name in the second field may hold spaces and parentheses; fields count from the last one.
-            fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = read_bytes(f"/proc/{int(name)}/stat").rpartition(b")")[2].split()
             if int(fields[1]) == parent:
-                children.append(int(process.name))
+                children.append(int(name))
     return children

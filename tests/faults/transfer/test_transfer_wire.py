@@ -83,7 +83,7 @@ def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_o
     put_program(local)
     (program,) = Path(local.host().workdir).glob(".onhost-*/remote/jobs/onhost/__main__.py")
     digest = hashlib.sha256(content).hexdigest()
-    part = part_of(target / "a", digest[:16])
+    part = Path(part_of(target / "a", digest[:16]))
     head = json.dumps([{"path": "a", "size": len(content), "sha256": digest, "offset": 0}]).encode()
     arguments = json.dumps({"root": str(target), "stdin_bytes": len(head)})
     argv = [sys.executable, "-I", "-S", str(program), "receive", arguments]
@@ -204,6 +204,6 @@ def test_a_partial_file_with_other_bytes_in_it_is_not_trusted(local: LocalFleet,
     content = fill(source, {"a": 1000})
     target.mkdir()
     tag = "" if direction == "pull" else hashlib.sha256(content["a"]).hexdigest()[:16]
-    part_of(target / "a", tag).write_bytes(b"?" * size)
+    Path(part_of(target / "a", tag)).write_bytes(b"?" * size)
     move(direction, local.agent(), source, target)
     assert tree(target) == content
