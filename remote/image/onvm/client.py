@@ -87,11 +87,10 @@ def bounded(
     stdin: bytes | IO[bytes] = b"",
     timeout_sec: float | None = None,
     most: int = ANSWER_BYTES,
-    keep_errors: bool = True,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `argv` to its end. Raises Failed once either stream is longer than `most`, and TimeoutExpired.
 
-    `stdin` is a stream, or bytes that fit into a pipe. Without `keep_errors` standard error is the job's log.
+    `stdin` is a stream, or bytes that fit into a pipe.
     """
     until = None if timeout_sec is None else time.monotonic() + timeout_sec
     said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -99,7 +98,7 @@ def bounded(
         argv,
         stdin=subprocess.PIPE if isinstance(stdin, bytes) else stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if keep_errors else None,
+        stderr=subprocess.PIPE,
         env={**os.environ, **environment},
     )
     with process, selectors.DefaultSelector() as selector:
@@ -109,7 +108,7 @@ def bounded(
                     cast("IO[bytes]", process.stdin).write(stdin)
                 with contextlib.suppress(BrokenPipeError):
                     cast("IO[bytes]", process.stdin).close()
-            for name in said if keep_errors else ("stdout",):
+            for name in said:
                 selector.register(getattr(process, name), selectors.EVENT_READ, name)
             while selector.get_map():
                 left = None if until is None else until - time.monotonic()

@@ -1,7 +1,7 @@
-"""One request to the model hub through its own client, in a process of its own: the list of a model's files, or a file.
+"""Requests to the model hub through its own client, in a process of its own: the list of a model's files, or a file.
 
-`remote.image.onvm.sources` starts it with a Python that has huggingface_hub. The request, with the token if there is
-one, is a line of JSON on standard input, the answer one on standard output. The client prints to standard error.
+`remote.image.onvm.sources` starts it with a Python that has huggingface_hub. Each request, with the token if there is
+one, is a line of JSON on standard input, each answer one on standard output. The client prints to standard error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ def listed(asked: dict[str, Any]) -> dict[str, Any]:
     from huggingface_hub import HfApi
 
     # The client reads an answer whole, however long it is.
-    resource.setrlimit(resource.RLIMIT_DATA, (LIST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    api = HfApi(endpoint=asked["endpoint"], token=asked["token"] or False)
-    info = api.model_info(asked["model"], revision=asked["revision"], files_metadata=True)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (LIST_MEMORY_BYTES, before[1]))
+    try:
+        api = HfApi(endpoint=asked["endpoint"], token=asked["token"] or False)
+        info = api.model_info(asked["model"], revision=asked["revision"], files_metadata=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
     files = [
         {
             "path": file.rfilename,
@@ -97,16 +101,17 @@ def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
 
 
 def main() -> int:
-    asked = json.loads(sys.stdin.readline())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    os.environ.update(SETTLED, HF_HOME=asked["home"])
-    try:
-        answer = {"ok": True, **{"list": listed, "fetch": fetched}[asked["verb"]](asked)}
-    except Exception as error:  # noqa: BLE001 - the client's errors have many base classes
-        answer = {"ok": False, **failure(asked, error)}
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        os.environ.update(SETTLED, HF_HOME=asked["home"])  # before the client is imported
+        try:
+            answer = {"ok": True, **{"list": listed, "fetch": fetched}[asked["verb"]](asked)}
+        except Exception as error:  # noqa: BLE001 - the client's errors have many base classes
+            answer = {"ok": False, **failure(asked, error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     return 0
 
 

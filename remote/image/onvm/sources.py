@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -13,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
-from remote.image.onvm.client import bounded
+from remote.image.onvm.client import ANSWER_BYTES
 from remote.image.onvm.job import Failed, Watcher, retried
 from remote.jobs.onhost.files import PIECE
 
@@ -47,12 +48,14 @@ def source_of(watcher: Watcher, job: dict[str, Any], token: str | None) -> Sourc
 
 
 class Hub:
-    """The hub, through its own client."""
+    """The hub, through its own client: one process for all questions, as its imports take longer than a small file. It
+    ends with this one, whose pipe it reads; after an error the next question goes to a new one."""
 
     def __init__(self, watcher: Watcher, job: dict[str, Any], token: str | None) -> None:
         self._watcher, self._job, self._token = watcher, job, token
         self._python = hub_python(watcher, job["index_url"])
         self._commit = ""
+        self._client: subprocess.Popen[bytes] | None = None
 
     def listed(self) -> tuple[str, list[Entry]]:
         answer = self._ask({"verb": "list", "revision": self._job["revision"] or "main"})
@@ -76,19 +79,34 @@ class Hub:
         job = self._job
         common = {"model": job["model"], "endpoint": job["endpoint"], "folder": job["folder"], "token": self._token}
         asked = {**common, "home": str(Path.cwd() / "hub-home"), **question}
-        ended = bounded(
-            [self._python, str(Path(__file__).with_name("hub.py"))],
-            {"HF_ENDPOINT": job["endpoint"]} if job["endpoint"] else {},
-            stdin=json.dumps(asked).encode() + b"\n",
-            keep_errors=False,
-        )
+        client, self._client = self._client or self._started(), None
         try:
-            answer: dict[str, Any] = json.loads(ended.stdout)
-        except ValueError:
-            raise Failed("failed", f"the hub's client ended with {ended.returncode}; see the log") from None
-        if not answer["ok"]:
-            raise Failed(answer["kind"], answer["message"])
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[bytes]", client.stdin).write(json.dumps(asked).encode() + b"\n")
+                cast("IO[bytes]", client.stdin).flush()
+            said = cast("IO[bytes]", client.stdout).readline(ANSWER_BYTES)
+            if len(said) == ANSWER_BYTES:
+                raise Failed("failed", f"the hub's client printed more than {ANSWER_BYTES >> 20} MiB; it was ended")
+            if not said:
+                raise Failed("failed", f"the hub's client ended with {client.wait()}; see the log")
+            answer: dict[str, Any] = json.loads(said)
+            if not answer["ok"]:
+                raise Failed(answer["kind"], answer["message"])
+        except BaseException:
+            client.kill()
+            client.wait()
+            raise
+        self._client = client
         return answer
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        endpoint = self._job["endpoint"]
+        return subprocess.Popen(
+            [self._python, str(Path(__file__).with_name("hub.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **({"HF_ENDPOINT": endpoint} if endpoint else {})},
+        )
 
 
 class Cache:

@@ -27,35 +27,35 @@ def elsewhere() -> Iterator[RegistryProxy]:
         yield running
 
 
-def answer_to(proxy: RegistryProxy, tmp_path: Path, question: dict[str, str]) -> dict[str, str]:
-    asked = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
-             "home": str(tmp_path / "home"), **question}  # fmt: skip
+def answers_to(proxy: RegistryProxy, tmp_path: Path, *questions: dict[str, str]) -> list[dict[str, str]]:
+    """Of one process, in the questions' order."""
+    common = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
+              "home": str(tmp_path / "home")}  # fmt: skip
     done = subprocess.run(
-        (sys.executable, hub.__file__),
-        input=json.dumps(asked) + "\n", text=True, capture_output=True, check=True, timeout=120,
+        (sys.executable, hub.__file__), input="".join(json.dumps(common | one) + "\n" for one in questions),
+        text=True, capture_output=True, check=True, timeout=120,
     )  # fmt: skip
-    answer: dict[str, str] = json.loads(done.stdout)
-    return answer
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
 def test_a_list_of_files_without_end_is_given_up_and_named(proxy: RegistryProxy, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     proxy.arm(Endless(piece=bytes(8 << 20)))
-    answer = answer_to(proxy, tmp_path, {"verb": "list", "revision": "main"})
+    (answer,) = answers_to(proxy, tmp_path, {"verb": "list", "revision": "main"})
     assert answer["kind"] == "refused"
     assert "answers with more than 768 MiB can hold" in answer["message"]
 
 
-@pytest.mark.parametrize("question", [
-    {"verb": "list", "revision": "main"},
-    {"verb": "fetch", "revision": "a" * 40, "path": "config.json"},
-])  # fmt: skip
 def test_the_hubs_token_is_taken_to_no_other_server(
-    proxy: RegistryProxy, elsewhere: RegistryProxy, tmp_path: Path, question: dict[str, str]
+    proxy: RegistryProxy, elsewhere: RegistryProxy, tmp_path: Path
 ) -> None:
     pytest.importorskip("huggingface_hub")
     proxy.arm(Redirect(to=f"http://{elsewhere.host}"))
-    answer_to(proxy, tmp_path, question)
-    assert any(TOKEN in authorization for _, _, authorization in proxy.asked)
+    answers = answers_to(
+        proxy, tmp_path, {"verb": "list", "revision": "main"}, {"verb": "fetch", "revision": "a" * 40, "path": "a.json"}
+    )
+    assert [answer["ok"] for answer in answers] == [False, False]
+    asked = [path for _, path, authorization in proxy.asked if TOKEN in authorization]
+    assert {path.startswith("/api/") for path in asked} == {True, False}, "by both"
     assert [authorization for _, _, authorization in elsewhere.asked if TOKEN in authorization] == []
