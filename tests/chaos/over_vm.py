@@ -50,7 +50,7 @@ class OverVm:
     def start(self, words: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
         where = {"REGISTRY_IMAGE": f"{PROXY}/{NAMESPACE}/qlora-fleet:walk"}
         with out.open("w") as to, err.open("w") as complaints:
-            return self.build_vm.typed(*words, out=to, err=complaints, **where)
+            return self.build_vm.start(*words, out=to, err=complaints, **where)
 
     @contextlib.contextmanager
     def disturbed(self, chooser: random.Random) -> Iterator[Callable[[], str]]:

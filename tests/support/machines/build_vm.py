@@ -96,18 +96,6 @@ class BuildVm:
             assert done.returncode == 0, f"inv {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def typed(self, *words: str, out: IO[str], err: IO[str], **settings: str) -> subprocess.Popen[str]:
-        """Type `inv ...` on the laptop and do not wait; both streams go into files."""
-        return self._server.start(
-            *("-c", AS_INV, *words),
-            cwd=self.project,
-            env=self._environment(settings),
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
-
     def inv_as_root_of_the_vm(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Type `inv ...` on the VM itself, as root."""
         settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -126,14 +114,21 @@ class BuildVm:
             self.wait_for(lambda: self.vm.run("kill", "-0", pids[0], check=False).returncode != 0, "its end")
         self.vm.run("umount", "--lazy", "/var/lib/qlora-fleet-engine", check=False)
 
-    def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *words: str,
+        out: IO[str] | int = subprocess.PIPE,
+        err: IO[str] | int = subprocess.PIPE,
+        **settings: str,
+    ) -> subprocess.Popen[str]:
         """Type `inv ...` on the laptop and do not wait."""
-        process: subprocess.Popen[str] = self.network.laptop.start(
-            *self._argv(*words),
+        process = self._server.start(
+            *("-c", AS_INV, *words),
+            cwd=self.project,
             env=self._environment(settings),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
             text=True,
             start_new_session=True,
         )
