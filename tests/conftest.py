@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from bench.records import Trial
+from bench.records.durable import write_atomic
 from bench.records.result import End, TrialResult
 from tests.support.forked import BENCH, INV, ForkServer
 from tests.support.hosts.local_fleet import LocalFleet, mounted
@@ -62,13 +64,16 @@ def bench_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def _demo(tmp_path_factory: pytest.TempPathFactory, bench_environment: dict[str, str]) -> tuple[Path, Path]:
+def _demo(
+    tmp_path_factory: pytest.TempPathFactory, bench_environment: dict[str, str], bench_server: ForkServer
+) -> tuple[Path, Path]:
     base = shared_folder(tmp_path_factory)
     model, data = base / "models" / "qlora-fleet--tiny", base / "data" / "chats.jsonl"
-    argv = (sys.executable, "-m", "bench", "demo", "--model", str(model), "--data", str(data))
+    words = ("-m", "bench", "demo", "--model", str(model), "--data", str(data))
     with (base / "demo.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds both made, and verifies them
-        subprocess.run(argv, env=bench_environment, check=True, timeout=240, stdout=subprocess.DEVNULL)
+        with bench_server.start(*words, env=bench_environment, stdout=subprocess.DEVNULL) as process:
+            assert process.wait(timeout=240) == 0
     return model, data
 
 
@@ -79,9 +84,19 @@ def tiny_model(_demo: tuple[Path, Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_data(_demo: tuple[Path, Path]) -> Path:
+def demo_data(_demo: tuple[Path, Path]) -> Path:
     """The demo's data file. Shared: copy it before changing anything."""
     return _demo[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(demo_data: Path) -> Path:
+    """Its first chats, as many as tests need: every operator, trial and rank reads them all, and a long trial
+    tokenizes them all. Beside the others, where pods see them. Shared as those."""
+    few = demo_data.with_name("few.jsonl")
+    with demo_data.open("rb") as lines:
+        write_atomic(few, b"".join(itertools.islice(lines, 512)))
+    return few
 
 
 @pytest.fixture(scope="session")

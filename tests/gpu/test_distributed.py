@@ -27,13 +27,13 @@ def gpus() -> int:
 
 
 @pytest.fixture
-def run(make_trial, tiny_model, tiny_data, tmp_path) -> Callable[[int], subprocess.CompletedProcess[str]]:
+def run(make_trial, tiny_model, demo_data, tmp_path) -> Callable[[int], subprocess.CompletedProcess[str]]:
     def start(world_size: int) -> subprocess.CompletedProcess[str]:
         trial = make_trial(
             kind="distributed",
             world_size=world_size,
             model=str(tiny_model),
-            data=str(tiny_data),
+            data=str(demo_data),
             max_seq_len=128,
             micro_batch_size=8,
             warmup_steps=3,

@@ -55,9 +55,9 @@ def _gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def measure(full_model: Path, tiny_data: Path, tmp_path: Path, capfd) -> Callable[[str], TrialResult]:
+def measure(full_model: Path, demo_data: Path, tmp_path: Path, capfd) -> Callable[[str], TrialResult]:
     def run(name: str) -> TrialResult:
-        (trial,) = (t for t in suite("quick", "gpu", str(full_model), str(tiny_data)) if t.trial_id == name)
+        (trial,) = (t for t in suite("quick", "gpu", str(full_model), str(demo_data)) if t.trial_id == name)
         (tmp_path / "trial.json").write_text(json.dumps(trial.to_json()))
         words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

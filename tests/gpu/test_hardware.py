@@ -32,9 +32,9 @@ def _gpu() -> None:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory, tiny_model, tiny_data) -> TrialResult:
+def result(tmp_path_factory, tiny_model, demo_data) -> TrialResult:
     folder = tmp_path_factory.mktemp("hardware")
-    (trial,) = suite("hardware", "gpu", str(tiny_model), str(tiny_data))
+    (trial,) = suite("hardware", "gpu", str(tiny_model), str(demo_data))
     (folder / "trial.json").write_text(json.dumps(trial.to_json()))
     words = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

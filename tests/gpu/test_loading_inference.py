@@ -36,11 +36,11 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def measured(environment, tiny_model, tiny_data, tmp_path) -> Any:
+def measured(environment, tiny_model, demo_data, tmp_path) -> Any:
     """Run a trial of the suites at the gpu profile, on the small model; its measurements by name and context."""
 
     def run(suite_name: str, trial_id: str) -> tuple[TrialResult, Any]:
-        (trial,) = choose(suite(suite_name, "gpu", str(tiny_model), str(tiny_data)), (trial_id,))
+        (trial,) = choose(suite(suite_name, "gpu", str(tiny_model), str(demo_data)), (trial_id,))
         (tmp_path / "trial.json").write_text(trial.to_text())
         words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
         subprocess.run((sys.executable, "-m", "bench", *words), env=environment, timeout=TRIAL_SEC, check=False)

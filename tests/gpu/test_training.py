@@ -42,10 +42,10 @@ def measure(tmp_path: Path) -> Callable[..., TrialResult]:
 
 
 @pytest.fixture
-def gpu_trial(make_trial, tiny_model: Path, tiny_data: Path) -> Trial:
+def gpu_trial(make_trial, tiny_model: Path, demo_data: Path) -> Trial:
     return make_trial(
         model=str(tiny_model),
-        data=str(tiny_data),
+        data=str(demo_data),
         max_seq_len=512,
         micro_batch_size=8,
         gradient_accumulation_steps=2,

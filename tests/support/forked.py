@@ -8,9 +8,9 @@
 What is started is a process of its own, with its own environment, folder, streams, signals and end. The project's own
 modules are the server's where the project's sources are, file by file, those here; else they are imported anew.
 torchrun and its ranks below a trial are forked from the process that starts them, so the tree of processes is that of
-real starts. What this does not cover: the start of the interpreter and its end, the imports, and a terminal. Tests of
-these, and of an `inv` that is killed, start the real program. A program ends with the one who started it, and all with
-the server's own parent.
+real starts. What this does not cover: the start of the interpreter and its end, the imports, the processes that draw a
+report's figures, and a terminal. Tests of these, and of an `inv` that is killed, start the real program. A program ends
+with the one who started it, and all with the server's own parent.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ INV = (
     *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("bench.records", "remote", "reports", "tasks"),  # with all that is below
 )
-BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral")
+BENCH = ("bench.stack", "torch.distributed.run", "transformers.models.mistral.modeling_mistral", "bench")
 AS_INV = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
 OURS = ("bench", "remote", "reports", "tasks")
-BY_HAND = ("remote.jobs.onhost", "remote.image.onvm", "tasks.tenancy")  # run on hosts, or brings Oracle's SDK
+# Run by their name, or on hosts; or brings Oracle's SDK.
+BY_HAND = ("bench.__main__", "remote.jobs.onhost", "remote.image.onvm", "tasks.tenancy")
 BELOW_A_TRIAL = "bench.kinds."  # torchrun and ranks, of trials and of trainings
 # Of torchrun: this one has a `Popen` of its own; that one looks through the sources of all modules, only to log a name.
 STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
@@ -232,7 +233,8 @@ def _load(libraries: Sequence[str]) -> None:
         module = importlib.import_module(name)
         if name == "bench.stack":
             module.load()
-            _forget(*OURS)  # it remembers what it has loaded
+            # Compiled with the first model that a process loads: a thousand expressions, for every model there is.
+            importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("mistral")
         elif name.partition(".")[0] in OURS:
             for below in pkgutil.walk_packages(module.__path__, f"{name}."):
                 if not below.name.startswith(BY_HAND):
@@ -253,6 +255,8 @@ def _begin(connection: socket.socket) -> int:
         if STARTS_RANKS in sys.modules:
             sys.modules[STARTS_RANKS].Popen = BelowATrial  # type: ignore[attr-defined]
             sys.modules[MEETS].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
+        if studio := sys.modules.get("reports.figures.studio"):
+            studio.MOST_PROCESSES = 1  # a process to draw in imports more than it draws
         _become(request["words"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
         os.close(handle)
@@ -284,7 +288,6 @@ class BelowATrial(subprocess.Popen[bytes]):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _forget(*OURS)  # they are the trial's, with what it has done
             _become(
                 words[1:],
                 asked["cwd"] or os.getcwd(),
@@ -341,6 +344,7 @@ def _run(words: Sequence[str]) -> int:
             exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
         else:
             sys.argv = [words[1], *words[2:]]
+            sys.modules.pop(words[1], None)  # else runpy warns
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):

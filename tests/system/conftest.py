@@ -5,7 +5,6 @@ is any host but this machine.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from bench.records.durable import write_atomic
 from tests.support import forked
 from tests.support.forked import ForkServer
 from tests.support.hosts.stand_in_training import put_into
@@ -149,18 +147,9 @@ def bare_project(tmp_path: Path, inv_server: ForkServer) -> Iterator[Project]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def few_data(tiny_data: Path) -> Path:
-    """As many chats as the tests need, because each `inv` reads them all; beside the others, where pods see them."""
-    few = tiny_data.with_name("few.jsonl")
-    with tiny_data.open("rb") as lines:
-        write_atomic(few, b"".join(itertools.islice(lines, 512)))
-    return few
-
-
 @pytest.fixture
-def project(bare_project: Project, tiny_model: Path, few_data: Path) -> Project:
-    bare_project.environment |= {"INVOKE_MODEL_PATH": str(tiny_model), "INVOKE_DATA_PATH": str(few_data)}
+def project(bare_project: Project, tiny_model: Path, tiny_data: Path) -> Project:
+    bare_project.environment |= {"INVOKE_MODEL_PATH": str(tiny_model), "INVOKE_DATA_PATH": str(tiny_data)}
     return bare_project
 
 

@@ -24,7 +24,7 @@ def demo_in(bench_environment, bench_server):
     return start
 
 
-def test_a_killed_demo_leaves_no_model_and_the_next_makes_the_same_as_ever(demo_in, tmp_path, tiny_model, tiny_data):
+def test_a_killed_demo_leaves_no_model_and_the_next_makes_the_same_as_ever(demo_in, tmp_path, tiny_model, demo_data):
     process = demo_in(tmp_path)
     deadline = time.monotonic() + WAIT_SEC
     while not list(tmp_path.glob("models/.a--b.*.part/model.safetensors")):
@@ -38,7 +38,7 @@ def test_a_killed_demo_leaves_no_model_and_the_next_makes_the_same_as_ever(demo_
     again = demo_in(tmp_path)
     assert (again.communicate(timeout=WAIT_SEC)[1], again.returncode) == ("", 0)
     assert (tmp_path / "models/a--b/SHA256SUMS").read_text() == (tiny_model / "SHA256SUMS").read_text()
-    assert (tmp_path / "data/chats.jsonl").read_bytes() == tiny_data.read_bytes()
+    assert (tmp_path / "data/chats.jsonl").read_bytes() == demo_data.read_bytes()
 
     verified = demo_in(tmp_path)
     said, _ = verified.communicate(timeout=WAIT_SEC)

@@ -138,11 +138,11 @@ def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
 
 def test_a_stop_that_a_library_made_an_error_of_is_still_the_stop(start, tmp_path, tiny_trial):
     broken = (
-        "import bench.qlora.step, signal\n"
+        "import bench.qlora.session, signal\n"
         "def place(_):\n"
         "    try: signal.raise_signal(signal.SIGTERM)\n"
         "    except BaseException: raise RecursionError('half an import') from None\n"
-        "bench.qlora.step.place = place"
+        "bench.qlora.session.place = place"
     )
     assert finish(start(tiny_trial(), tmp_path, before=broken))[0] == 143
     result = TrialResult.read(tmp_path / "result.json")
@@ -198,8 +198,8 @@ def test_sigkill_in_measuring_leaves_no_result_and_no_torn_file(start, tmp_path,
     assert json.loads((tmp_path / "progress.json").read_text())["phase"] == "measure"
 
 
-def test_memory_that_runs_out_is_its_own_end(start, tmp_path, tiny_trial):
-    trial = tiny_trial(max_seq_len=4096, micro_batch_size=1024)
+def test_memory_that_runs_out_is_its_own_end(start, tmp_path, tiny_trial, demo_data):
+    trial = tiny_trial(data=str(demo_data), max_seq_len=4096, micro_batch_size=1024)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))"
     code, _, _ = finish(start(trial, tmp_path, before=limit))
     assert code == 1
@@ -225,7 +225,9 @@ def test_a_loss_that_is_no_number_fails_by_its_step(start, tmp_path, tiny_model,
 
 
 def test_an_unforeseen_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
-    broken = "import bench.qlora.step\ndef place(_): raise LookupError('no\\nplace')\nbench.qlora.step.place = place"
+    broken = (
+        "import bench.qlora.session\ndef place(_): raise LookupError('no\\nplace')\nbench.qlora.session.place = place"
+    )
     code, _, _ = finish(start(tiny_trial(), tmp_path, before=broken))
     assert code == 1
     result = TrialResult.read(tmp_path / "result.json")

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 
 def test_a_rank_out_of_memory_ends_the_trial_by_its_name_and_peak(
-    bench_environment: Mapping[str, str], bench_server: ForkServer, make_trial, tiny_model, tiny_data, tmp_path: Path
+    bench_environment: Mapping[str, str], bench_server: ForkServer, make_trial, tiny_model, demo_data, tmp_path: Path
 ):
-    fields = {"model": str(tiny_model), "data": str(tiny_data), "max_seq_len": 4096, "micro_batch_size": 512}
+    fields = {"model": str(tiny_model), "data": str(demo_data), "max_seq_len": 4096, "micro_batch_size": 512}
     trial = make_trial(kind="distributed", world_size=2, **fields)
     (tmp_path / "trial.json").write_text(trial.to_text())
     limited = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT_BYTES}, {LIMIT_BYTES})); "

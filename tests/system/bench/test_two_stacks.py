@@ -32,13 +32,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def run(tiny_model: Path, tiny_data: Path, tmp_path: Path, bench_environment: dict[str, str]) -> Callable[..., Any]:
+def run(tiny_model: Path, demo_data: Path, tmp_path: Path, bench_environment: dict[str, str]) -> Callable[..., Any]:
     """run(stack, trial name, **changes): the trial's exit code, what it said, and its result or None."""
 
     def start(stack: str, name: str, **changes: str) -> tuple[int, str, dict[str, Any] | None]:
         out = tmp_path / f"{stack}-{name}"
         argv = [PYTHONS[stack], "-m", "bench", "run", "--suite", "all", "--trial-name", name, "--profile", "tiny"]
-        argv += ["--model", str(tiny_model), "--data", str(tiny_data), "--out", str(out)]
+        argv += ["--model", str(tiny_model), "--data", str(demo_data), "--out", str(out)]
         argv += [f"--set={key}={value}" for key, value in changes.items()]
         ended = subprocess.run(argv, env=bench_environment, capture_output=True, text=True, timeout=240, check=False)
         path = out / "result.json"
