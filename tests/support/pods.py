@@ -190,7 +190,8 @@ class PodFleet(LocalFleet):
         faults.server_back()
         faults.speak()
         faults.mend_pulls("*")
-        self.cluster.kubectl("delete", "resourcequota", "--all", f"--namespace={self.namespace}", "--ignore-not-found")
+        if self.cluster.objects("resourcequotas", self.namespace):
+            self.cluster.kubectl("delete", "resourcequota", "--all", f"--namespace={self.namespace}")
         for node in self.cluster.objects("nodes"):
             faults.set_gpus(node["metadata"]["name"], 1)
             faults.find_node(node["metadata"]["name"])
