@@ -10,6 +10,8 @@ past the norm. A program takes one row, so each tensor is read and written once:
 
 A residual stream that is rounded to bf16 after every sum loses what its layers add to its largest numbers. `Stream`
 keeps eight bits more, for 2TH bytes of traffic a sum; backward, where nothing adds up, does without them.
+
+What goes into a product in 8 bits, normed or d_total, can be written as `Rows` as well, for TH bytes more.
 """
 
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bench.kernels.eight_bits.rows import Columns, Rows, empty_rows, inverse, larger, rounded, rows_reference
 from bench.kernels.launch import compiled, jit, power_of_two, tl
 
 
@@ -35,7 +38,7 @@ def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, 
     """(normed, rstd, total); total is x itself where there is no y."""
     if not compiled(x):
         return rms_norm_reference(x, weight, eps, y)
-    normed, rstd, total = _launched(Stream(high=x), weight, eps, y, splits=False)
+    normed, rstd, total, _ = _launched(Stream(high=x), weight, eps, y, splits=False)
     return normed, rstd, total.high
 
 
@@ -43,36 +46,72 @@ def stream_norm(stream: Stream, weight: Any, eps: float, y: Any = None) -> tuple
     """`rms_norm` of a stream; the total keeps its eight more bits."""
     if not compiled(stream.high):
         return stream_norm_reference(stream, weight, eps, y)
-    return _launched(stream, weight, eps, y, splits=stream.high.dtype == torch.bfloat16)
+    return _launched(stream, weight, eps, y, splits=stream.high.dtype == torch.bfloat16)[:3]
 
 
-def _launched(stream: Stream, weight: Any, eps: float, y: Any, *, splits: bool) -> tuple[Any, Any, Stream]:
+def stream_norm_rows(
+    stream: Stream, weight: Any, eps: float, y: Any, columns: Columns, *, keep_normed: bool
+) -> tuple[Any, Any, Stream, Rows]:
+    """`stream_norm`, and normed in 8 bits, `columns` apart; without `keep_normed` it is not written in 16 bits."""
+    if not compiled(stream.high):
+        normed, rstd, total = stream_norm_reference(stream, weight, eps, y)
+        return normed if keep_normed else None, rstd, total, rows_reference(normed, columns=columns)
+    splits = stream.high.dtype == torch.bfloat16
+    return _launched(stream, weight, eps, y, splits=splits, columns=columns, keeps=keep_normed)
+
+
+def _launched(
+    stream: Stream, weight: Any, eps: float, y: Any, *, splits: bool, columns: Columns | None = None, keeps: bool = True
+) -> tuple[Any, Any, Stream, Any]:
     x, low = stream.high, stream.low
     tokens, width = x.shape
-    normed = torch.empty_like(x)
+    normed = torch.empty_like(x) if keeps else None
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
     total = stream
     if y is not None:
         total = Stream(high=torch.empty_like(x), low=torch.empty_like(x, dtype=torch.int8) if splits else None)
+    in_eight, beside, count = None, (x,) * 5, 0
+    if columns is not None:
+        count = len(columns.numbers)
+        in_eight = empty_rows(tokens, width, x.dtype, x.device, apart=count)
+        beside = in_eight.values, in_eight.scales, in_eight.apart, columns.numbers, columns.is_apart
     _rms_norm_forward[(tokens,)](
         x, x if low is None else low, x if y is None else y, weight, total.high,
-        x if total.low is None else total.low, normed, rstd, width, eps, ADDS=y is not None,
-        HAS_LOW=low is not None, SPLITS=splits, WIDE=power_of_two(width), num_warps=_warps(width),
+        x if total.low is None else total.low, x if normed is None else normed, rstd, *beside, count, width, eps,
+        ADDS=y is not None, HAS_LOW=low is not None, SPLITS=splits, KEEPS=keeps, IN_EIGHT=in_eight is not None,
+        APART=power_of_two(max(1, count)), WIDE=power_of_two(width), num_warps=_warps(width),
     )  # fmt: skip
-    return normed, rstd, total
+    return normed, rstd, total, in_eight
 
 
 def rms_norm_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
     """d_total, written over `d_normed`."""
     if not compiled(total):
         d_normed.copy_(rms_norm_backward_reference(d_normed, total, rstd, weight, d_passing))
-        return d_normed
-    tokens, width = total.shape
-    _rms_norm_backward[(tokens,)](
-        d_normed, total, rstd, weight, d_normed if d_passing is None else d_passing, width,
-        ADDS=d_passing is not None, WIDE=power_of_two(width), num_warps=_warps(width),
-    )  # fmt: skip
+    else:
+        _launched_backward(d_normed, total, rstd, weight, d_passing, None)
     return d_normed
+
+
+def rms_norm_backward_rows(
+    d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any
+) -> tuple[Any, Rows]:
+    """`rms_norm_backward`, and d_total in 8 bits, each column times its factor."""
+    if compiled(total):
+        return d_normed, _launched_backward(d_normed, total, rstd, weight, d_passing, factors)
+    rms_norm_backward(d_normed, total, rstd, weight, d_passing)
+    return d_normed, rows_reference(d_normed, factors=factors)
+
+
+def _launched_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any) -> Any:
+    tokens, width = total.shape
+    in_eight = None if factors is None else empty_rows(tokens, width, total.dtype, total.device)
+    beside = (total,) * 3 if in_eight is None else (in_eight.values, in_eight.scales, factors)
+    _rms_norm_backward[(tokens,)](
+        d_normed, total, rstd, weight, d_normed if d_passing is None else d_passing, *beside, width,
+        ADDS=d_passing is not None, IN_EIGHT=in_eight is not None, WIDE=power_of_two(width), num_warps=_warps(width),
+    )  # fmt: skip
+    return in_eight
 
 
 def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
@@ -119,45 +158,75 @@ def _warps(width: int) -> int:
 
 
 @jit
-def _rms_norm_forward(
-    x, low, y, weight, total, total_low, normed, rstd, width, eps,
-    ADDS: tl.constexpr, HAS_LOW: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDE)
-    there = column < width
-    place = row * width + column
+def _summed(x, low, y, place, there, ADDS: tl.constexpr, HAS_LOW: tl.constexpr):
+    """The stream's numbers at these places, and y added, float32."""
     value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
     if HAS_LOW:
         more = tl.load(low + place, mask=there, other=0).to(tl.int32) << 8
         value = (value.to(tl.int32, bitcast=True) + more).to(tl.float32, bitcast=True)
     if ADDS:
         value += tl.load(y + place, mask=there, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + place, rounded, mask=there)
-        if SPLITS:
-            rest = value.to(tl.int32, bitcast=True) - rounded.to(tl.float32).to(tl.int32, bitcast=True)
-            # At most 127: a tie that was rounded down is half a step of `high` above it.
-            tl.store(total_low + place, tl.minimum(rest + 128 >> 8, 127).to(tl.int8), mask=there)
-        else:
-            value = rounded.to(tl.float32)
-    inverse = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
-    tl.store(rstd + row, inverse)
-    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    tl.store(normed + place, (value * inverse * scale).to(normed.dtype.element_ty), mask=there)
+    return value
 
 
 @jit
-def _rms_norm_backward(d_normed, total, rstd, weight, d_passing, width, ADDS: tl.constexpr, WIDE: tl.constexpr):
+def _rms_norm_forward(
+    x, low, y, weight, total, total_low, normed, rstd, values, scales, apart, numbers, is_apart, count, width, eps,
+    ADDS: tl.constexpr, HAS_LOW: tl.constexpr, SPLITS: tl.constexpr, KEEPS: tl.constexpr, IN_EIGHT: tl.constexpr,
+    APART: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     there = column < width
     place = row * width + column
-    inverse = tl.load(rstd + row)
-    x_hat = tl.load(total + place, mask=there, other=0.0).to(tl.float32) * inverse
+    value = _summed(x, low, y, place, there, ADDS, HAS_LOW)
+    if ADDS:
+        high = value.to(total.dtype.element_ty)
+        tl.store(total + place, high, mask=there)
+        if SPLITS:
+            rest = value.to(tl.int32, bitcast=True) - high.to(tl.float32).to(tl.int32, bitcast=True)
+            # At most 127: a tie that was rounded down is half a step of `high` above it.
+            tl.store(total_low + place, tl.minimum(rest + 128 >> 8, 127).to(tl.int8), mask=there)
+        else:
+            value = high.to(tl.float32)
+    by_rms = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
+    tl.store(rstd + row, by_rms)
+    value = value * by_rms * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    if KEEPS:
+        tl.store(normed + place, value.to(normed.dtype.element_ty), mask=there)
+    if IN_EIGHT:
+        # Times 0, not 0: a number that is not finite marks its row.
+        value = tl.where(tl.load(is_apart + column, mask=there, other=0) != 0, value * 0.0, value)
+        scale, factor = inverse(tl.reduce(tl.abs(value), 0, larger))
+        tl.store(scales + row, scale)
+        tl.store(values + place, rounded(value * factor), mask=there)
+        which = tl.arange(0, APART)
+        is_one = which < count
+        number = tl.load(numbers + which, mask=is_one, other=0)
+        some = _summed(x, low, y, row * width + number, is_one, ADDS, HAS_LOW)
+        some = some * by_rms * tl.load(weight + number, mask=is_one, other=0.0).to(tl.float32)
+        tl.store(apart + row * count + which, some.to(apart.dtype.element_ty), mask=is_one)
+
+
+@jit
+def _rms_norm_backward(
+    d_normed, total, rstd, weight, d_passing, values, scales, factors, width, ADDS: tl.constexpr,
+    IN_EIGHT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDE)
+    there = column < width
+    place = row * width + column
+    by_rms = tl.load(rstd + row)
+    x_hat = tl.load(total + place, mask=there, other=0.0).to(tl.float32) * by_rms
     g = tl.load(d_normed + place, mask=there, other=0.0).to(tl.float32)
     g *= tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    gradient = inverse * (g - x_hat * (tl.sum(g * x_hat, axis=0) / width))
+    gradient = by_rms * (g - x_hat * (tl.sum(g * x_hat, axis=0) / width))
     if ADDS:
         gradient += tl.load(d_passing + place, mask=there, other=0.0).to(tl.float32)
     tl.store(d_normed + place, gradient.to(d_normed.dtype.element_ty), mask=there)
+    if IN_EIGHT:
+        gradient *= tl.load(factors + column, mask=there, other=0.0)
+        scale, factor = inverse(tl.reduce(tl.abs(gradient), 0, larger))
+        tl.store(scales + row, scale)
+        tl.store(values + place, rounded(gradient * factor), mask=there)

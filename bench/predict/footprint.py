@@ -26,6 +26,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a code, its block's scale in 8 bits
 OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # of state per trained parameter
 HELD_BYTES = {"bf16": 2.0, "eight_backward": 1.0, "eight": 2.0}  # of a held number: in 8 bits one for each orientation
 COLUMNS_APART = 32  # of `bench.qlora.recipes.eight`
+BLOCK = 128  # of `bench.kernels.eight_bits.blocks`
 MIB = 1 << 20
 
 
@@ -137,6 +138,8 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
     checkpoint = recipe.checkpoint.of(model)
     attention, beyond = _inputs_kept(config, trial, recipe)
     whole = recipe.kept.of(model) + recipe.kept_of_rank * trial.lora_rank * len(trial.lora_targets) + attention
+    if trial.products == "eight" and model["inner"] % BLOCK == 0:  # gate and up in 8 bits, a scale for each block
+        whole -= 2 * model["inner"] * (1 - 4 / BLOCK)
     inputs = min(again, INPUTS_UNDER_WAY) if trial.offload_checkpoints else again
     kept = (layers - again) * (whole + beyond) + inputs * checkpoint
     computing = 0.0

@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from bench.kernels import nf4, swiglu  # noqa: E402 - after the skips
-from bench.kernels.eight_bits import product, rows, weights  # noqa: E402
+from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
+from bench.kernels.eight_bits import blocks, product, rows, weights  # noqa: E402
 from bench.kernels.eight_bits import swiglu as eight_swiglu  # noqa: E402
 
 DRIVER = Path("/dev/nvidiactl")
@@ -85,7 +85,7 @@ def test_weights_are_those_of_the_reference_to_one_step_and_equal_in_both_orient
 
 
 @on_gpu
-@pytest.mark.parametrize("tiles", [product.HOPPER, product.HOPPER_LONG, product.AMPERE])
+@pytest.mark.parametrize("tiles", [product.HOPPER, product.AMPERE])
 @pytest.mark.parametrize(("tokens", "height", "width"), SHAPES)
 def test_a_product_and_all_that_stands_beside_it(tokens, height, width, tiles):
     parts, columns, rank = joined(height, width), apart(width), 24
@@ -102,25 +102,85 @@ def test_a_product_and_all_that_stands_beside_it(tokens, height, width, tiles):
                 found = product.product(a, right, what, dtype=torch.bfloat16, tiles=tiles)
                 assert error(found, expected) < 4e-3
                 assert torch.equal(found, product.product(a, right, what, dtype=torch.bfloat16, tiles=tiles))
+                if height % blocks.BLOCK == 0:
+                    kept = product.product_in_blocks(a, right, what, dtype=torch.bfloat16, tiles=tiles)
+                    reference = blocks.blocks_reference(expected, torch.bfloat16)
+                    assert error(kept.scales, reference.scales) < 1e-4
+                    assert int((kept.values.int() - reference.values.int()).abs().max()) <= 1
 
 
 @on_gpu
+@pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 64), (37, 1536), (130, 14336)])
-def test_swiglu_writes_what_it_would_have_written_in_16_bits(tokens, inner):
+def test_swiglu_writes_8_bits_and_16_where_these_are_wanted(tokens, inner, in_blocks):
     gate_up, d_act, columns = random(tokens, 2 * inner), random(tokens, inner), apart(inner)
     factors = torch.rand(2 * inner, device="cuda") + 0.5
-    act = swiglu.swiglu(gate_up)
-    found, expected = eight_swiglu.swiglu_rows(gate_up, columns), rows.rows(act, columns=columns)
-    assert torch.equal(found.apart, expected.apart)
-    assert error(found.scales, expected.scales) < 1e-6
-    assert float((found.values != expected.values).float().mean()) < 2e-3
-    expected = rows.rows_reference(swiglu.swiglu_backward_reference(gate_up, d_act), factors=factors)
-    found = eight_swiglu.swiglu_backward_rows(gate_up, d_act, factors, keep_act=True)
-    assert error(found.scales, expected.scales) < 1e-2
-    assert (
-        error(found.values.float() * found.scales[:, None], expected.values.float() * expected.scales[:, None]) < 4e-3
+    if in_blocks:
+        if inner % blocks.BLOCK:
+            pytest.skip("no whole blocks")
+        gate_up = blocks.blocks_reference(gate_up, torch.bfloat16)
+    wide = blocks.restored(gate_up)
+    act, gradient = swiglu.swiglu_reference(wide), swiglu.swiglu_backward_reference(wide, d_act)
+    found, kept = eight_swiglu.swiglu_rows(gate_up, columns, keep_act=True)
+    expected = rows.rows_reference(act, columns=columns)
+    assert error(found.apart, expected.apart) < 4e-3
+    assert error(kept, act) < 4e-3
+    alone, nothing = eight_swiglu.swiglu_rows(gate_up, columns)
+    assert nothing is None
+    assert torch.equal(found.values, alone.values)
+    assert error(eight_swiglu.swiglu_rows(gate_up, None, keep_act=True)[1], act) < 4e-3
+    assert_same(found, expected)
+    before = d_act.clone()
+    assert_same(
+        eight_swiglu.swiglu_backward_rows(gate_up, d_act, factors)[0], rows.rows_reference(gradient, factors=factors)
     )
-    assert torch.equal(d_act, act)
+    assert torch.equal(d_act, before)
+    found, kept = eight_swiglu.swiglu_backward_rows(gate_up, d_act, factors, keep_act=True, keep_gradient=True)
+    assert_same(found, rows.rows_reference(gradient, factors=factors))
+    assert error(kept, gradient) < 4e-3
+    assert error(d_act, act) < 4e-3
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 64), (37, 320), (130, 4096)])
+def test_a_norm_writes_8_bits_and_16_where_these_are_wanted(tokens, width, adds, dtype):
+    x, y, weight, columns = (
+        random(tokens, width).to(dtype),
+        random(tokens, width).to(dtype),
+        random(width),
+        apart(width),
+    )
+    stream = norm.split(x.float() * 1.001, dtype)
+    before = stream, weight, 1e-5, y if adds else None
+    normed, rstd, total = norm.stream_norm_reference(*before)
+    kept, found_rstd, found_total, in_eight = norm.stream_norm_rows(*before, columns, keep_normed=True)
+    assert error(kept, normed) < 4e-3
+    assert error(found_rstd, rstd) < 1e-6
+    assert torch.equal(found_total.high, total.high)
+    assert error(in_eight.apart, normed[:, columns.numbers]) < 4e-3
+    expected = rows.rows_reference(normed, columns=columns)
+    assert error(restored(in_eight), restored(expected)) < 1e-2
+    nothing, *_, alone = norm.stream_norm_rows(*before, columns, keep_normed=False)
+    assert nothing is None
+    assert torch.equal(alone.values, in_eight.values)
+    factors, d_normed, d_passing = torch.rand(width, device="cuda") + 0.5, random(tokens, width), random(tokens, width)
+    d_total = norm.rms_norm_backward_reference(d_normed, total.high, rstd, weight, d_passing)
+    found, in_eight = norm.rms_norm_backward_rows(d_normed, total.high, rstd, weight, d_passing, factors)
+    assert error(found, d_total) < 4e-3
+    assert error(restored(in_eight), restored(rows.rows_reference(d_total, factors=factors))) < 1e-2
+
+
+def restored(of: rows.Rows) -> Any:
+    return of.values.float() * of.scales[:, None]
+
+
+def assert_same(found: rows.Rows, expected: rows.Rows) -> None:
+    """To one step, and seldom that: the last bit of a quotient may fall to either side of a half."""
+    assert error(found.scales, expected.scales) < 1e-5
+    assert int((found.values.int() - expected.values.int()).abs().max()) <= 1
+    assert float((found.values != expected.values).float().mean()) < 2e-3
 
 
 @on_gpu
@@ -132,6 +192,11 @@ def test_what_is_not_finite_stays_so_and_what_is_nothing_becomes_zero():
     assert y[[0, 5]].isfinite().all()
     assert not y[[2, 3]].isfinite().any()
     assert (y[[1, 4]] == 0).all()
+    wide = rows.rows(random(128, 128))
+    kept = blocks.restored(product.product_in_blocks(rows.rows(x), wide, dtype=torch.bfloat16))
+    assert torch.equal(kept.isfinite().all(1).cpu(), torch.tensor([True, True, False, False, True, True]))
+    in_rows, _ = eight_swiglu.swiglu_rows(x, apart(64))
+    assert torch.equal(in_rows.scales.isfinite().cpu(), torch.tensor([True, True, False, False, True, True]))
 
 
 @on_gpu
@@ -150,19 +215,21 @@ def test_columns_a_thousand_times_the_rest_cost_nothing_when_they_stand_apart():
     assert (plain.double() - exact).norm() / rest.norm() > 0.5
 
 
-def test_the_tiles_fit_an_a10(tmp_path):
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_the_tiles_fit_an_a10(tmp_path, in_blocks):
     """Compiled for compute capability 8.6, where no such GPU is: its shared memory of 99 KiB, and registers enough."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     tiles, bf16 = product.AMPERE, "*bf16"
     constants = {
-        "HAS_SCALES": True, "HAS_APART": True, "APART": 32, "TARGETS": 3, "RANK": 16, "RANKS": 16,
-        "TOKENS": tiles.tokens, "COLUMNS": tiles.columns, "INNER": tiles.inner, "GROUP": product.GROUP, "TMA": False,
-        "PROGRAMS": 1, "PERSISTENT": False,
+        "IN_BLOCKS": in_blocks, "HAS_SCALES": True, "HAS_APART": True, "APART": 32, "TARGETS": 3, "RANK": 16,
+        "RANKS": 16, "TOKENS": tiles.tokens, "COLUMNS": blocks.BLOCK, "INNER": tiles.inner, "GROUP": product.GROUP,
+        "TMA": False, "PROGRAMS": 1, "LASTS": False,
     }  # fmt: skip
-    pointers = {"a": "*i8", "b": "*i8", "scales_a": "*fp32", "scales_b": "*fp32"}
-    pointers |= dict.fromkeys(("y", "left_apart", "right_apart", "u", "work_b"), bf16)
+    pointers = {"a": "*i8", "b": "*i8", "y": "*i8" if in_blocks else bf16}
+    pointers |= dict.fromkeys(("scales_y", "scales_a", "scales_b"), "*fp32")
+    pointers |= dict.fromkeys(("left_apart", "right_apart", "u", "work_b"), bf16)
     names = [parameter.name for parameter in product._eight_product.params]
     signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
     aligned = [name for name in names if name not in constants and not name.startswith(("first", "last", "count_"))]

@@ -25,11 +25,22 @@ SMALLEST = 1e-30
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """A matrix in 8 bits: `values` int8 (T, K), `scales` float32 (T,), None where all are 1. `apart` (T, C): columns
-    that were left out, of the input's dtype."""
+    that were left out, of `dtype`, which activations and gradients have in 16 bits."""
 
     values: Any
     scales: Any = None
     apart: Any = None
+    dtype: Any = None
+
+
+def empty_rows(tokens: int, width: int, dtype: Any, device: Any, *, apart: int = 0) -> Rows:
+    """Room for a matrix of which so many columns stand apart."""
+    return Rows(
+        values=torch.empty((tokens, width), dtype=torch.int8, device=device),
+        scales=torch.empty(tokens, dtype=torch.float32, device=device),
+        apart=torch.empty((tokens, apart), dtype=dtype, device=device) if apart else None,
+        dtype=dtype,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +63,15 @@ def rows(x: Any, *, columns: Columns | None = None, factors: Any = None) -> Rows
     if not compiled(x):
         return rows_reference(x, columns=columns, factors=factors)
     tokens, width = x.shape
-    values = torch.empty((tokens, width), dtype=torch.int8, device=x.device)
-    scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
     count = 0 if columns is None else len(columns.numbers)
-    apart = torch.empty((tokens, count), dtype=x.dtype, device=x.device) if count else None
+    out = empty_rows(tokens, width, x.dtype, x.device, apart=count)
     numbers, is_apart = (x, x) if columns is None else (columns.numbers, columns.is_apart)
     _eight_rows[(tokens,)](
-        x, values, scales, x if apart is None else apart, numbers, is_apart, x if factors is None else factors, width,
-        count, HAS_APART=count > 0, HAS_FACTORS=factors is not None, APART=power_of_two(max(1, count)),
-        WIDE=power_of_two(width), num_warps=warps(width),
+        x, out.values, out.scales, x if out.apart is None else out.apart, numbers, is_apart,
+        x if factors is None else factors, width, count, HAS_APART=count > 0, HAS_FACTORS=factors is not None,
+        APART=power_of_two(max(1, count)), WIDE=power_of_two(width), num_warps=warps(width),
     )  # fmt: skip
-    return Rows(values=values, scales=scales, apart=apart)
+    return out
 
 
 def warps(width: int) -> int:
@@ -85,7 +94,8 @@ def rows_reference(x: Any, *, columns: Columns | None = None, factors: Any = Non
     largest = torch.where(largest < SMALLEST, 0.0, largest)
     factor = torch.where(largest > 0, MOST / largest, 0.0)
     values = (wide * factor[:, None]).nan_to_num(0.0, 0.0, 0.0).clamp(-MOST, MOST).round().to(torch.int8)
-    return Rows(values=values, scales=(largest / MOST).masked_fill(broken, float("nan")), apart=apart)
+    scales = (largest / MOST).masked_fill(broken, float("nan"))
+    return Rows(values=values, scales=scales, apart=apart, dtype=x.dtype)
 
 
 # On the GPU -----------------------------------------------------------------------------------------------------------
@@ -93,15 +103,22 @@ def rows_reference(x: Any, *, columns: Columns | None = None, factors: Any = Non
 
 @jit
 def rounded(value):
-    """To the nearest whole number: adding 1.5 * 2^23 leaves no room for anything else, of two the even one."""
-    return ((value + 12582912.0) - 12582912.0).to(tl.int8)
+    """To the nearest whole number, of two the even one: 1.5 * 2^23 leaves room for nothing else, and the sum's low byte
+    is the number."""
+    return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@jit
+def larger(a, b):
+    """NaN where either is NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
 def inverse(largest):
-    """(the largest magnitude, 0 where it is none; what it and all others are multiplied by)."""
+    """(the scale, NaN where the largest magnitude is not finite; what all numbers are multiplied by)."""
     largest = tl.where(largest < 1e-30, 0.0, largest)
-    return largest, tl.where(largest > 0.0, 127.0 / largest, 0.0)
+    return largest / 127.0 + largest * 0.0, tl.where(largest > 0.0, 127.0 / largest, 0.0)
 
 
 @jit
@@ -114,15 +131,15 @@ def _eight_rows(
     column = tl.arange(0, WIDE)
     there = column < width
     value = tl.load(x + row * width + column, mask=there, other=0.0).to(tl.float32)
-    broken = tl.sum(value * 0.0, axis=0)  # NaN where a number is not finite
     if HAS_FACTORS:
         value *= tl.load(factors + column, mask=there, other=0.0)
     if HAS_APART:
-        value = tl.where(tl.load(is_apart + column, mask=there, other=0) != 0, 0.0, value)
+        # Times 0, not 0: a number that is not finite marks its row.
+        value = tl.where(tl.load(is_apart + column, mask=there, other=0) != 0, value * 0.0, value)
         place = tl.arange(0, APART)
         number = tl.load(numbers + place, mask=place < count, other=0)
         taken = tl.load(x + row * width + number, mask=place < count, other=0.0)
         tl.store(apart + row * count + place, taken, mask=place < count)
-    largest, factor = inverse(tl.max(tl.abs(value), axis=0))
-    tl.store(scales + row, largest / 127.0 + broken)
+    scale, factor = inverse(tl.reduce(tl.abs(value), 0, larger))
+    tl.store(scales + row, scale)
     tl.store(values + row * width + column, rounded(value * factor), mask=there)

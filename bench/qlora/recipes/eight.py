@@ -12,7 +12,8 @@ import torch
 
 from bench.kernels import nf4
 from bench.kernels.eight_bits import rows, weights
-from bench.kernels.eight_bits.product import NOTHING, Beside, product
+from bench.kernels.eight_bits.blocks import BLOCK
+from bench.kernels.eight_bits.product import Beside, product, product_in_blocks
 from bench.kernels.eight_bits.rows import Columns, Rows
 from bench.kernels.launch import HAS_TRITON
 
@@ -43,28 +44,29 @@ class Eight:
         """Whether y = x W^T is to be done in 8 bits now."""
         return self._forward and self.is_training
 
-    def product(self, x: Any, beside: Beside) -> Any:
-        """y (T, N) of x's dtype, with what stands beside it."""
-        if self.columns is None:
-            self._choose(x)
-        return self.product_of(rows.rows(x, columns=self.columns), x.dtype, beside)
+    def product(self, x: Any, in_eight: Rows | None, beside: Beside, *, in_blocks: bool) -> Any:
+        """y (T, N) of x's dtype, with what stands beside it; with `in_blocks` as `Blocks`, where its parts fit them.
 
-    def product_of(self, x: Rows, dtype: Any, beside: Beside = NOTHING) -> Any:
-        """The same of an input that is in 8 bits already, without `columns`."""
+        `in_eight` is x in 8 bits without `columns`, where it is so already; x may be None then.
+        """
+        if in_eight is None:
+            if self.columns is None:
+                self._choose(x)
+            in_eight = rows.rows(x, columns=self.columns)
         values = weights.as_it_is(self._parts, self.scales) if self._held is None else self._held
         beside = dataclasses.replace(beside, apart=self._apart)
-        return product(x, Rows(values=values, scales=self.scales), beside, dtype=dtype)
+        in_blocks = in_blocks and all(part.shape[0] % BLOCK == 0 for part in self._parts)
+        multiply = product_in_blocks if in_blocks else product
+        return multiply(in_eight, Rows(values=values, scales=self.scales), beside, dtype=in_eight.dtype)
 
-    def input_gradient(self, d_y: Any) -> Any:
-        """d_x (T, K) of d_y's dtype."""
-        return self.input_gradient_of(rows.rows(d_y, factors=self.scales), d_y.dtype)
-
-    def input_gradient_of(self, d_y: Rows, dtype: Any) -> Any:
-        """The same of a gradient that is in 8 bits already, each column times its scale."""
+    def input_gradient(self, d_y: Any, in_eight: Rows | None) -> Any:
+        """d_x (T, K) of d_y's dtype. `in_eight` is d_y times `scales` in 8 bits, where it is so already."""
+        if in_eight is None:
+            in_eight = rows.rows(d_y, factors=self.scales)
         values = self._held_transposed
         if values is None:
             values = weights.transposed(self._parts, self.scales)
-        return product(d_y, Rows(values=values), dtype=dtype)
+        return product(in_eight, Rows(values=values), dtype=in_eight.dtype)
 
     def _choose(self, x: Any) -> None:
         width = x.shape[1]

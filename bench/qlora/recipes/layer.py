@@ -23,7 +23,7 @@ import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.lora import Normed
-from bench.kernels.norm import Stream, rms_norm_backward, stream_norm
+from bench.kernels.norm import Stream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
 from bench.kernels.rope import Heads, rotate_
 from bench.qlora.recipes.offload import Offload
 from bench.qlora.recipes.products import Product
@@ -96,15 +96,15 @@ class Layer:
     def forward(self, before: Stream, y: Any, tokens: Tokens, *, whole: bool = True) -> tuple[Stream, Any, Kept]:
         """(h, y, what backward needs) of the sum of `before` and y, which may be None; y is None unless `whole`."""
         seeds = self.seeds(tokens)
-        normed, rstd_in, x = stream_norm(before, self.norm_in, self.eps, y)
-        joined, u_joined = self.joined.forward(normed, seeds[0])
+        (normed, in_eight), rstd_in, x = self._normed(self.joined, before, self.norm_in, y)
+        joined, u_joined = self.joined.forward(normed, seeds[0], in_eight)
         rotate_(joined, tokens.cos, tokens.sin, self.heads)
         out, attention = attend(joined, self.heads, tokens.samples)
-        added, u_out = self.out.forward(out.view(len(normed), -1), seeds[1])
-        normed, rstd_mid, h = stream_norm(x, self.norm_mid, self.eps, added)
+        added, u_out = self.out.forward(out.view(len(joined), -1), seeds[1])
+        (normed, in_eight), rstd_mid, h = self._normed(self.gate_up, x, self.norm_mid, added)
         del added
-        gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2])
-        del normed
+        gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2], in_eight, in_blocks=True)
+        del normed, in_eight
         kept = Kept(
             x=x.high, rstd_in=rstd_in, joined=joined, out=out, attention=attention, h=h.high, rstd_mid=rstd_mid,
             gate_up=gate_up, u_joined=u_joined, u_out=u_out, u_gate_up=u_gate_up,
@@ -114,20 +114,34 @@ class Layer:
         y, kept.u_down = self.down.forward_activated(gate_up, seeds[3])
         return h, y, kept
 
+    def _normed(self, product: Product, before: Stream, weight: Any, y: Any) -> tuple[tuple[Any, Any], Any, Stream]:
+        """((the input of `product` in 16 bits, the same in 8 bits), rstd, the sum); of the two what it wants."""
+        columns = product.columns_apart
+        if columns is None:
+            normed, rstd, total = stream_norm(before, weight, self.eps, y)
+            return (normed, None), rstd, total
+        keeps = bool(product.adapters)
+        normed, rstd, total, in_eight = stream_norm_rows(before, weight, self.eps, y, columns, keep_normed=keeps)
+        return (normed, in_eight), rstd, total
+
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
         """(d_x or None, the gradients of `parameters`). `kept` is used up."""
         seeds = self.seeds(tokens)
         d_act, d_u = self.down.input_gradient(d_y, seeds[3])
-        d_gate_up = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
+        d_gate_up, in_eight = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
         kept.gate_up = None
         # Where an adapter needs it, d_act now holds the activation.
         d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
         del d_act
         normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
-        d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2])
-        del d_gate_up
-        d_h = rms_norm_backward(d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y)
-        d_out, d_o = self.out.backward(d_h, kept.out.view(len(d_h), -1), kept.u_out, seeds[1])
+        d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2], in_eight)
+        del d_gate_up, in_eight
+        of_norm = d_normed, kept.h, kept.rstd_mid, self.norm_mid, d_y
+        if self.out.factors is None:
+            d_h, in_eight = rms_norm_backward(*of_norm), None
+        else:
+            d_h, in_eight = rms_norm_backward_rows(*of_norm, self.out.factors)
+        d_out, d_o = self.out.backward(d_h, kept.out.view(len(d_h), -1), kept.u_out, seeds[1], in_eight)
         d_joined = attend_backward(
             d_out.view_as(kept.out), kept.joined, self.heads, kept.out, kept.attention, tokens.samples, tokens.cos,
             tokens.sin,

@@ -25,9 +25,9 @@ import torch
 
 from bench.kernels import lora, lora_out, nf4
 from bench.kernels.eight_bits.product import Beside
-from bench.kernels.eight_bits.rows import Rows
+from bench.kernels.eight_bits.rows import Columns, Rows
 from bench.kernels.eight_bits.swiglu import swiglu_backward_rows, swiglu_rows
-from bench.kernels.lora import Normed, Side
+from bench.kernels.lora import Side
 from bench.kernels.swiglu import swiglu, swiglu_backward_
 from bench.qlora.recipes.eight import Eight
 
@@ -87,40 +87,64 @@ class Product:
         """W of shape (N, K), of the dtype and on the device of `like`."""
         return self.held if self.held is not None else dequantized(self.weights, like.dtype, like.device)
 
-    def forward(self, x: Any, seed: int | None) -> tuple[Any, Any]:
-        """(y, u); u is None without adapters."""
+    @property
+    def columns_apart(self) -> Columns | None:
+        """Which columns of an input stand apart; None where the product is not in 8 bits, or has had no input yet."""
+        return self.eight.columns if self.eight is not None and self.eight.forward else None
+
+    @property
+    def factors(self) -> Any:
+        """What a gradient of y is multiplied by before it becomes 8 bits; None where it does not."""
+        return None if self.eight is None else self.eight.scales
+
+    def forward(
+        self, x: Any, seed: int | None, in_eight: Rows | None = None, *, in_blocks: bool = False
+    ) -> tuple[Any, Any]:
+        """(y, u); u is None without adapters. With `in_blocks` y is `Blocks` where it is made in 8 bits and fits.
+
+        `in_eight` is x in 8 bits, where it is so already; without adapters x may be None then.
+        """
         side = self._side(seed)
         u = lora.down(x, self.work_a, side) if self.adapters else None
         if self.eight is not None and self.eight.forward:
             beside = Beside(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank)
-            return self.eight.product(x, beside), u
+            return self.eight.product(x, in_eight, beside, in_blocks=in_blocks), u
         weight = self.weight(x)
         if u is None:
             return x @ weight.T, None
         return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
     def forward_activated(self, joined: Any, seed: int | None) -> tuple[Any, Any]:
-        """`forward` of swiglu(joined), which is not written in 16 bits where nothing but the product wants it."""
-        eight = self.eight
-        if self.adapters or eight is None or not eight.forward or eight.columns is None:
-            return self.forward(swiglu(joined), seed)
-        return eight.product_of(swiglu_rows(joined, eight.columns), joined.dtype), None
+        """`forward` of swiglu(joined), which is not written in 16 bits where nothing but the product wants it.
 
-    def activated_gradient(self, joined: Any, d_act: Any, *, keep_act: bool) -> Any:
-        """The gradient of `joined`, this product's y, from d_act, that of swiglu(joined): what `backward` takes as d_y.
+        joined: `Blocks` or a tensor.
+        """
+        if self.eight is None or not self.eight.forward:
+            return self.forward(swiglu(joined), seed)
+        columns = self.columns_apart
+        in_eight, act = swiglu_rows(joined, columns, keep_act=columns is None or bool(self.adapters))
+        return self.forward(act, seed, None if columns is None else in_eight)
+
+    def activated_gradient(self, joined: Any, d_act: Any, *, keep_act: bool) -> tuple[Any, Rows | None]:
+        """The gradient of `joined`, this product's y, from d_act, that of swiglu(joined): what `backward` takes.
 
         Both are used up; with `keep_act`, d_act is swiglu(joined) afterwards.
         """
-        if self.adapters or self.eight is None:
+        if self.eight is None:
             swiglu_backward_(joined, d_act, keep_act=keep_act)
-            return joined
-        return swiglu_backward_rows(joined, d_act, self.eight.scales, keep_act=keep_act)
+            return joined, None
+        keeps = {"keep_act": keep_act, "keep_gradient": bool(self.adapters)}
+        in_eight, d_joined = swiglu_backward_rows(joined, d_act, self.eight.scales, **keeps)
+        return d_joined, in_eight
 
-    def backward(self, d_y: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, tuple[Any, ...]]:
-        """(d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`, d_y without adapters `Rows`."""
-        if self.eight is not None and isinstance(d_y, Rows):
-            return self.eight.input_gradient_of(d_y, (x.total if isinstance(x, Normed) else x).dtype), ()
-        d_x = self._frozen_gradient(d_y)
+    def backward(
+        self, d_y: Any, x: Any, u: Any, seed: int | None, in_eight: Rows | None = None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """(d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`.
+
+        `in_eight` is d_y times `factors` in 8 bits, where it is so already; without adapters d_y may be None then.
+        """
+        d_x = self._frozen_gradient(d_y, in_eight)
         if not self.adapters:
             return d_x, ()
         d_u, side = self.small_gradient(d_y), self._side(seed)
@@ -131,15 +155,15 @@ class Product:
 
     def input_gradient(self, d_y: Any, seed: int | None) -> tuple[Any, Any]:
         """(d_x, d_u), without x."""
-        d_x = self._frozen_gradient(d_y)
+        d_x = self._frozen_gradient(d_y, None)
         d_u = self.small_gradient(d_y)
         if d_u is not None:
             lora.add_input_gradient_(d_x, d_u, self.work_a, self._side(seed))
         return d_x, d_u
 
-    def _frozen_gradient(self, d_y: Any) -> Any:
+    def _frozen_gradient(self, d_y: Any, in_eight: Rows | None) -> Any:
         """d_y W."""
-        return d_y @ self.weight(d_y) if self.eight is None else self.eight.input_gradient(d_y)
+        return d_y @ self.weight(d_y) if self.eight is None else self.eight.input_gradient(d_y, in_eight)
 
     def small_gradient(self, d_y: Any) -> Any:
         """d_u (T, n R), None without adapters."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.kernels import nf4, swiglu
-from bench.kernels.eight_bits import product, rows, weights
+from bench.kernels.eight_bits import blocks, product, rows, weights
 from bench.kernels.eight_bits import swiglu as eight_swiglu
 
 STEP = 0.5 / 127  # of a row's largest number: the most that rounding moves a number
@@ -96,21 +96,42 @@ def test_a_product_is_that_of_the_numbers_with_what_stands_beside_it():
 def test_swiglu_in_8_bits_is_swiglu_and_then_8_bits():
     joined, d_act, columns = torch.randn(6, 128), torch.randn(6, 64), apart(64, 1)
     factors, act = torch.rand(128), swiglu.swiglu_reference(joined)
-    found, expected = eight_swiglu.swiglu_rows(joined, columns), rows.rows(act, columns=columns)
+    (found, kept), expected = eight_swiglu.swiglu_rows(joined, columns, keep_act=True), rows.rows(act, columns=columns)
     assert torch.equal(found.values, expected.values)
-    expected = rows.rows(swiglu.swiglu_backward_reference(joined, d_act), factors=factors)
-    assert torch.equal(eight_swiglu.swiglu_backward_rows(joined, d_act, factors, keep_act=True).values, expected.values)
+    assert torch.equal(kept, act)
+    gradient = swiglu.swiglu_backward_reference(joined, d_act)
+    found, kept = eight_swiglu.swiglu_backward_rows(joined, d_act, factors, keep_act=True, keep_gradient=True)
+    assert torch.equal(found.values, rows.rows(gradient, factors=factors).values)
+    assert torch.equal(kept, gradient)
     assert torch.equal(d_act, act)
 
 
+def test_a_product_in_blocks_moves_no_number_by_more_than_half_a_step_of_its_block():
+    a, b = rows.rows(torch.randn(7, 64)), rows.rows(torch.randn(256, 64) * torch.logspace(-2, 2, 256)[:, None])
+    exact = product.product(a, b, dtype=torch.float32)
+    found = product.product_in_blocks(a, b, dtype=torch.float32)
+    moved = (blocks.restored(found) - exact).abs().unflatten(1, (-1, blocks.BLOCK))
+    assert (moved <= 1.001 * STEP * exact.abs().unflatten(1, (-1, blocks.BLOCK)).amax(-1, keepdim=True)).all()
+
+
+def test_swiglu_of_blocks_is_that_of_the_numbers_they_stand_for():
+    joined, d_act, factors = torch.randn(6, 512), torch.randn(6, 256), torch.rand(512)
+    joined[2, 7] = float("nan")
+    in_blocks = blocks.blocks_reference(joined, torch.float32)
+    wide = blocks.restored(in_blocks)
+    assert wide[2, :128].isnan().all()
+    for of in (in_blocks, wide):
+        found, _ = eight_swiglu.swiglu_rows(of, apart(256, 1, 200))
+        expected = rows.rows(swiglu.swiglu_reference(wide), columns=apart(256, 1, 200))
+        assert torch.equal(found.values, expected.values)
+        assert torch.equal(found.scales.isnan(), torch.arange(6) == 2)
+        gradient, _ = eight_swiglu.swiglu_backward_rows(of, d_act, factors)
+        expected = rows.rows(swiglu.swiglu_backward_reference(wide, d_act), factors=factors)
+        assert torch.equal(gradient.values, expected.values)
+
+
 @pytest.mark.parametrize(
-    ("width", "capability", "expected"),
-    [
-        (4096, (9, 0), product.HOPPER),
-        (14336, (9, 0), product.HOPPER_LONG),
-        (4096, (8, 6), product.AMPERE),
-        (14336, (8, 0), product.AMPERE),
-    ],
+    ("capability", "expected"), [((9, 0), product.HOPPER), ((8, 6), product.AMPERE), ((8, 0), product.AMPERE)]
 )
-def test_the_copy_engine_is_used_where_there_is_one(width, capability, expected):
-    assert product.tiles_for(width, capability) is expected
+def test_the_copy_engine_is_used_where_there_is_one(capability, expected):
+    assert product.tiles_for(capability) is expected
