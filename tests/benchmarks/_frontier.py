@@ -1,8 +1,8 @@
 """Speed against held-out loss, of each way to do the products: `python -m tests.benchmarks._frontier IN.json OUT.png`.
 
 IN.json holds what `fast_step` and `eight_quality` printed: ratios of useful tokens a second to the reference's, and
-held-out losses by seed. The first point is the one that the others are compared with, paired by seed; the last one is the
-fastest. The prototype's points are of an earlier run on other text, one seed or two, and have no interval.
+held-out losses by seed. The first point is the one that the others are compared with, paired by seed; the last one is
+the fastest. The prototype's points are of an earlier run on other text, one seed or two, and have no interval.
 """
 
 import json
