@@ -59,13 +59,13 @@ class Connection:
     def is_open(self) -> bool:
         return self.transport.is_active()
 
-    def session(self) -> paramiko.Channel:
+    def session(self, within_sec: float = _HANDSHAKE_SEC) -> paramiko.Channel:
         """A new session, once the server has one free: it allows ten (MaxSessions). Raises what Paramiko does."""
-        until = time.monotonic() + _HANDSHAKE_SEC
+        until = time.monotonic() + within_sec
         while True:
             try:
                 with self._opening:  # one at a time: Paramiko keeps one answer for all
-                    return self.transport.open_session(timeout=_HANDSHAKE_SEC)
+                    return self.transport.open_session(timeout=within_sec)
             except paramiko.ChannelException as error:
                 if error.code not in _NO_SESSION_LEFT or time.monotonic() > until:
                     raise

@@ -187,7 +187,7 @@ class Session:
                 if not self._read(channel, lambda _: None):
                     time.sleep(0.01)
             if self._group is not None:
-                killer = self._connection.session()
+                killer = self._connection.session(_END_SEC)
                 killer.settimeout(_END_SEC)
                 with contextlib.closing(killer):
                     killer.exec_command(f"exec sh -c '{_END_GROUP}' sh {self._group}")

@@ -140,17 +140,11 @@ class BuildVm:
         done: subprocess.CompletedProcess[str] = self.vm.run(DOCKER, *words, check=check, timeout=INV_SEC, **options)
         return done
 
-    def start_engine(self, data_root: str | None = None) -> None:
+    def start_engine(self) -> None:
         """Start dockerd on the VM's usual socket; its data outlives it."""
         self._engines += 1
         self._engine = self.vm.start(
-            *(
-                "dockerd",
-                "--data-root",
-                data_root or DATA_ROOT,
-                "--exec-root",
-                f"/run/docker-{self._engines}",
-            ),
+            *("dockerd", "--data-root", DATA_ROOT, "--exec-root", f"/run/docker-{self._engines}"),
             *("--pidfile", f"/run/dockerd-{self._engines}.pid", "-H", f"unix://{self.sockets}", "-G", "docker"),
             *("--bridge=none", "--iptables=false"),
             log="dockerd.log",
