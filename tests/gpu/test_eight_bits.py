@@ -2,7 +2,7 @@
 
     python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_eight_bits.py
 
-Not covered: GPUs before Hopper, whose tiles are compiled but not run (`test_the_tiles_fit_an_a10`).
+Not covered: GPUs before Hopper, whose tiles are compiled but not run (`compiled_for_an_a10`).
 """
 
 import subprocess
@@ -215,39 +215,78 @@ def test_columns_a_thousand_times_the_rest_cost_nothing_when_they_stand_apart():
     assert (plain.double() - exact).norm() / rest.norm() > 0.5
 
 
-@pytest.mark.parametrize("in_blocks", [False, True])
-def test_the_tiles_fit_an_a10(tmp_path, in_blocks):
-    """Compiled for compute capability 8.6, where no such GPU is: its shared memory of 99 KiB, and registers enough."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+BF16 = "*bf16"
+SCALES = dict.fromkeys(("scales_y", "scales_a", "scales_b", "scales_joined", "scales", "factors", "rstd"), "*fp32")
+COLUMNS = {"numbers": "*i64", "is_apart": "*u8", "eps": "fp32"}
 
-    tiles, bf16 = product.AMPERE, "*bf16"
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_the_tiles_of_a_product_fit_an_a10(tmp_path, in_blocks):
+    tiles = product.AMPERE
     constants = {
         "IN_BLOCKS": in_blocks, "HAS_SCALES": True, "HAS_APART": True, "APART": 32, "TARGETS": 3, "RANK": 16,
         "RANKS": 16, "TOKENS": tiles.tokens, "COLUMNS": blocks.BLOCK, "INNER": tiles.inner, "GROUP": product.GROUP,
         "TMA": False, "PROGRAMS": 1, "LASTS": False,
     }  # fmt: skip
-    pointers = {"a": "*i8", "b": "*i8", "y": "*i8" if in_blocks else bf16}
-    pointers |= dict.fromkeys(("scales_y", "scales_a", "scales_b"), "*fp32")
-    pointers |= dict.fromkeys(("left_apart", "right_apart", "u", "work_b"), bf16)
-    names = [parameter.name for parameter in product._eight_product.params]
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-    aligned = [name for name in names if name not in constants and not name.startswith(("first", "last", "count_"))]
+    eight = {"a", "b"} | ({"y"} if in_blocks else set())
+    kinds = dict.fromkeys(("y", "left_apart", "right_apart", "u", "work_b"), BF16) | dict.fromkeys(eight, "*i8")
+    made = compiled_for_an_a10(tmp_path, product._eight_product, constants, kinds, tiles.warps, tiles.stages)
+    assert "mma.sync" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        (
+            eight_swiglu._eight_swiglu,
+            {"IN_BLOCKS": True, "KEEPS": True, "HAS_APART": True, "APART": 32, "BLOCKS": 128, "BLOCK": blocks.BLOCK},
+        ),
+        (
+            eight_swiglu._eight_swiglu_backward,
+            {"IN_BLOCKS": True, "KEEPS_ACT": True, "KEEPS_GRADIENT": True, "BLOCKS": 128, "BLOCK": blocks.BLOCK},
+        ),
+        (
+            norm._rms_norm_forward,
+            {
+                "ADDS": True, "HAS_LOW": True, "SPLITS": True, "KEEPS": True, "IN_EIGHT": True, "APART": 32,
+                "WIDE": 4096,
+            },
+        ),
+        (norm._rms_norm_backward, {"ADDS": True, "IN_EIGHT": True, "WIDE": 4096}),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_the_products_fits_an_a10(tmp_path, kernel, constants):
+    kinds = dict.fromkeys(("d_act", "gradient_16", "act_16", "apart", "x", "y", "weight", "total", "normed"), BF16)
+    kinds |= dict.fromkeys(("d_normed", "d_passing"), BF16)
+    kinds |= dict.fromkeys(("joined", "values", "low", "total_low"), "*i8")
+    compiled_for_an_a10(tmp_path, kernel, constants, kinds, warps=8 if "WIDE" in constants else 16, stages=3)
+
+
+def compiled_for_an_a10(
+    folder: Path, kernel: Any, constants: dict[str, Any], kinds: dict[str, str], warps: int, stages: int
+) -> Any:
+    """Compiled for compute capability 8.6, where no such GPU is: its shared memory of 99 KiB, and registers enough."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = [parameter.name for parameter in kernel.params]
+    kinds = SCALES | COLUMNS | kinds
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
+    uneven = ("first", "last", "count_", "eps")
+    aligned = [name for name in names if name not in constants and not name.startswith(uneven)]
     source = ASTSource(
-        fn=product._eight_product,
+        fn=kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},  # as `eight.why_not` asks for
     )
-    made = triton.compile(
-        source, target=GPUTarget("cuda", 86, 32), options={"num_warps": tiles.warps, "num_stages": tiles.stages}
-    )
+    made = triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps, "num_stages": stages})
     assert made.metadata.shared <= A10_SHARED_BYTES
-    assert "mma.sync" in made.asm["ptx"]
-    (tmp_path / "product.ptx").write_text(made.asm["ptx"])
+    (folder / "kernel.ptx").write_text(made.asm["ptx"])
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     said = subprocess.run(
-        [assembler, "-v", "-arch", "sm_86", tmp_path / "product.ptx", "-o", tmp_path / "product.cubin"],
+        [assembler, "-v", "-arch", "sm_86", folder / "kernel.ptx", "-o", folder / "kernel.cubin"],
         capture_output=True, text=True, timeout=300, check=True,
     ).stderr  # fmt: skip
     assert "0 bytes spill stores" in said, said
+    return made
