@@ -166,17 +166,10 @@ def forked_trials(project: Project, bench_server: ForkServer) -> None:
     forked.put_into(project.folder, bench_server)
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    """Laptop, build VM and bastion, fresh for one test: see tests/support/machines/network.py for what they are and can
-    do."""
-    with running_network() as machines:
-        yield machines
-
-
 @pytest.fixture(scope="module")
 def network_of_module() -> Iterator[Network]:
-    """The same, made once for a file of tests; whoever cuts a cable mends it."""
+    """Laptop, build VM and bastion, made once for a file of tests: see tests/support/machines/network.py for what they
+    are and can do. Whoever cuts a cable mends it."""
     with running_network() as machines:
         yield machines
 

@@ -7,6 +7,12 @@ import pytest
 from tests.support.machines.network import VM, Network, running_network
 
 
+@pytest.fixture
+def network(network_of_module: Network) -> Network:
+    network_of_module.cable.mend()
+    return network_of_module
+
+
 def test_three_machines_reach_each_other_over_ssh_and_are_gone_afterwards() -> None:
     with running_network() as network:
         folder, pid = network.folder, network.vm.pid
