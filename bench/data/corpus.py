@@ -7,6 +7,7 @@ the same order. Lengths range from one line to several thousand characters. Stan
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -41,12 +42,18 @@ def documentation_pairs(root: Path | None = None) -> list[tuple[str, str]]:
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: dict[str, str] = {}
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if SKIPPED.isdisjoint(relative.parts):
-            for instruction, response in _documented(path, _module_name(relative)):
-                pairs.setdefault(response, instruction)
+    for relative in sorted(_sources(root)):
+        for instruction, response in _documented(root / relative, _module_name(relative)):
+            pairs.setdefault(response, instruction)
     return [(instruction, response) for response, instruction in pairs.items()]
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Every source, relative to `root`. Packages that are installed there are not looked through."""
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in SKIPPED]
+        inside = Path(folder).relative_to(root)
+        yield from (inside / name for name in names if name.endswith(".py"))
 
 
 def _module_name(relative: Path) -> str:

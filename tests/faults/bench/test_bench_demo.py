@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -55,10 +54,11 @@ def test_the_selfcheck_runs_a_trial_where_one_can_run(bench_environment, bench_s
     assert said.splitlines()[-1] == "two-step trial: SUCCEEDED"
 
 
-def test_the_selfcheck_names_what_is_missing(bench_environment, tmp_path):
+def test_the_selfcheck_names_what_is_missing(bench_environment, bench_server, tmp_path):
     (tmp_path / "bitsandbytes.py").write_text("raise ImportError('libcudart.so.12 is missing')")
     environment = bench_environment | {"PYTHONPATH": f"{tmp_path}:{bench_environment['PYTHONPATH']}"}
-    argv = (sys.executable, "-m", "bench", "selfcheck")
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=WAIT_SEC, check=False)
-    assert done.returncode == 1
-    assert "the stack cannot be imported: libcudart.so.12 is missing; install it with" in done.stdout
+    anew = "import runpy, sys; del sys.modules['bitsandbytes']; runpy.run_module('bench', run_name='__main__')"
+    with bench_server.start("-c", anew, "selfcheck", env=environment, stdout=subprocess.PIPE, text=True) as process:
+        said, _ = process.communicate(timeout=WAIT_SEC)
+    assert process.returncode == 1
+    assert "the stack cannot be imported: libcudart.so.12 is missing; install it with" in said

@@ -1,6 +1,6 @@
 """Real ranks: two that succeed, one that is killed, one that hangs. Whatever happens, no process is left.
 
-The trial that is killed outright is a process of its own; a server that has imported the stack starts the others.
+One trial that is killed outright is a process of its own; a server that has imported the stack starts the others.
 """
 
 import json
@@ -58,14 +58,14 @@ def start(
     end(started)
 
 
-def in_measure(process: subprocess.Popen, folder: Path) -> dict[int, int]:
+def in_measure(process: subprocess.Popen, folder: Path, ranks: int = 2) -> dict[int, int]:
     """Wait until steps are measured; the pids of ranks by rank."""
     deadline = time.monotonic() + WAIT_SEC
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         signs = list((folder / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
         said = [json.loads(path.read_text()) for path in sorted(signs)]
-        if len(said) == 2 and all(sign["phase"] == "measure" and sign["step"] > 2 for sign in said):
+        if len(said) == ranks and all(sign["phase"] == "measure" and sign["step"] > 2 for sign in said):
             return {rank: sign["pid"] for rank, sign in enumerate(said)}
         time.sleep(0.05)
     raise AssertionError(f"measured nothing within {WAIT_SEC} s")
@@ -137,9 +137,12 @@ def test_a_rendezvous_port_in_use_is_refused_in_one_line(start, tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_trial_killed_outright_takes_its_ranks_with_it(start, tmp_path):
-    process = start(measured_steps=100_000, from_nothing=True)
-    in_measure(process, tmp_path)
+@pytest.mark.parametrize(
+    ("ranks", "from_nothing"), [(2, False), (1, True)], ids=["two ranks", "one rank, started from nothing"]
+)
+def test_a_trial_killed_outright_takes_its_ranks_with_it(start, tmp_path, ranks, from_nothing):
+    process = start(measured_steps=100_000, world_size=ranks, from_nothing=from_nothing)
+    in_measure(process, tmp_path, ranks)
     below = descendants(process.pid)
     process.kill()
     process.communicate()
