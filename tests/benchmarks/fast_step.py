@@ -1,7 +1,7 @@
-"""The recipes side by side, in one process on one GPU: step times, useful tokens, peak memory, what they are in ratio,
-and what the GPU drew.
+"""The recipes side by side on one GPU, in one process or each in its own: step times, useful tokens, peak memory, what
+they are in ratio, and what the GPU drew.
 
-    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--json FILE]
+    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--alone] [--json FILE]
 
 DIR is a model folder; speed depends on shapes alone, so one made by `python -m tests.mistral_7b DIR` will do. Every
 case is loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after
@@ -17,10 +17,12 @@ import argparse
 import dataclasses
 import gc
 import json
+import multiprocessing
 import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -166,26 +168,24 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--cases", default="dense,long,wide,packed,products,stock", help="groups of cases, or names")
+    parser.add_argument("--alone", action="store_true", help="each case in a process of its own, as a trial is")
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--steps", type=int, default=MEASURED)
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
     arguments = parser.parse_args(argv)
-    modules = stack.load()
-    placement = place(modules)
     wanted = arguments.cases.split(",")
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
         if model is None:
             model = str(Path(folder) / "models" / "demo--tiny")
             demo.make(Path(model), Path(folder) / "data.jsonl")
-        bench = Bench(
-            modules=modules, placement=placement, model=model, steps=arguments.steps, mean=arguments.mean_tokens
-        )
-        found = {}
+        settings = model, arguments.steps, arguments.mean_tokens
+        found, bench = {}, None if arguments.alone else Bench.opened(*settings)
         for case in cases():
             if case.group in wanted or case.name in wanted:
-                found[case.name] = bench.measure(case)
+                found[case.name] = _alone(settings, case) if bench is None else bench.measure(case)
                 print(f"{case.name}: {json.dumps(found[case.name]['line'])}", flush=True)
+        bench = bench or Bench.opened(*settings)
         if "products" in wanted:
             found[PRODUCTS] = bench.products()
         ceiling = bench.ceiling()
@@ -193,6 +193,15 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": found}, indent=1))
     figures = [_figure(case, found, ceiling) for case in cases() if case.name in found]
     return figures + ([_products_figure(found[PRODUCTS])] if PRODUCTS in found else [])
+
+
+def _alone(settings: tuple[str, int, float], case: Case) -> dict[str, Any]:
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_measured, settings, case).result()
+
+
+def _measured(settings: tuple[str, int, float], case: Case) -> dict[str, Any]:
+    return Bench.opened(*settings).measure(case)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +213,11 @@ class Bench:
     model: str
     steps: int
     mean: float
+
+    @classmethod
+    def opened(cls, model: str, steps: int, mean: float) -> "Bench":
+        modules = stack.load()
+        return cls(modules=modules, placement=place(modules), model=model, steps=steps, mean=mean)
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Step times in seconds, tokens, peak bytes; an out of memory is an answer too."""

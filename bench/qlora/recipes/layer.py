@@ -7,9 +7,10 @@ It returns h and y; the next norm adds them. Between the sums the stream has eig
 (`bench.kernels.norm.Stream`), which backward does without.
 
 Written out, so that it decides itself what is kept for backward and what is recomputed. Kept: x, h, the joined q k v,
-the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token, 94 KB in bf16 at 7B. Recomputed
-in backward from these: the normed inputs (for the adapters' gradients) and silu(gate) * up. With `recompute` only x is
-kept, and the layer runs forward again without its last product, whose value no gradient needs.
+the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers a token, 94 KB in bf16 at 7B, and 66 KB
+with products in 8 bits, where gate and up are in 8 bits. Recomputed in backward from these: the normed inputs (for the
+adapters' gradients) and silu(gate) * up. With `recompute` only x is kept, and the layer runs forward again without its
+last product, whose value no gradient needs.
 
 The base is frozen, so backward computes only the adapters' weight gradients; for the first layer, below which nothing
 is trained, not the gradient of x either.
