@@ -9,7 +9,7 @@ from bench.records.run import PlannedTrial
 from bench.records.sealed import ResultError
 from remote.fleet.ledger import Attempt
 from remote.fleet.verdict import Verdict, belongs, judge
-from remote.jobs.job import Job, JobStatus
+from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import ChecksumMismatch, pull
 
 OUT_FOLDER = "out"
@@ -37,7 +37,8 @@ def bring(
             damage = str(error)
         if result is not None:
             break
-    log_tail = job.log_tail() if result is None else []
+    # Of a job that has not come to its end, the verdict does not depend on what it printed.
+    log_tail = job.log_tail() if result is None and status.state is JobState.ENDED else []
     verdict = judge(planned, attempt.number, status, result, log_tail, damage)
     is_its_own = result is not None and belongs(result, planned, attempt.number)
     return verdict, path if is_its_own else None

@@ -205,7 +205,8 @@ class Worker:
 
     def _bring(self, trial: OpenTrial, attempt: Attempt, status: JobStatus) -> tuple[Verdict, Path | None]:
         """Bring what the attempt left: with its job, or, once its host is gone, on the shared volume."""
-        fleet, places = self._fleet, [f"{attempt.folder}/{OUT_FOLDER}"]
+        fleet = self._fleet
+        places = [] if status.state is JobState.ABSENT else [f"{attempt.folder}/{OUT_FOLDER}"]
         if fleet.shared is not None:
             places.append(place_of(fleet.shared, fleet.run_id, trial.planned.trial_id, attempt.number))
         incoming = fleet.run_folder / INCOMING
