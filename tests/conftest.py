@@ -40,7 +40,10 @@ gc.disable()
 # everything of its own.
 SHARED = "tests/system/image/"
 OWN_MACHINES = (f"{SHARED}test_model_fetch.py", f"{SHARED}test_inv_vm.py")
-FIRST = (SHARED, "tests/system/", "tests/faults/", "tests/integration/", "tests/")
+# These import the training stack, 2.8 s of processor time in each worker that has one of them.
+STACK = "tests/unit/bench/"
+OF_STACK = tuple(f"{STACK}{room}/" for room in ("adapter", "kernels", "kinds/finetune", "predict", "qlora"))
+FIRST = (SHARED, "tests/system/", "tests/faults/", STACK, "tests/integration/", "tests/")
 APART = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
 
 
@@ -215,6 +218,8 @@ def unit_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file in APART:
         return nodeid
+    if file.startswith(OF_STACK):
+        return STACK
     return SHARED if file.startswith(SHARED) and file not in OWN_MACHINES else file
 
 

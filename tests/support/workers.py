@@ -1,6 +1,6 @@
 """pytest in several processes, forked from the one that has collected the tests: `pytest --workers 4`.
 
-Half a minute of processor time for imports and collection is paid once, not by each worker. Whoever is free takes the
+10 s of processor time for imports and collection is paid once, not by each worker. Whoever is free takes the
 next unit from one pipe: tests that share servers, in the order of the collection. A worker that dies fails the test
 that it was at, and another one goes on with the rest.
 """
