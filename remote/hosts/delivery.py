@@ -7,10 +7,10 @@ anything may be written, or as another user.
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 
 from remote.hosts.command import Command, Secret
 from remote.hosts.host import Host
@@ -28,7 +28,8 @@ class Program:
 
     @functools.cached_property
     def content(self) -> bytes:
-        return json.dumps(self.texts).encode()
+        """Paths and texts in turn, apart by NUL, which no source holds."""
+        return "\0".join(chain.from_iterable(self.texts.items())).encode()
 
     @functools.cached_property
     def folder(self) -> str:

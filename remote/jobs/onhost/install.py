@@ -1,6 +1,6 @@
 """Puts a program on this host. It comes before every other file of ours, so its text is sent as `python -c`.
 
-    python -c THIS FOLDER NAME SIZE     JSON of {path: text}, SIZE bytes, on standard input
+    python -c THIS FOLDER NAME SIZE     paths and texts in turn, apart by NUL, SIZE bytes, on standard input
 
 The program is made beside its place and renamed into it: it is there whole or not at all. If two install it at once,
 the first one's files stay.
@@ -8,11 +8,8 @@ the first one's files stay.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
-from pathlib import Path
 
 REFUSED, CUT_SHORT = 3, 4  # as in `remote.jobs.onhost.basics`, which is not here yet
 
@@ -23,28 +20,39 @@ def main() -> int:
     if len(content) != int(size):
         sys.stderr.write("the program arrived cut short")
         return CUT_SHORT
-    place = Path(folder, name)
-    made = place.with_name(f"{name}.{os.getpid()}.part")
+    place = f"{folder}/{name}"
+    made, parts = f"{place}.{os.getpid()}.part", iter(content.decode().split("\0"))
     try:
-        for path, text in json.loads(content).items():
-            write(made / path, text)
-        if not place.is_dir():
-            made.rename(place)
+        for path in parts:
+            write(f"{made}/{path}", next(parts))
+        if not os.path.isdir(place):
+            os.rename(made, place)
     except OSError as error:
-        if not place.is_dir():
+        if not os.path.isdir(place):
             sys.stderr.write(str(error))
             return REFUSED
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        remove(made)
     return 0
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+def write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def remove(made: str) -> None:
+    """What is left of the folder; an error is not worth more than the one before it."""
+    try:
+        for folder, _, names in os.walk(made, topdown=False):
+            for name in names:
+                os.unlink(f"{folder}/{name}")
+            os.rmdir(folder)
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":
