@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bench.records import NODE_RANK
 from remote.hosts.command import Command
+from remote.hosts.delivery import PYTHON_FLAGS
 
 # A gang's leader alone writes output.
 _LINK = f"""
@@ -47,4 +48,4 @@ def on_shared_volume(command: Command, python: tuple[str, ...], place: str, link
     by then, there is nothing left to do; if not, the first copy may still be running, and the attempt ends with 127,
     as it does without the volume: the worker's fault, not the trial's.
     """
-    return replace(command, argv=(*python, "-c", _LINK, place, link, done, *command.argv))
+    return replace(command, argv=(*python, *PYTHON_FLAGS, "-c", _LINK, place, link, done, *command.argv))
