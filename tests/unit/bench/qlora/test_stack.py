@@ -1,13 +1,14 @@
 """What differs between versions and processors is decided in one place each."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.qlora.step import Placement, place
-from bench.stack import OFFLINE, Stack, set_environment
+from bench.stack import OFFLINE, Stack, load, set_environment
 
 
 def stack_of(*, transformers: str = "5.0.0", cuda: bool = False) -> Stack:
@@ -54,3 +55,11 @@ def test_a_wait_policy_of_the_users_own_is_kept(monkeypatch):
     monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "ACTIVE"})
     set_environment()
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_transformers_looks_for_names_in_its_models_files_once():
+    transformers = load().transformers
+    models = Path(transformers.__file__).with_name("models")
+    looked = transformers.utils.import_utils.create_import_structure_from_path
+    assert looked(models) is looked(str(models / "__init__.py"))
+    assert "modeling_mistral" in looked(models)["mistral"][frozenset({"torch"})]
