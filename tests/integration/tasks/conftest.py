@@ -7,6 +7,14 @@ from tests.support.project_copy import (
     project,
     settled,
 )
-from tests.support.reports.fixtures import undrawn
+from tests.support.reports.fixtures import figures_drawn_in_this_process, undrawn
 
-__all__ = ["context", "inv", "no_settings_from_this_machine", "project", "settled", "undrawn"]
+__all__ = [
+    "context",
+    "figures_drawn_in_this_process",
+    "inv",
+    "no_settings_from_this_machine",
+    "project",
+    "settled",
+    "undrawn",
+]
