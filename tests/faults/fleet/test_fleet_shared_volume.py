@@ -83,22 +83,23 @@ def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replaceme
 
 def test_a_finished_trial_is_not_run_again_by_a_worker_that_never_began_its_own_attempt(local: Volume) -> None:
     local.plan("success-then-lingers", workers=2)
-    first, second = (CuttableHost(host=host) for host in local.hosts(2))
-    second.plugged = False
+    wires = [CuttableHost(host=host) for host in local.hosts(2)]
+    cut_off: list[CuttableHost] = []
 
-    def cut(command: Command) -> None:
-        first.plugged &= "start" not in command.argv
+    def cut(wire: CuttableHost, command: Command) -> None:
+        if "start" in command.argv and not cut_off:
+            wire.plugged = False
+            cut_off.append(wire)
 
-    first.before = cut
-    with local.running(local.sharing_fleet([first, second])):
-        wait_for(lambda: not first.plugged, "the first worker has its attempt, and does not hear of it")
-        second.plugged = True
-        wait_for(lambda: local.noted("succeeded"), "the trial is done on the second worker")
+    for wire in wires:
+        wire.before = partial(cut, wire)
+    with local.running(local.sharing_fleet(wires)):
+        wait_for(lambda: local.noted("succeeded"), "the trial is done on the worker that was not cut off")
+        (first,), (second,) = cut_off, [wire for wire in wires if wire not in cut_off]
         local.pod_dies(second)
-        first.before = lambda _: None
         first.plugged = True
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
-    assert local.winner("success-then-lingers") == (2, "worker-2")
+    assert local.winner("success-then-lingers") == (2, second.name)
     assert len(local.noted("started")) == 1
 
 
@@ -123,19 +124,19 @@ def test_a_trial_that_was_done_in_its_last_attempt_has_succeeded_though_its_work
 def test_a_success_after_the_look_for_it_costs_a_second_run_and_is_no_repeated_success(local: Volume) -> None:
     """A worker that is cut off may live: nobody can know that its trial will be done while another begins it."""
     local.plan("slow", workers=2)
-    first, second = (CuttableHost(host=host) for host in local.hosts(2))
-    second.plugged = False
+    wires = {host.name: CuttableHost(host=host) for host in local.hosts(2)}
 
     def hold(command: Command) -> None:
         if "start" in command.argv:
             local.say_go(attempt=1)
             wait_for(lambda: local.noted("succeeded"), "the first attempt is done, beside the fleet's look and start")
 
-    second.before = hold
-    with local.running(local.sharing_fleet([first, second])):
+    with local.running(local.sharing_fleet([*wires.values()])):
         wait_for(lambda: local.noted("started"), "the trial has started")
+        first = wires.pop(local.noted("started")[0].split()[3])
+        (second,) = wires.values()
+        second.before = hold
         first.plugged = False
-        second.plugged = True
         wait_for(lambda: len(local.noted("started")) == 2, "the second attempt")
         local.say_go(attempt=2)
     assert local.ends() == {"slow": "SUCCEEDED"}
