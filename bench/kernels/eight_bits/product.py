@@ -56,7 +56,7 @@ class Tiles:
     lasting: int = 0
 
 
-# Two programs share a multiprocessor, so one multiplies while the other one writes: 5 to 11 % faster than one of
+# Two programs share a multiprocessor, so one multiplies while the other one writes: 3 to 8 % faster than one of
 # 128 x 256, which was the best of ten. Both draw all the power there is; this one does it at a lower clock.
 HOPPER = Tiles(tokens=128, inner=128, warps=4, stages=3, tma=True, lasting=2)
 # For 99 KiB of shared memory (A10); not measured on one.
