@@ -9,6 +9,8 @@ import torch
 from bench.kernels import nf4, swiglu
 from bench.kernels.eight_bits import blocks, product, rows, weights
 from bench.kernels.eight_bits import swiglu as eight_swiglu
+from bench.predict import footprint
+from bench.qlora.recipes import eight
 
 STEP = 0.5 / 127  # of a row's largest number: the most that rounding moves a number
 
@@ -135,3 +137,7 @@ def test_swiglu_of_blocks_is_that_of_the_numbers_they_stand_for():
 )
 def test_the_copy_engine_is_used_where_there_is_one(capability, expected):
     assert product.tiles_for(capability) is expected
+
+
+def test_the_prediction_of_memory_has_the_same_constants():
+    assert (footprint.BLOCK, footprint.COLUMNS_APART) == (blocks.BLOCK, eight.APART)
