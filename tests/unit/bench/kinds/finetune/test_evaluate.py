@@ -7,6 +7,7 @@ import pytest
 from bench.kinds.finetune import evaluate
 from bench.kinds.finetune.evaluate import evaluation, ratio, students_t
 from bench.kinds.finetune.loop import predicted_communication
+from bench.machine.fingerprint import cpu_flags
 
 
 def test_students_t_is_that_of_the_tables():
@@ -55,10 +56,12 @@ def test_packed_rows_give_each_example_its_own_loss(lab, recipe):
     trainer = parts.trainer(None)
     held_out = parts.material.data.validation
     torch, group = trainer.torch, trainer.group
+    # Without gradients bitsandbytes multiplies in bf16 on a CPU that can; `fast` does not use its products.
+    limit = 1e-3 if "avx512_bf16" in cpu_flags() else 1e-4
     together = evaluate.losses_of(torch, trainer.step, parts.material, trainer.rows, group, lambda _: None)
     for example, found in zip(held_out, together, strict=True):
         ids = torch.tensor([example.ids.tolist()])
         labels = torch.where(torch.tensor([list(example.targets)]) == 1, ids, -100)
         with torch.no_grad():
             alone = trainer.peft_model.eval()(input_ids=ids, labels=labels).loss * example.targets.count(1)
-        assert found == pytest.approx(float(alone), rel=1e-4)
+        assert found == pytest.approx(float(alone), rel=limit)
