@@ -2,10 +2,25 @@
 
 import importlib.util
 import os
+from functools import cache
 from typing import Any
 
-__all__ = ["HAS_TRITON", "TensorDescriptor", "compiled", "jit", "parts", "power_of_two", "tl", "triton"]
+import torch
 
+__all__ = [
+    "HAS_TRITON",
+    "HOPPER",
+    "TensorDescriptor",
+    "compiled",
+    "gpu",
+    "jit",
+    "parts",
+    "power_of_two",
+    "tl",
+    "triton",
+]
+
+HOPPER = (9, 0)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 if HAS_TRITON:
@@ -38,6 +53,15 @@ else:
 def compiled(tensor: Any) -> bool:
     """Whether to use the Triton kernel for this tensor: on a GPU, or in Triton's interpreter, for tests."""
     return bool(tensor.is_cuda) or (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@cache
+def gpu(device: Any) -> tuple[tuple[int, int], int]:
+    """A GPU's compute capability and its multiprocessors; asked once, not for each kernel."""
+    if device.type != "cuda":  # Triton's interpreter
+        return (8, 6), 4
+    properties = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
 def power_of_two(number: int) -> int:

@@ -106,11 +106,14 @@ class TrainingStep:
 
     `optimizer_name` describes the optimizer, `recipe` what was built, `notes` what else was used, `flags` what was not
     built as asked for, and why. `inputs` are the fields of a batch that the model takes, where a batch has them.
+    `may_capture`: forward and backward may become CUDA graphs; `why_not` says why that ended.
     """
 
     recipe = ""
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    may_capture = False
+    why_not: str | None = None
 
     def __init__(
         self,
@@ -137,17 +140,30 @@ class TrainingStep:
         for batch in batches:
             inputs = self.inputs(batch)
             clock.end("data")
-            with self.precision():
-                loss = self.model(**inputs).loss / accumulation
-            clock.end("forward")
-            loss.backward()
-            clock.end("backward")
-            total = total + loss.detach()
+            total = total + self.gradient(inputs, 1 / accumulation) / accumulation
         self._torch.nn.utils.clip_grad_norm_(self._trained, MAX_GRADIENT_NORM)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
         clock.end("optimizer")
         return total
+
+    def gradient(self, inputs: dict[str, Any], share: float) -> Any:
+        """Add the gradient of `share` times the micro-batch's mean loss to every `grad`; that mean, on the device."""
+        with self.precision():
+            mean = self.model(**inputs).loss
+        self.clock.end("forward")
+        (mean * share).backward()
+        self.clock.end("backward")
+        return mean.detach()
+
+    @property
+    def captured(self) -> str | None:
+        """Whether micro-batches were CUDA graphs: yes, no and why, or None where that was not tried."""
+        return None
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """What the model takes of a batch, on its device."""

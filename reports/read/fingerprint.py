@@ -32,7 +32,7 @@ _OWN = frozenset(
     }
 )
 # What a configuration asks for. Two of them may differ in it; two trials of one do where a machine could not have it.
-_ASKED = frozenset({"recipe", "recipe_notes", "optimizer", "trained_parameters"})
+_ASKED = frozenset({"recipe", "recipe_notes", "step_captured", "optimizer", "trained_parameters"})
 # Machines of one kind tell their memory to within what their firmware took.
 _SIZES = frozenset({"memory_total_bytes", "gpu_memory_bytes"})
 _ALIKE = 1.01

@@ -5,7 +5,6 @@
 Not covered: GPUs before Hopper, whose tiles are compiled but not run (`compiled_for_an_a10`).
 """
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ triton = pytest.importorskip("triton")
 from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.eight_bits import blocks, product, rows, weights  # noqa: E402
 from bench.kernels.eight_bits import swiglu as eight_swiglu  # noqa: E402
+from tests.support.compiled_kernel import BF16, compiled_for_an_a10  # noqa: E402
 
 DRIVER = Path("/dev/nvidiactl")
-A10_SHARED_BYTES = 99 << 10
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 on_gpu = pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing")
 SHAPES = [(1, 64, 64), (37, 192, 320), (300, 576, 1536), (257, 4096, 1088)]  # tokens, rows, columns
@@ -215,11 +214,6 @@ def test_columns_a_thousand_times_the_rest_cost_nothing_when_they_stand_apart():
     assert (plain.double() - exact).norm() / rest.norm() > 0.5
 
 
-BF16 = "*bf16"
-SCALES = dict.fromkeys(("scales_y", "scales_a", "scales_b", "scales_joined", "scales", "factors", "rstd"), "*fp32")
-COLUMNS = {"numbers": "*i64", "is_apart": "*u8", "eps": "fp32"}
-
-
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_the_tiles_of_a_product_fit_an_a10(tmp_path, in_blocks):
     tiles = product.AMPERE
@@ -260,33 +254,3 @@ def test_what_stands_beside_the_products_fits_an_a10(tmp_path, kernel, constants
     kinds |= dict.fromkeys(("d_normed", "d_passing"), BF16)
     kinds |= dict.fromkeys(("joined", "values", "low", "total_low"), "*i8")
     compiled_for_an_a10(tmp_path, kernel, constants, kinds, warps=8 if "WIDE" in constants else 16, stages=3)
-
-
-def compiled_for_an_a10(
-    folder: Path, kernel: Any, constants: dict[str, Any], kinds: dict[str, str], warps: int, stages: int
-) -> Any:
-    """Compiled for compute capability 8.6, where no such GPU is: its shared memory of 99 KiB, and registers enough."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = [parameter.name for parameter in kernel.params]
-    kinds = SCALES | COLUMNS | kinds
-    signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
-    uneven = ("first", "last", "count_", "eps")
-    aligned = [name for name in names if name not in constants and not name.startswith(uneven)]
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},  # as `eight.why_not` asks for
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps, "num_stages": stages})
-    assert made.metadata.shared <= A10_SHARED_BYTES
-    (folder / "kernel.ptx").write_text(made.asm["ptx"])
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    said = subprocess.run(
-        [assembler, "-v", "-arch", "sm_86", folder / "kernel.ptx", "-o", folder / "kernel.cubin"],
-        capture_output=True, text=True, timeout=300, check=True,
-    ).stderr  # fmt: skip
-    assert "0 bytes spill stores" in said, said
-    return made

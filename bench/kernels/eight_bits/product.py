@@ -16,14 +16,14 @@ whose three bits of mantissa cost more quality than these seven. Columns apart a
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
+from bench.kernels import launch
 from bench.kernels.eight_bits.blocks import BLOCK, Blocks, blocks_reference, empty
 from bench.kernels.eight_bits.rows import Rows, inverse, larger, rounded
-from bench.kernels.launch import TensorDescriptor, compiled, jit, parts, tl
+from bench.kernels.launch import TensorDescriptor, compiled, gpu, jit, parts, tl
 from bench.kernels.lora_out import edges_of
 
 GROUP = 8  # tiles of tokens that share their columns in the cache
@@ -85,7 +85,7 @@ def product_in_blocks(a: Rows, b: Rows, beside: Beside = NOTHING, *, dtype: Any,
 def _launch(a: Rows, b: Rows, beside: Beside, y: Any, scales: Any, tiles: Tiles | None) -> None:
     tokens, width = a.values.shape
     count = len(b.values)
-    capability, processors = _gpu(y.device)
+    capability, processors = gpu(y.device)
     tiles = tiles or tiles_for(capability)
     grid = parts(tokens, tiles.tokens) * parts(count, BLOCK)
     programs = min(grid, tiles.lasting * processors) if tiles.lasting else grid
@@ -108,7 +108,7 @@ def _launch(a: Rows, b: Rows, beside: Beside, y: Any, scales: Any, tiles: Tiles 
 
 def tiles_for(capability: tuple[int, int]) -> Tiles:
     """For a GPU of this compute capability."""
-    return AMPERE if capability < (9, 0) else HOPPER
+    return AMPERE if capability < launch.HOPPER else HOPPER
 
 
 def product_reference(a: Rows, b: Rows, beside: Beside, dtype: Any) -> Any:
@@ -122,15 +122,6 @@ def product_reference(a: Rows, b: Rows, beside: Beside, dtype: Any) -> Any:
         part = beside.u[:, target * beside.rank : (target + 1) * beside.rank]
         y[:, each] += part.float() @ beside.work_b[each].float().T
     return y.to(dtype)
-
-
-@cache
-def _gpu(device: Any) -> tuple[tuple[int, int], int]:
-    """A GPU's compute capability and its multiprocessors; asked once, not for each product."""
-    if device.type != "cuda":  # Triton's interpreter
-        return (8, 6), 4
-    properties = torch.cuda.get_device_properties(device)
-    return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
 def _thin(count: int) -> int:

@@ -220,6 +220,7 @@ class Rank:
         )
         # Not static_graph: it does not support steps without exchange, and checkpointing here does not need it.
         self.ddp = parallel(model, broadcast_buffers=False, find_unused_parameters=False, gradient_as_bucket_view=True)
+        step.may_capture = False  # DDP exchanges gradients while backward runs
         self.together, self.apart = step, copy.copy(step)
         self.together.model = Exchanged(self.ddp, trial.gradient_accumulation_steps)
         self.apart.model = Exchanged(self.ddp, 0)

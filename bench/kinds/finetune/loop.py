@@ -80,6 +80,8 @@ class Trainer:
         self.material, self.world, self.group = material, world, world.group
         trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
         self.gradients = Gradients(self.torch, trained, self.group, travels=training.gradients)
+        if not self.group.is_alone:
+            step.may_capture = False  # gradients travel while backward runs
         self.rows = Rows(material, tokenizer, pin_memory=bool(trained[0].is_cuda))
         self.steps = material.steps()
         self.global_step = GlobalStep(
@@ -107,7 +109,7 @@ class Trainer:
         example = [self.material.data.training[place] for place in self.material.heaviest()]
         row = RowOfStep(place=0, batch=self.rows(example), targets=targets_of(example))
         times, sent = [], []
-        for _ in range(1 if self.group.is_alone else 2):
+        for _ in range(1 if self.group.is_alone and not self.step.may_capture else 2):
             self.step.wait()
             start = time.perf_counter()
             self._one_pass(row)
@@ -125,10 +127,8 @@ class Trainer:
             self._predict(max(self.group.objects(times[-1])), max(self.group.objects(min(sent))))
 
     def _one_pass(self, row: RowOfStep) -> None:
-        inputs = self.step.inputs(row.batch)
-        with self.step.precision():
-            loss = self.step.model(**inputs).loss
-        loss.backward()
+        self.step.clock.begin()
+        self.step.gradient(self.step.inputs(row.batch), 1.0)
         self.step.wait()
 
     def _predict(self, row_sec: float, sent_sec: float) -> None:

@@ -165,6 +165,7 @@ class Rank:
             self.lines(
                 peaks={"vram_bytes": max(vram) if vram else None, "rss_bytes": max(row[1] for row in rows)},
                 communication_measured_percent=percent,
+                fingerprint={"step_captured": trainer.step.captured},
                 checkpoints=trainer.told(),
             )
             if stop in ("finished", "early"):

@@ -30,6 +30,7 @@ from bench.kernels.norm import Stream, rms_norm_backward, stream_norm
 from bench.kernels.rope import Heads
 from bench.qlora.recipes import adapters
 from bench.qlora.recipes import eight as in_eight_bits
+from bench.qlora.recipes.captured import Captured, CapturedStep
 from bench.qlora.recipes.eight import Eight
 from bench.qlora.recipes.layer import PRODUCTS, Layer, Tokens, run_layer
 from bench.qlora.recipes.offload import Offload
@@ -116,8 +117,9 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     if trial.products != "bf16":
         stack.torch.cuda.empty_cache()  # the scales were taken from whole weights in float32, half a GiB each
     optimizer, name = make_optimizer(stack, trial, model, placement)
-    step = TrainingStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
+    step = CapturedStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
     step.notes, step.flags = notes, flags
+    step.may_capture = placement.is_cuda and not trial.offload_checkpoints
     return step
 
 
@@ -134,6 +136,8 @@ class FastModel(torch.nn.Module):
 
     INPUTS = ("input_ids", "labels", "position_ids", "edges")
 
+    captured: Captured | None = None
+
     def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
         super().__init__()
         self.peft_model = peft_model
@@ -145,19 +149,26 @@ class FastModel(torch.nn.Module):
         self._angles = Angles(base.model.rotary_emb)
 
     def train(self, mode: bool = True) -> "FastModel":
-        """As of any module. Evaluation computes in 16 bits, as the adapter will be served."""
+        """As of any module. Evaluation computes in 16 bits, as the adapter will be served; a graph gives way."""
         super().train(mode)
+        if not mode:
+            self.captured = None
         for layer in self._layers:
             for product in layer.products:
                 if product.eight is not None:
                     product.eight.is_training = mode
         return self
 
-    def forward(self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None) -> Any:
+    def forward(
+        self, input_ids: Any, labels: Any, position_ids: Any = None, edges: Any = None, seed: Any = None
+    ) -> Any:
         """input_ids, labels: int64 (B, L). With `edges`, int32 (n + 1,), the one row holds n samples end to end, with
-        `position_ids`; without, each row is one sample from position 0, padded at its end."""
+        `position_ids`; without, each row is one sample from position 0, padded at its end. `seed`: int64 () on the
+        device, of the dropout; drawn here where none is given."""
         (base,) = self._base
-        (high, low, y), norm = self._hidden(input_ids, position_ids, edges), base.model.norm
+        if seed is None and self.training:
+            seed = torch.full((), self.next_seed(), dtype=torch.int64, device=input_ids.device)
+        (high, low, y), norm = self._hidden(input_ids, position_ids, edges, seed), base.model.norm
         loss = _Loss.apply(high, low, y, norm.weight, _eps(norm), base.lm_head.weight, _next_tokens(labels))
         return SimpleNamespace(loss=loss)
 
@@ -169,7 +180,7 @@ class FastModel(torch.nn.Module):
             normed, _, _ = stream_norm(Stream(high=high, low=low), norm.weight, _eps(norm), y)
             return head_losses(normed, base.lm_head.weight, _next_tokens(labels))
 
-    def _hidden(self, input_ids: Any, position_ids: Any, edges: Any) -> tuple[Any, Any, Any]:
+    def _hidden(self, input_ids: Any, position_ids: Any, edges: Any, seed: Any = None) -> tuple[Any, Any, Any]:
         """What the last layer returns: the two parts of the stream, and what is to be added; (B x L, H) each."""
         (base,) = self._base
         decoder, (batch, length) = base.model, input_ids.shape
@@ -183,7 +194,7 @@ class FastModel(torch.nn.Module):
             cos=cos,
             sin=sin,
             samples=Samples(edges=edges, longest=longest, window=self._window, rows=rows),
-            seed=self._next_seed() if self.training else None,
+            seed=seed,
         )
         with torch.no_grad():
             hidden = decoder.embed_tokens(input_ids.view(-1)), None, None
@@ -194,7 +205,11 @@ class FastModel(torch.nn.Module):
             hidden = run_layer(*hidden, layer, tokens, *trained)
         return hidden
 
-    def _next_seed(self) -> int:
+    def constants(self) -> Any:
+        """Tensors that a step reads, makes once and may replace by others later."""
+        return self._angles.made
+
+    def next_seed(self) -> int:
         """A new seed for one micro-batch's dropout, drawn on the host so that nothing waits for the device."""
         return int(torch.randint(0, 2**31 - 1 - len(self._layers) * PRODUCTS, ()))
 
@@ -214,6 +229,10 @@ class Angles:
         self._table: tuple[Any, Any] | None = None
         self._shape: tuple[Any, ...] = ()
         self._rows: tuple[Any, Any, Any] = (None, None, None)
+
+    @property
+    def made(self) -> tuple[Any, ...]:
+        return self._table, self._rows
 
     def of_rows(self, batch: int, length: int, device: Any) -> tuple[Any, Any, Any]:
         """(cos, sin, edges) of `batch` rows from position 0 on, cached: most steps have the same shape."""

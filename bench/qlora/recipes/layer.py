@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
-from bench.kernels.lora import Normed
+from bench.kernels.lora import Normed, Seed
 from bench.kernels.norm import Stream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
 from bench.kernels.rope import Heads, rotate_
 from bench.qlora.recipes.offload import Offload
@@ -36,13 +36,13 @@ PRODUCTS = 4  # of a layer; each has a seed of its own
 class Tokens:
     """What a micro-batch's layers share: the angles of each token's position, the samples, and the dropout's seed.
 
-    cos, sin: (T, D/2) float32. Without a seed there is no dropout.
+    cos, sin: (T, D/2) float32; seed: int64 () on the device. Without one there is no dropout.
     """
 
     cos: Any
     sin: Any
     samples: Samples
-    seed: int | None
+    seed: Any = None
 
 
 @dataclass(kw_only=True)
@@ -87,12 +87,11 @@ class Layer:
     def parameters(self) -> tuple[Any, ...]:
         return tuple(parameter for product in self.products for parameter in product.parameters)
 
-    def seeds(self, tokens: Tokens) -> tuple[int | None, ...]:
+    def seeds(self, tokens: Tokens) -> tuple[Seed | None, ...]:
         """A seed for each product's dropout."""
         if tokens.seed is None:
             return (None,) * PRODUCTS
-        first = tokens.seed + self.index * PRODUCTS
-        return tuple(first + place for place in range(PRODUCTS))
+        return tuple(Seed(number=tokens.seed, plus=self.index * PRODUCTS + place) for place in range(PRODUCTS))
 
     def forward(self, before: Stream, y: Any, tokens: Tokens, *, whole: bool = True) -> tuple[Stream, Any, Kept]:
         """(h, y, what backward needs) of the sum of `before` and y, which may be None; y is None unless `whole`."""
@@ -128,12 +127,12 @@ class Layer:
     def backward(self, d_y: Any, kept: Kept, tokens: Tokens, *, needs_x: bool) -> tuple[Any, tuple[Any, ...]]:
         """(d_x or None, the gradients of `parameters`). `kept` is used up."""
         seeds = self.seeds(tokens)
-        d_act, d_u = self.down.input_gradient(d_y, seeds[3])
+        d_act, small = self.down.input_gradient(d_y, kept.u_down, seeds[3])
         d_gate_up, in_eight = self.gate_up.activated_gradient(kept.gate_up, d_act, keep_act=bool(self.down.adapters))
         kept.gate_up = None
         # Where an adapter needs it, d_act now holds the activation.
-        d_down = self.down.parameter_gradients(d_y, d_u, d_act, kept.u_down, seeds[3])
-        del d_act
+        d_down = self.down.parameter_gradients(small, d_act, seeds[3])
+        del d_act, small
         normed = Normed(total=kept.h, rstd=kept.rstd_mid, weight=self.norm_mid)
         d_normed, of_gate_up = self.gate_up.backward(d_gate_up, normed, kept.u_gate_up, seeds[2], in_eight)
         del d_gate_up, in_eight
@@ -153,8 +152,8 @@ class Layer:
             d_normed, d_in = self.joined.backward(d_joined, normed, kept.u_joined, seeds[0])
             d_x = rms_norm_backward(d_normed, kept.x, kept.rstd_in, self.norm_in, d_h)
         else:
-            d_u = self.joined.small_gradient(d_joined)
-            d_x, d_in = None, self.joined.parameter_gradients(d_joined, d_u, normed, kept.u_joined, seeds[0])
+            small = self.joined.small_gradients(d_joined, kept.u_joined)
+            d_x, d_in = None, self.joined.parameter_gradients(small, normed, seeds[0])
         return d_x, (*d_in, *d_o, *of_gate_up, *d_down)
 
 

@@ -27,7 +27,7 @@ from bench.kernels import lora, lora_out, nf4
 from bench.kernels.eight_bits.product import Beside
 from bench.kernels.eight_bits.rows import Columns, Rows
 from bench.kernels.eight_bits.swiglu import swiglu_backward_rows, swiglu_rows
-from bench.kernels.lora import Side
+from bench.kernels.lora import Seed, Side
 from bench.kernels.swiglu import swiglu, swiglu_backward_
 from bench.qlora.recipes.eight import Eight
 
@@ -39,6 +39,14 @@ class Adapter:
     a: Any
     b: Any
     columns: slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """The gradients of u, (T, n R), and of every B, (N, R) float32."""
+
+    d_u: Any
+    d_b: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +106,7 @@ class Product:
         return None if self.eight is None else self.eight.scales
 
     def forward(
-        self, x: Any, seed: int | None, in_eight: Rows | None = None, *, in_blocks: bool = False
+        self, x: Any, seed: Seed | None, in_eight: Rows | None = None, *, in_blocks: bool = False
     ) -> tuple[Any, Any]:
         """(y, u); u is None without adapters. With `in_blocks` y is `Blocks` where it is made in 8 bits and fits.
 
@@ -114,7 +122,7 @@ class Product:
             return x @ weight.T, None
         return lora_out.out(u, self.work_b, self.columns, side).addmm_(x, weight.T), u
 
-    def forward_activated(self, joined: Any, seed: int | None) -> tuple[Any, Any]:
+    def forward_activated(self, joined: Any, seed: Seed | None) -> tuple[Any, Any]:
         """`forward` of swiglu(joined), which is not written in 16 bits where nothing but the product wants it.
 
         joined: `Blocks` or a tensor.
@@ -138,62 +146,55 @@ class Product:
         return d_joined, in_eight
 
     def backward(
-        self, d_y: Any, x: Any, u: Any, seed: int | None, in_eight: Rows | None = None
+        self, d_y: Any, x: Any, u: Any, seed: Seed | None, in_eight: Rows | None = None
     ) -> tuple[Any, tuple[Any, ...]]:
         """(d_x, gradients of `parameters` in their order). `x` may be a `lora.Normed`.
 
         `in_eight` is d_y times `factors` in 8 bits, where it is so already; without adapters d_y may be None then.
         """
         d_x = self._frozen_gradient(d_y, in_eight)
-        if not self.adapters:
+        small = self.small_gradients(d_y, u)
+        if small is None:
             return d_x, ()
-        d_u, side = self.small_gradient(d_y), self._side(seed)
-        room, (d_a, d_b) = self._room(d_y)
-        lora_out.out_weight_gradient(d_y, u, self.columns, side, d_b)
-        lora.backward_(d_x, d_u, self.work_a, x, side, d_a)
-        return d_x, self._gradients(room)
+        room = lora.sums(d_y, self.work_a)
+        lora.backward_(d_x, small.d_u, self.work_a, x, self._side(seed), room)
+        return d_x, self._gradients(small, room)
 
-    def input_gradient(self, d_y: Any, seed: int | None) -> tuple[Any, Any]:
-        """(d_x, d_u), without x."""
-        d_x = self._frozen_gradient(d_y, None)
-        d_u = self.small_gradient(d_y)
-        if d_u is not None:
-            lora.add_input_gradient_(d_x, d_u, self.work_a, self._side(seed))
-        return d_x, d_u
+    def input_gradient(self, d_y: Any, u: Any, seed: Seed | None) -> tuple[Any, Small | None]:
+        """(d_x, what `parameter_gradients` takes), without x."""
+        d_x, small = self._frozen_gradient(d_y, None), self.small_gradients(d_y, u)
+        if small is not None:
+            lora.add_input_gradient_(d_x, small.d_u, self.work_a, self._side(seed))
+        return d_x, small
 
     def _frozen_gradient(self, d_y: Any, in_eight: Rows | None) -> Any:
         """d_y W."""
         return d_y @ self.weight(d_y) if self.eight is None else self.eight.input_gradient(d_y, in_eight)
 
-    def small_gradient(self, d_y: Any) -> Any:
-        """d_u (T, n R), None without adapters."""
-        return lora_out.out_gradient(d_y, self.work_b, self.columns, self._side(None)) if self.adapters else None
-
-    def parameter_gradients(self, d_y: Any, d_u: Any, x: Any, u: Any, seed: int | None) -> tuple[Any, ...]:
-        """Gradients of `parameters`, in their order. `x` may be a `lora.Normed`."""
+    def small_gradients(self, d_y: Any, u: Any) -> Small | None:
+        """What needs d_y alone; None without adapters."""
         if not self.adapters:
+            return None
+        d_u, d_b = lora_out.out_gradients(d_y, self.work_b, u, self.columns, self._side(None))
+        return Small(d_u=d_u, d_b=d_b)
+
+    def parameter_gradients(self, small: Small | None, x: Any, seed: Seed | None) -> tuple[Any, ...]:
+        """Gradients of `parameters`, in their order. `x` may be a `lora.Normed`."""
+        if small is None:
             return ()
-        side = self._side(seed)
-        room, (d_a, d_b) = self._room(d_y)
-        lora_out.out_weight_gradient(d_y, u, self.columns, side, d_b)
-        lora.weight_gradient(d_u, x, side, d_a)
-        return self._gradients(room)
+        room = lora.sums(small.d_u, self.work_a)
+        lora.weight_gradient(small.d_u, x, self._side(seed), room)
+        return self._gradients(small, room)
 
-    def _room(self, d_y: Any) -> tuple[Any, tuple[Any, ...]]:
-        return lora.sums(d_y, self.work_a.numel(), self.work_b.numel())
+    def _gradients(self, small: Small, room: Any) -> tuple[Any, ...]:
+        pairs = zip(room.sum(0).split(self.rank), self.adapters, strict=True)
+        found = (gradient for d_a, adapter in pairs for gradient in (d_a, small.d_b[adapter.columns]))
+        return tuple(gradient.to(self.adapters[0].a.dtype) for gradient in found)
 
-    def _gradients(self, room: Any) -> tuple[Any, ...]:
-        d_a, d_b = room.sum(0).split((self.work_a.numel(), self.work_b.numel()))
-        d_b = d_b.view(self.work_b.shape)
-        pairs = zip(d_a.view(self.work_a.shape).split(self.rank), self.adapters, strict=True)
-        return tuple(gradient.to(adapter.a.dtype) for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
-
-    def _side(self, seed: int | None) -> Side:
+    def _side(self, seed: Seed | None) -> Side:
+        drops = seed is not None and self.dropout > 0.0
         return Side(
-            rank=self.rank,
-            scaling=self.scaling,
-            p=0.0 if seed is None else self.dropout,
-            seed=0 if seed is None else seed,
+            rank=self.rank, scaling=self.scaling, p=self.dropout if drops else 0.0, seed=seed if drops else None
         )
 
 

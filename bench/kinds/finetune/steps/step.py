@@ -45,17 +45,15 @@ class GlobalStep:
         if any(further):
             self.scalars[1:] = self._torch.tensor(list(further), dtype=self._torch.float64)
         self.losses = []
+        self.step.clock.begin()
         for row in rows:
             self._torch.manual_seed(seed_of(self._seed, number, row.place))
-            inputs = self.step.inputs(row.batch)
-            with self.step.precision():
-                mean = self.step.model(**inputs).loss
-            self.losses.append(mean.detach())
             if row is rows[-1]:
                 self.gradients.last()
-            share = mean * (row.targets / targets)
-            share.backward()
-            self.scalars[0] += share.detach()
+            share = row.targets / targets
+            mean = self.step.gradient(self.step.inputs(row.batch), share)
+            self.losses.append(mean)
+            self.scalars[0] += mean * share
         self.gradients.finish(self.scalars)
 
     def update(self, factor: float) -> None:

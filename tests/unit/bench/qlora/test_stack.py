@@ -48,13 +48,18 @@ def test_a_gpu_comes_before_the_processor_and_computes_in_bf16(monkeypatch):
 def test_a_trial_is_offline_and_its_waiting_threads_do_not_spin(monkeypatch):
     monkeypatch.setattr(os, "environ", {"HF_HUB_OFFLINE": "0"})
     set_environment()
-    assert os.environ == {**OFFLINE, "OMP_WAIT_POLICY": "PASSIVE"}
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert os.environ == {**OFFLINE, "OMP_WAIT_POLICY": "PASSIVE", **segments}
 
 
-def test_a_wait_policy_of_the_users_own_is_kept(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "ACTIVE"})
+@pytest.mark.parametrize(
+    "own", [{"OMP_WAIT_POLICY": "ACTIVE"}, {"PYTORCH_CUDA_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": "backend:native"}]
+)
+def test_a_setting_of_the_users_own_is_kept(monkeypatch, own):
+    monkeypatch.setattr(os, "environ", dict(own))
     set_environment()
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert own.items() <= os.environ.items()
+    assert len({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys()) == 1
 
 
 def test_transformers_looks_for_names_in_its_models_files_once():

@@ -73,7 +73,7 @@ def test_a_disk_that_is_full_at_the_end_can_be_put_right_and_the_training_has_no
     rank.lines, rank.signs = lambda **_: None, SimpleNamespace(move=lambda _: None)
     trainer = SimpleNamespace(
         communication_percent=lambda: None, told=list, adapter=lambda: (7, {}), answered=lambda _: [],
-        weights=SimpleNamespace(config=""),
+        weights=SimpleNamespace(config=""), step=SimpleNamespace(captured=None),
     )  # fmt: skip
     with pytest.raises(InputError, match="the adapter was not written: No space left on device; free some room"):
         rank._finish(trainer, "finished")

@@ -1,0 +1,44 @@
+"""Triton kernels compiled for a GPU that is not there."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+A10_SHARED_BYTES = 99 << 10
+BF16 = "*bf16"
+FLOATS = ("scales_y", "scales_a", "scales_b", "scales_joined", "scales", "factors", "rstd", "sums", "d_a", "d_b")
+KINDS = dict.fromkeys(FLOATS, "*fp32") | {
+    "numbers": "*i64", "seed": "*i64", "is_apart": "*u8", "eps": "fp32", "scale": "fp32",
+}  # fmt: skip
+UNEVEN = re.compile("first|last|count_|eps$|plus$|limit$|scale$|chunks")
+
+
+def compiled_for_an_a10(
+    folder: Path, kernel: Any, constants: dict[str, Any], kinds: dict[str, str], warps: int, stages: int
+) -> Any:
+    """Compiled for compute capability 8.6: its shared memory of 99 KiB, and registers enough."""
+    names = [parameter.name for parameter in kernel.params]
+    kinds = KINDS | kinds
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
+    aligned = [name for name in names if name not in constants and not UNEVEN.match(name)]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},  # as `eight.why_not` asks for
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps, "num_stages": stages})
+    assert made.metadata.shared <= A10_SHARED_BYTES
+    (folder / "kernel.ptx").write_text(made.asm["ptx"])
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    messages = subprocess.run(
+        [assembler, "-v", "-arch", "sm_86", folder / "kernel.ptx", "-o", folder / "kernel.cubin"],
+        capture_output=True, text=True, timeout=300, check=True,
+    ).stderr  # fmt: skip
+    assert "0 bytes spill stores" in messages, messages
+    return made
