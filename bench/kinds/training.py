@@ -53,6 +53,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
                 for _ in range(trial.measured_steps):
                     _one_step(record, step, batches, record.steps, stops)
                     phases.append(step.clock.read())
+            record.fingerprint["step_captured"] = step.captured
     finally:
         _add_phases(record, phases)
         if placement.is_cuda:
@@ -73,7 +74,8 @@ def _add_prediction(record: Record) -> None:
         )
     elif str(record.fingerprint.get("recipe_notes")).startswith("products bf16"):
         trial = dataclasses.replace(trial, products="bf16")
-    peak = footprint.peak_bytes(config_of(Path(trial.model)), trial)
+    captured = record.fingerprint.get("step_captured") == "yes"
+    peak = footprint.peak_bytes(config_of(Path(trial.model)), trial, captured=captured)
     record.add("predicted_peak_vram_bytes", peak, recipe=built)
 
 

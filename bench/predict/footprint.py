@@ -130,8 +130,11 @@ SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  #
 INPUTS_UNDER_WAY = 2  # layer inputs on the device at once, with offload_checkpoints
 
 
-def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
-    """The predicted peak of a training trial on one GPU. `config` is the model's config.json."""
+def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True) -> int:
+    """The predicted peak of a training trial on one GPU. `config` is the model's config.json.
+
+    `captured`: of `fast` whose steps are CUDA graphs, which add gradients to those of the step's other micro-batches.
+    """
     recipe, model = RECIPES[trial.recipe], widths(config)
     layers, positions = int(config["num_hidden_layers"]), trial.micro_batch_size * trial.max_seq_len
     again = _recomputed(trial, layers)
@@ -160,7 +163,8 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial) -> int:
         # An adapter on the last product needs its input, so that product is recomputed too.
         passing += largest + positions * 2 * model["hidden"]
     adapters = flops.adapter_weights(config, trial.lora_rank, trial.lora_targets) if recipe.has_gradients else 0
-    constant = weight_bytes(config, trial) + trained_bytes(config, trial) + GRADIENT_BYTES * adapters
+    times = 2 if captured and not trial.offload_checkpoints else 1
+    constant = weight_bytes(config, trial) + trained_bytes(config, trial) + times * GRADIENT_BYTES * adapters
     return round(constant + positions * kept + passing)
 
 

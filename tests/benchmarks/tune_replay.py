@@ -143,7 +143,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def fitted_ratios() -> list[float]:
     """Predicted over measured peak, of each point that the constants of `bench.predict.footprint` were fitted to."""
-    return [footprint.peak_bytes(CONFIG, row["trial"]) / row["peak_bytes"] for row in read(GRID)[1]]
+    return [footprint.peak_bytes(CONFIG, row["trial"], captured=False) / row["peak_bytes"] for row in read(GRID)[1]]
 
 
 def held_out(file: Path) -> list[dict[str, Any]]:
@@ -154,7 +154,9 @@ def held_out(file: Path) -> list[dict[str, Any]]:
 
 def held_out_ratios(file: Path) -> list[float]:
     """Predicted over measured peak of these, by `bench.predict.footprint` as it is now."""
-    return [footprint.peak_bytes(CONFIG, _trial(row["trial"])) / row["peak_bytes"] for row in held_out(file)]
+    return [
+        footprint.peak_bytes(CONFIG, _trial(row["trial"]), captured=False) / row["peak_bytes"] for row in held_out(file)
+    ]
 
 
 def _trial(said: dict[str, Any]) -> Trial:

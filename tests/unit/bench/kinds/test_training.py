@@ -103,6 +103,7 @@ def test_measurements_of_a_training_are_no_steps(record):
 # Predicted memory -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("captured", ["yes", "no: not enough memory"])
 @pytest.mark.parametrize(
     ("built", "notes", "counted_as"),
     [
@@ -116,17 +117,17 @@ def test_measurements_of_a_training_are_no_steps(record):
     ],
 )
 def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
-    make_trial, model_folder, tmp_path, built, notes, counted_as
+    make_trial, model_folder, tmp_path, built, notes, counted_as, captured
 ):
     trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, products="eight")
     record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
-    record.fingerprint |= {"recipe": built, "recipe_notes": notes}
+    record.fingerprint |= {"recipe": built, "recipe_notes": notes, "step_captured": captured}
     training._add_prediction(record)
     (found,) = record.measurements
     config = json.loads((model_folder / "config.json").read_text())
     assert (found.name, found.value) == (
         "predicted_peak_vram_bytes",
-        footprint.peak_bytes(config, dataclasses.replace(trial, **counted_as)),
+        footprint.peak_bytes(config, dataclasses.replace(trial, **counted_as), captured=captured == "yes"),
     )
     assert found.context == {"recipe": built.split()[0]}
 

@@ -12,8 +12,9 @@ from tests.mistral_7b import CONFIG
 KEPT = {"gradient_checkpointing": False}
 
 
-def peak(make_trial, **changes) -> int:
-    return footprint.peak_bytes(CONFIG, make_trial(**({"max_seq_len": 512, "micro_batch_size": 8} | changes)))
+def peak(make_trial, *, captured=False, **changes) -> int:
+    trial = make_trial(**({"max_seq_len": 512, "micro_batch_size": 8} | changes))
+    return footprint.peak_bytes(CONFIG, trial, captured=captured)
 
 
 @pytest.mark.parametrize("recipe", footprint.RECIPES)
@@ -111,11 +112,14 @@ def test_a_layer_that_is_computed_again_has_its_adapters_inputs_at_the_peak(make
 
 
 def test_only_the_fast_recipe_has_its_gradients_beside_what_layers_keep(make_trial):
-    for recipe, bytes_each in (("fast", 4 + 8 + 2 + 4), ("reference", 4 + 8)):
+    for recipe, captured, bytes_each in (
+        ("fast", False, 4 + 8 + 2 + 4), ("fast", True, 4 + 8 + 2 + 4 + 4), ("reference", True, 4 + 8)
+    ):  # fmt: skip
         changes = {"recipe": recipe, "optimizer": "adamw_torch", "micro_batch_size": 1}
         small, large = (make_trial(max_seq_len=8, lora_rank=rank, lora_alpha=16, **changes) for rank in (8, 256))
         weights = [flops.adapter_weights(CONFIG, trial.lora_rank, trial.lora_targets) for trial in (small, large)]
-        grown = footprint.peak_bytes(CONFIG, large) - footprint.peak_bytes(CONFIG, small)
+        before, after = (footprint.peak_bytes(CONFIG, trial, captured=captured) for trial in (small, large))
+        grown = after - before
         assert grown / (weights[1] - weights[0]) == pytest.approx(bytes_each, rel=0.01)
 
 
@@ -138,6 +142,23 @@ IN_8_BITS = {"recipe": "fast", "optimizer": "adamw_torch", "gradient_checkpointi
 def test_products_in_8_bits_take_the_memory_that_was_measured(make_trial, changes, measured):
     """GiB on an H200, as docs/performance.md has them; nothing was fitted to these."""
     assert peak(make_trial, **(IN_8_BITS | changes)) / 2**30 == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({"products": "bf16", "held_layers": 11}, 20.445),
+        ({"products": "eight_backward", "held_layers": 22}, 20.451),
+        ({"held_layers": 19}, 20.346),
+        ({"held_layers": 19, "max_seq_len": 1024, "micro_batch_size": 4}, 20.346),
+        ({"held_layers": 17, "lora_targets": ALL_LINEAR}, 20.208),
+        ({"held_layers": 19, "layout": "varlen"}, 20.346),
+    ],
+    ids=str,
+)
+def test_captured_steps_take_the_memory_that_was_measured(make_trial, changes, measured):
+    """GiB on an H200, as docs/performance.md has them; nothing was fitted to these."""
+    assert peak(make_trial, captured=True, **(IN_8_BITS | changes)) / 2**30 == pytest.approx(measured, rel=0.004)
 
 
 def test_the_constants_still_predict_the_peaks_that_were_measured():
