@@ -26,24 +26,24 @@ def main(source: str, target: str) -> None:
     with style.drawing():
         figure, axes = pyplot.subplots(figsize=(8.6, 4.6))
         axes.axhspan(-ALLOWED_PERCENT, ALLOWED_PERCENT, color=ACCENT_TONE, alpha=0.10, linewidth=0)
-        axes.text(4.32, ALLOWED_PERCENT - 0.02, "allowed: within 0.15 %", color=INK, fontsize=9, va="top", ha="right")
+        axes.text(5.07, ALLOWED_PERCENT - 0.02, "allowed: within 0.15 %", color=INK, fontsize=9, va="top", ha="right")
         for point in found["points"]:
             percents = [100 * (own / other - 1) for own, other in zip(point["held_out"], base, strict=True)]
             off, count = statistics.mean(percents), len(percents)
             wide = quantile(0.95, count - 1) * statistics.stdev(percents) / math.sqrt(count)
             axes.errorbar(point["ratio"], off, wide, fmt="o", color=DEEP_TONE, capsize=3, markersize=7)
-            axes.annotate(point["name"], (point["ratio"], off), (8, 6), textcoords="offset points", fontsize=9)
+            place = {"xytext": (-10, -3), "ha": "right"} if point is found["points"][0] else {"xytext": (8, 6)}
+            axes.annotate(point["name"], (point["ratio"], off), textcoords="offset points", fontsize=9, **place)
         for point in found["prototype"]:
             axes.plot(point["ratio"], point["percent"], "D", mfc="none", color=ACCENT_TONE, markersize=7)
             axes.annotate(
                 f"{point['name']} (prototype)",
                 (point["ratio"], point["percent"]),
-                (-8, 2),
+                (10, -3),
                 textcoords="offset points",
                 fontsize=9,
-                ha="right",
             )
-        axes.set_xlim(2.1, 4.35)
+        axes.set_xlim(1.9, 5.1)
         axes.set_ylim(-0.25, 0.5)
         axes.set_xlabel("useful tokens a second, times the reference's")
         axes.set_ylabel("held-out loss beside bf16, %")
