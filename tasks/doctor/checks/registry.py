@@ -10,11 +10,12 @@ from remote.image.names import USER_FORMS, NameWrong, Reference, reference
 from tasks.connect import registry, secrets
 from tasks.connect.secrets import check_registry_user
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 from tasks.errors import UsageError
 
 _ASK_SEC = 15.0
+CHECKS = Checks("registry")
 
 LOGIN = Fault(
     what="no login: {message}",
@@ -37,6 +38,7 @@ NOT_PUSHED = Fault(
 _BY_KIND = {"unauthorized": LOGIN, "forbidden": MAY_NOT, "transient": SILENT}
 
 
+@CHECKS.asks("name", "Can registry.image and registry.user be names of that registry?")
 def name(facts: Facts) -> Answer:
     where = _where(facts)
     user = facts.settings.registry.user
@@ -46,6 +48,11 @@ def name(facts: Facts) -> Answer:
     return fine(f"{where} as {user}")
 
 
+@CHECKS.asks(
+    "login",
+    "Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
+    *(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
+)
 def login(facts: Facts) -> Answer:
     where, section = _where(facts), facts.settings.registry
     if section.user is None:
@@ -79,20 +86,3 @@ def _where(facts: Facts) -> Reference:
         return reference(image, facts.settings.image.profile)
     except NameWrong as error:
         raise UsageError(f"registry.image: {error}") from None
-
-
-CHECKS = (
-    Check(
-        subject="registry",
-        name="name",
-        asks="Can registry.image and registry.user be names of that registry?",
-        look=name,
-    ),
-    Check(
-        subject="registry",
-        name="login",
-        asks="Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
-        look=login,
-        faults=(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
-    ),
-)

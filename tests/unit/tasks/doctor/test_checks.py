@@ -26,7 +26,7 @@ A_DIGEST = "sha256:" + "ab" * 32
 PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
 
 
-def named(checks: tuple[Check, ...], name: str) -> Check:
+def named(checks: list[Check], name: str) -> Check:
     return next(check for check in checks if check.name == name)
 
 
