@@ -6,6 +6,8 @@
 Invoke prints an `Exit`'s message and exits with its code; these classes name the codes.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,12 +41,16 @@ class UsageError(TaskFailed):
     exit_code = 2
 
 
-def cannot_write(folder: Path, error: OSError) -> UsageError:
-    """The results folder, or what is in it, cannot be written."""
-    return UsageError(
-        f"results.folder: {folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
-        "or set results.folder to another folder"
-    )
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Within, the results folder or something in it is written. Raises UsageError where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"results.folder: {folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
+            "or set results.folder to another folder"
+        ) from None
 
 
 class Resumable(TaskFailed):

@@ -22,7 +22,7 @@ from tasks.cli.lock import only_one
 from tasks.cli.terminal import console
 from tasks.connect.asking import answering
 from tasks.connect.workers import adapter_work
-from tasks.errors import Resumable, TaskFailed, cannot_write
+from tasks.errors import Resumable, TaskFailed, writing
 from tasks.settings.load import Settings, load
 
 LEAST_NATS = 0.002
@@ -63,20 +63,14 @@ def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool)
         "answers": answers,
     }
     with answering():
-        answer = adapter_work(settings, host, "check", wish, _hear_nothing if quiet else said)
+        answer = adapter_work(settings, host, "check", wish, (lambda _: None) if quiet else said)
     try:
         found = schema.from_json(AdapterCheck, answer)
     except schema.SchemaError as error:
         raise Resumable(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
-    try:
+    with writing(trained.folder):
         found.write(trained.folder / ADAPTER_CHECK_FILE)
-    except OSError as error:
-        raise cannot_write(trained.folder, error) from None
     return found
-
-
-def _hear_nothing(_words: str) -> None:
-    return
 
 
 def differs(form: ServedForm) -> bool:
@@ -127,10 +121,9 @@ def show(out: Console, trained: Trained, found: AdapterCheck) -> None:
 def table(found: AdapterCheck) -> Table:
     first = found.forms[0]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head, side in (("form", "left"), ("held-out loss", "right"), ("beside the first", "right")):
-        shown.add_column(head, justify=side)  # type: ignore[arg-type] # rich's names of sides
-    shown.add_column("same answers", justify="right")
-    shown.add_column("not ended", justify="right")
+    shown.add_column("form")
+    for head in ("held-out loss", "beside the first", "same answers", "not ended"):
+        shown.add_column(head, justify="right")
     for form in found.forms:
         between = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
         same = sum(mine == its for mine, its in zip(first.answers, form.answers, strict=True))

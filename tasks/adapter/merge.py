@@ -15,7 +15,7 @@ from tasks.adapter.trained import MERGED_FOLDER, Trained, open_training, said, w
 from tasks.cli.lock import only_one
 from tasks.connect.asking import answering
 from tasks.connect.workers import adapter_work
-from tasks.errors import Refused, UsageError, cannot_write
+from tasks.errors import Refused, UsageError, writing
 from tasks.settings.load import load
 
 BASES = ("bf16", "nf4")
@@ -49,10 +49,8 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
         }
         with answering():
             facts = adapter_work(settings, host, "merge", wish, said)
-        try:
+        with writing(trained.folder):
             trained.note_merged(place, dict(facts))
-        except OSError as error:
-            raise cannot_write(trained.folder, error) from None
     print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder as plain transformers loads it")
 
 

@@ -38,24 +38,14 @@ RANKS = (8, 16, 32, 64, 128, 256, 512)  # that vLLM makes room for
 _DELETE_SEC = 120.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class How:
-    """The flags of `inv serve` that are `inv deploy`'s."""
-
-    dry_run: bool
-    yes: bool
-    discard_results: bool
-    plain: bool
-
-
-def start_server(context: Context, run: str | None, how: How) -> None:
+def start_server(
+    context: Context, run: str | None, *, dry_run: bool, yes: bool, discard_results: bool, plain: bool
+) -> None:
     settings = load(context)
     image = server_image(settings)
     trained = open_training(settings, run)
     changed = {"overlay": SERVE, "gpus_per_pod": 1}
-    choices = deploy.Choices(
-        **dataclasses.asdict(how), renew_secret=False, replace=True, partial=False, take_over=False
-    )
+    choices = deploy.Choices(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, replace=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(request(settings, trained), sort_keys=True),
         "server_arguments": arguments(settings, trained),
@@ -67,7 +57,7 @@ def start_server(context: Context, run: str | None, how: How) -> None:
         choices,
         deploy.Addition(values=values, server=image, before_pods=_with_key, look=delivery.look, again="inv serve"),
     )
-    if not how.dry_run:
+    if not dry_run:
         namespace = settings.cluster.namespace
         print(
             f"serving run {trained.run.run_id} as {settings.serve.name}, within the cluster at http://serve.{namespace}:8000"

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import Refused, cannot_write
+from tasks.errors import Refused, writing
 
 LOCK_FILE = ".lock"
 
@@ -16,11 +16,9 @@ LOCK_FILE = ".lock"
 @contextlib.contextmanager
 def only_one(results_folder: Path, doing: str) -> Iterator[None]:
     """Hold the project's lock while `doing` something. Raises Refused, naming the holder, when it is taken."""
-    try:
+    with writing(results_folder):
         results_folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(results_folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise cannot_write(results_folder, error) from None
     try:
         try:
             # A flock, not the file's presence: the system releases it even when its holder is killed.

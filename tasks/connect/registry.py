@@ -17,19 +17,29 @@ ASK_SEC = 900.0  # documents of some megabytes, over a slow line
 
 def address(settings: Settings) -> tuple[Reference, str]:
     """registry.image and registry.user. Raises UsageError for what cannot be."""
-    section = settings.registry
-    if section.image is None:
+    if settings.registry.image is None:
         raise UsageError(
             "registry.image: not set; REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG, in invoke.yaml or ~/.invoke.yaml"
         )
-    if section.user is None:
-        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+    where = named("registry.image", settings.registry.image, settings.image.profile)
+    return where, user_of(settings, where.repository)
+
+
+def named(setting: str, text: str, default_tag: str) -> Reference:
+    """An image's name that a setting or flag gives. Raises UsageError."""
     try:
-        where = reference(section.image, settings.image.profile)
+        return reference(text, default_tag)
     except NameWrong as error:
-        raise UsageError(f"registry.image: {error}") from None
-    check_registry_user(section.user, where.repository)
-    return where, section.user
+        raise UsageError(f"{setting}: {error}") from None
+
+
+def user_of(settings: Settings, repository: str) -> str:
+    """registry.user. Raises UsageError where it is not set, or would be refused by the repository's registry."""
+    user = settings.registry.user
+    if user is None:
+        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+    check_registry_user(user, repository)
+    return user
 
 
 def ask(

@@ -10,7 +10,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from invoke.context import Context
@@ -30,7 +30,7 @@ from tasks.cli.terminal import asks
 from tasks.connect.buildvm import build_vm, build_vm_job
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import Resumable, UsageError, cannot_write
+from tasks.errors import Resumable, UsageError, writing
 from tasks.image import jobs, profiles
 from tasks.image.build import client, wanted
 from tasks.image.documents.sign import sign, signing_key
@@ -150,12 +150,10 @@ def _work(
     raise AssertionError("unreachable")
 
 
-def _write(settings: Settings, where: Reference, facts: object) -> None:
+def _write(settings: Settings, where: Reference, facts: Mapping[str, Any]) -> None:
     moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     path = settings.image_file
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, outcome_json(where, dict(facts), moment).encode())  # type: ignore[call-overload]
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        write_atomic(path, outcome_json(where, dict(facts), moment).encode())
     print(f"wrote {path}")

@@ -6,13 +6,11 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.host import Host
 from remote.image import vmjob
-from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from remote.image.names import USER_FORMS, Reference
 from tasks.connect import registry, secrets
-from tasks.connect.secrets import check_registry_user
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
 from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
-from tasks.errors import UsageError
 
 _ASK_SEC = 15.0
 CHECKS = Checks("registry")
@@ -41,11 +39,7 @@ _BY_KIND = {"unauthorized": LOGIN, "forbidden": MAY_NOT, "transient": SILENT}
 @CHECKS.asks("name", "Can registry.image and registry.user be names of that registry?")
 def name(facts: Facts) -> Answer:
     where = _where(facts)
-    user = facts.settings.registry.user
-    if user is None:
-        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
-    check_registry_user(user, where.repository)
-    return fine(f"{where} as {user}")
+    return fine(f"{where} as {registry.user_of(facts.settings, where.repository)}")
 
 
 @CHECKS.asks(
@@ -82,7 +76,4 @@ def _where(facts: Facts) -> Reference:
     image = facts.settings.registry.image
     if image is None:
         raise NotAsked("registry.image is null: nothing is pushed from here")
-    try:
-        return reference(image, facts.settings.image.profile)
-    except NameWrong as error:
-        raise UsageError(f"registry.image: {error}") from None
+    return registry.named("registry.image", image, facts.settings.image.profile)

@@ -21,7 +21,7 @@ from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import TaskFailed, UsageError, cannot_write, one_line
+from tasks.errors import TaskFailed, UsageError, one_line, writing
 from tasks.image import profiles
 from tasks.image.build import client
 from tasks.image.documents.audit import audit
@@ -63,13 +63,11 @@ def write_documents(context: Context, *, push: bool) -> None:
     }
     texts = {file: json.dumps(document, indent=1) + "\n" for file, document in documents.items()}
     folder = settings.results_folder / "image"
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             write_atomic(folder / file, text.encode())
         found = audit(lock, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from None
     kinds = [sum(one.kind == kind for one in inside) for kind in ("python", "debian", "model")]
     print(
         f"{about.repository}@{about.digest}: {kinds[0]} Python packages, {kinds[1]} Debian packages, {kinds[2]} models"

@@ -18,13 +18,12 @@ from oci.circuit_breaker import NoCircuitBreakerStrategy
 from oci.exceptions import ClientError, ServiceError
 from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
-from oci.retry import RetryStrategyBuilder
 from oci.signer import AbstractBaseSigner
 
 from tasks.errors import Resumable, UsageError
 from tasks.settings.load import Settings
 from tasks.tenancy.access.failures import Asked, Asker, NotFound, explain
-from tasks.tenancy.access.instance import NO_TOKEN, instance_signer, root
+from tasks.tenancy.access.instance import NO_TOKEN, instance_signer, patience, root
 from tasks.tenancy.access.profile import Profile, check_ocid, check_region, ocid_kind, read_profile
 from tasks.tenancy.access.signing import Signature, signature_of
 
@@ -60,7 +59,7 @@ class Access:
             dict(self.config),
             signer=self.signer,
             timeout=(CONNECT_SEC, READ_SEC),
-            retry_strategy=_patience(),
+            retry_strategy=patience(ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC),
             circuit_breaker_strategy=NoCircuitBreakerStrategy(),
             skip_deserialization=True,
             **({"service_endpoint": ENDPOINT} if ENDPOINT else {}),
@@ -209,11 +208,3 @@ def namespace_of(entry: Access) -> str:
     client = entry.client(ObjectStorageClient)
     namespace: str = entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str)
     return namespace
-
-
-def _patience() -> Any:
-    return RetryStrategyBuilder(
-        max_attempts=ATTEMPTS,
-        total_elapsed_time_seconds=TOTAL_SEC,
-        retry_max_wait_between_calls_seconds=LONGEST_PAUSE_SEC,
-    ).get_retry_strategy()

@@ -420,7 +420,7 @@ def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
     [
         (lambda text: text[: len(text) // 2], "cannot be used"),
         (lambda text: text.replace('"schema_version": 2', '"schema_version": 9'), "expected 2, found 9"),
-        (lambda text: text.replace('"limit_bytes"', '"limit"'), "cannot be used: 'limit_bytes'"),
+        (lambda text: text.replace('"limit_bytes"', '"limit"'), "cannot be used: limit: unknown field"),
     ],
 )
 def test_a_damaged_search_is_refused_with_what_to_type(tmp_path, damage, says):
