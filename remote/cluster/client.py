@@ -57,19 +57,14 @@ class Cluster:
         for pause_sec in (*_PAUSES_SEC, None):
             began = time.monotonic()
             try:
-                return self._get_once(path, query, body=body, accept=accept)
+                with self._ask(path, query, body=body, accept=accept) as answer:
+                    return self._parsed(path, b"".join(answer.stream()))
             except Unreachable:
                 # A server that was silent for so long has had its time.
                 if pause_sec is None or time.monotonic() - began > _CONNECT_SEC:
                     raise
             time.sleep(pause_sec)
         raise AssertionError("the last try returns or raises")
-
-    def _get_once(
-        self, path: str, query: Mapping[str, str] | None, *, body: Object | None, accept: str
-    ) -> dict[str, Any]:
-        with self._ask(path, query, body=body, accept=accept) as answer:
-            return self._parsed(path, b"".join(answer.stream()))
 
     def _parsed(self, path: str, text: bytes) -> dict[str, Any]:
         try:

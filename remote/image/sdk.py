@@ -122,8 +122,9 @@ def layers(image: Image) -> list[ImageLayer]:
     """The steps that hold bytes, oldest first."""
     history: list[Mapping[str, Any]] = image.history()
     steps = [
-        ImageLayer(step=_step(entry["CreatedBy"]), kind=_kind(entry["CreatedBy"]), size=entry["Size"])
+        ImageLayer(step=step or "(imported)", kind=_kind(step), size=entry["Size"])
         for entry in reversed(history)
+        for step in [entry["CreatedBy"].removesuffix(" # buildkit").strip()]
     ]
     return [step for step in steps if step.size > 0]
 
@@ -135,10 +136,6 @@ def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
     except ValueError:
         return {}
     return digests
-
-
-def _step(created_by: str) -> str:
-    return created_by.removesuffix(" # buildkit").strip() or "(imported)"
 
 
 def _kind(created_by: str) -> str:

@@ -16,7 +16,7 @@ from remote.fleet.gang import GangAgent
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check
+from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check, parsed
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
@@ -262,10 +262,7 @@ def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
     """What the host's GPUs are doing now, as `python -m bench sample` reports it. Raises HostError."""
     command = _bench(settings, host, "sample")
     completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
-    try:
-        document: Mapping[str, Any] = json.loads(completed.stdout)
-    except ValueError:
-        raise HostUnreachable(f"{host.name}: the answer to {command.render()} was cut short") from None
+    document: Mapping[str, Any] = parsed(host, completed.stdout, f"the answer to {command.render()}")
     return document
 
 
