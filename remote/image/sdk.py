@@ -4,8 +4,6 @@ Over SSH the SDK talks through `docker system dial-stdio` on the open connection
 engine's socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +116,7 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         container.remove(force=True)
 
 
-def layers(image: Image) -> list[ImageLayer]:
+def layers(image: "Image") -> list[ImageLayer]:
     """The steps that hold bytes, oldest first."""
     history: list[Mapping[str, Any]] = image.history()
     steps = [

@@ -1,7 +1,5 @@
 """The near end of a pull: reads the stream of `remote.jobs.onhost.files.send`, checks files, puts them into place."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -10,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from remote.hosts.host import HostError, HostUnreachable
 from remote.hosts.process import MOST_KEPT_BYTES
@@ -34,12 +32,12 @@ class Part:
     """
 
     file: FileIO
-    digest: hashlib._Hash
+    digest: "hashlib._Hash"
     size: int
     handed_on: int = 0
 
     @classmethod
-    def of(cls, path: Path) -> Part:
+    def of(cls, path: Path) -> Self:
         """The partial file of `path`, with what an earlier pull left in it; made if there is none."""
         path.parent.mkdir(parents=True, exist_ok=True)
         place, digest, size = Path(part_of(path)), hashlib.sha256(), 0

@@ -16,12 +16,10 @@ from rich.text import Text
 from bench.records import schema
 from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.trained import Trained, open_training, said, worker_for
+from tasks.adapter.trained import Trained, on_worker, open_training, said
 from tasks.cli.flags import number
 from tasks.cli.lock import only_one
 from tasks.cli.terminal import console
-from tasks.connect.asking import answering
-from tasks.connect.workers import adapter_work
 from tasks.errors import Resumable, TaskFailed, writing
 from tasks.settings.load import Settings, load
 
@@ -53,17 +51,13 @@ def check_adapter(context: Context, run: str | None, *, answers: str, as_json: b
 
 def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool) -> AdapterCheck:
     """Have a worker measure, and keep the answer. Raises a task's errors."""
-    host, adapter = worker_for(settings, trained)
     merged = trained.merged()
     wish = {
         "trial": trained.trial.to_json(),
-        "adapter": adapter,
         "merged": None if merged is None else merged["path"],
-        "model_sha256": trained.model_sha256,
         "answers": answers,
     }
-    with answering():
-        answer = adapter_work(settings, host, "check", wish, (lambda _: None) if quiet else said)
+    answer = on_worker(settings, trained, "check", wish, (lambda _: None) if quiet else said)
     try:
         found = schema.from_json(AdapterCheck, answer)
     except schema.SchemaError as error:

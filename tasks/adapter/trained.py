@@ -1,6 +1,7 @@
 """A training's adapter as it came home, and the worker that works on it."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from bench.records.layout import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FI
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from bench.records.training import AdapterCheck, TrainingRecord
-from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from tasks.connect.asking import answering
-from tasks.connect.workers import workers
+from tasks.connect.workers import adapter_work, workers
 from tasks.errors import Refused, UsageError, one_line
 from tasks.fleet.adapter import WEIGHTS_FILE
 from tasks.fleet.execute import refuse_busy_workers
@@ -103,13 +103,16 @@ def said(words: str) -> None:
     print(one_line(words), flush=True)
 
 
-def worker_for(settings: Settings, trained: Trained) -> tuple[Host, str]:
-    """The first worker, which nobody else uses, and the adapter's folder there. Raises a task's errors."""
+def on_worker(
+    settings: Settings, trained: Trained, what: str, wish: Mapping[str, Any], hear: Callable[[str], None] = said
+) -> Mapping[str, Any]:
+    """What the first worker, which nobody else uses, found with the adapter there. Raises a task's errors."""
     host = workers(settings)[0]
     refuse_busy_workers(settings, [host])
-    if settings.fleet.kind == "local":
-        return host, str(trained.adapter)
-    place = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
+    place = str(trained.adapter)
     with answering():
-        push(Agent(host), trained.adapter, place)
-    return host, place
+        if settings.fleet.kind != "local":
+            place = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
+            push(Agent(host), trained.adapter, place)
+        whole = {"adapter": place, "model_sha256": trained.model_sha256, **wish}
+        return adapter_work(settings, host, what, whole, hear)

@@ -68,6 +68,17 @@ def pod_hosts(settings: Settings, target: Target, *, starting: bool = False) -> 
     ]
 
 
+def pods_of_component(
+    settings: Settings, component: str, *, size: int = 1, container: str = "bench", starting: bool = False
+) -> list[PodHost]:
+    """`size` pods of ours that are no workers, by what they are in the deployment."""
+    pods = settings.fleet.pods.model_copy(
+        update={"selector": f"app.kubernetes.io/component={component}", "container": container}
+    )
+    fleet = settings.fleet.model_copy(update={"size": size, "pods": pods})
+    return pod_hosts(settings.model_copy(update={"fleet": fleet}), target_of(settings), starting=starting)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Crew:
     """Hosts with their agents, and the ids of the trials that they run."""
