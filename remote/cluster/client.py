@@ -227,7 +227,6 @@ class Cluster:
             return None
 
     def pods(self) -> list[dict[str, Any]]:
-        """The fleet's pods."""
         listed = self._get(self._path(POD), {"labelSelector": PART_OF})
         self._pods_version = str(listed.get("metadata", {}).get("resourceVersion", ""))
         return list(listed.get("items") or [])
@@ -253,11 +252,9 @@ class Cluster:
             next(iter(answer.stream()), None)
 
     def events(self) -> list[dict[str, Any]]:
-        """The namespace's events."""
         return self._items(f"/api/v1/namespaces/{self.target.namespace}/events")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """All nodes."""
         return self._items("/api/v1/nodes")
 
     def pods_everywhere(self) -> list[dict[str, Any]]:

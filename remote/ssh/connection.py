@@ -22,6 +22,7 @@ from paramiko.auth_strategy import AuthFailure
 from paramiko.pkey import UnknownKeyType
 
 from remote.hosts.host import AddressWrong, HostError, HostKeyRefused, HostUnreachable
+from remote.hosts.process import end
 from remote.ssh.config import Hop
 from remote.ssh.keys import Keys
 from remote.ssh.known_hosts import complaint, known_keys, name_of
@@ -156,12 +157,7 @@ def _through_program(command: str) -> Iterator[socket.socket]:
         try:
             yield ours
         finally:
-            process.terminate()
-            try:
-                process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def _explained(hop: Hop, error: Exception) -> HostError:

@@ -8,7 +8,6 @@ example. It is named where its 95 % interval leaves out 0 and it is at least `LE
 import json
 
 from invoke.context import Context
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +18,7 @@ from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter.trained import Trained, on_worker, open_training, said
 from tasks.cli.flags import number
 from tasks.cli.lock import only_one
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, ruled
 from tasks.errors import Resumable, TaskFailed, writing
 from tasks.settings.load import Settings, load
 
@@ -114,10 +113,8 @@ def show(out: Console, trained: Trained, found: AdapterCheck) -> None:
 
 def table(found: AdapterCheck) -> Table:
     first = found.forms[0]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("form")
-    for head in ("held-out loss", "beside the first", "same answers", "not ended"):
-        shown.add_column(head, justify="right")
+    numbers = ("held-out loss", "beside the first", "same answers", "not ended")
+    shown = ruled("form", *numbers, right=numbers)
     for form in found.forms:
         between = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
         same = sum(mine == its for mine, its in zip(first.answers, form.answers, strict=True))

@@ -80,7 +80,6 @@ class Facts:
         self._closing = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Drop connections."""
         self._closing.close()
 
     @property

@@ -1,9 +1,12 @@
 """The runs on this machine: finds one by name, makes its folder, points `latest` at the newest."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench.records.layout import RUN_FILE
+from bench.records.layout import RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from tasks.connect.workers import refuse_other_fleet
@@ -12,6 +15,7 @@ from tasks.settings.load import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
+_RUNS_TO_LEARN_FROM = 20
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
@@ -58,6 +62,17 @@ def newest_training(results_folder: Path) -> str | None:
         except ResultError:
             continue
     return None
+
+
+def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
+    """The results of each of the newest runs, newest first. What cannot be read is left out: the report names it."""
+    runs = [one for one in results_folder.glob(f"*/{TRIALS_FOLDER}") if not one.parent.is_symlink()]  # `latest` is one
+    for folder in sorted(runs, reverse=True)[:_RUNS_TO_LEARN_FROM]:
+        found = []
+        for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
+            with contextlib.suppress(ResultError):
+                found.append(TrialResult.read(path))
+        yield found
 
 
 def resuming(run_id: str) -> str:

@@ -8,17 +8,15 @@ from typing import Any
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.durable import read_regular
-from bench.records.layout import RESULT_FILE
-from bench.records.result import End, TrialResult
+from bench.records.result import End
 from bench.records.run import PlannedTrial
-from bench.records.sealed import ResultError
 from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
 from tasks.errors import UsageError
+from tasks.fleet.folders import newest_results
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings
 
-_RUNS_TO_LEARN_FROM = 20
 KINDS_WITH_STEPS = ("training", "distributed")
 _CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
 
@@ -119,20 +117,15 @@ def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[
     """How long each planned trial took when the same configuration last succeeded here; None where it never has."""
     wanted = {trial.trial.digest() for trial in planned}
     known: dict[str, float] = {}
-    runs = sorted(results_folder.glob("*/trials"), reverse=True)[:_RUNS_TO_LEARN_FROM]
-    for folder in runs:
-        if wanted <= known.keys():
-            break
+    for results in newest_results(results_folder):
         taken: dict[str, list[float]] = {}
-        for path in folder.glob(f"*/{RESULT_FILE}"):
-            try:
-                result = TrialResult.read(path)
-            except ResultError:
-                continue  # the report names it; an estimate can do without
+        for result in results:
             if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
                 taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
         for digest, times in taken.items():
             known.setdefault(digest, max(times))
+        if wanted <= known.keys():
+            break
     return {trial.trial_id: known.get(trial.trial.digest()) for trial in planned}
 
 

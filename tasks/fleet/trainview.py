@@ -149,7 +149,6 @@ class TrainingView(View):
             self.note(self.line() if event.happening is Happening.PROGRESS else self._note)
 
     def note(self, words: str) -> None:
-        """Say something."""
         self._say(self._stamped(self._text(words)))
 
     def last(self) -> Text:
@@ -159,7 +158,6 @@ class TrainingView(View):
         return self._text(self.line())
 
     def line(self) -> str:
-        """The training as it is now."""
         words = (
             parts(self._progress, self._spent(), self._pace.left_sec) if self._progress is not None else [self._note]
         )

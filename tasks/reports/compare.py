@@ -28,7 +28,7 @@ from reports.read.run import ReportError
 from reports.statistics.energy import ENERGY
 from reports.training import beside
 from tasks.cli.flags import number, one_of_each
-from tasks.cli.terminal import for_programs
+from tasks.cli.terminal import for_programs, ruled
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
@@ -90,9 +90,7 @@ def show_trainings(folders: Sequence[Path]) -> str:
         found = beside.compare(folders[0], folders[1])
     except ReportError as error:
         raise UsageError(str(error)) from None
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("", *(folder.name for folder in folders)):
-        rows.add_column(head, overflow="fold")
+    rows = ruled("", *(folder.name for folder in folders))
     for cells in found.lines:
         rows.add_row(*cells)
     Console(highlight=False).print(rows)

@@ -24,6 +24,7 @@ from reports.summary.cautions import MOST_SHOWN
 from reports.training import page as training
 from tasks.cli.flags import one_of_each
 from tasks.cli.interrupt import interrupted_by
+from tasks.cli.terminal import ruled
 from tasks.errors import Resumable, SomeTrialsFailed, UsageError, one_line
 from tasks.fleet.folders import find_run, is_training
 from tasks.fleet.pricing import pricing
@@ -80,9 +81,7 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -
     for name, value in made.lines:
         rows.add_row(name, Text(one_line(value)))
     console.print(rows)
-    both = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("", "predicted", "actual"):
-        both.add_column(head)
+    both = ruled("", "predicted", "actual")
     for cells in made.compared:
         both.add_row(*cells)
     console.print(both)

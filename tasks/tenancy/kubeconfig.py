@@ -5,7 +5,6 @@ tasks.tenancy token`; no secret is in the file. What else is in the file stays.
 """
 
 import copy
-import datetime
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from tasks.settings.load import Settings, load
 from tasks.tenancy.access.clients import Access, access, compartment_of
 from tasks.tenancy.access.failures import Asked
 from tasks.tenancy.access.profile import check_ocid, ocid_kind
-from tasks.tenancy.privately import write_private
+from tasks.tenancy.privately import keep_old, write_private
 from tasks.tenancy.survey import ClusterFound, clusters
 
 _MOST_BYTES = 16 << 20
@@ -63,10 +62,7 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
 def _write(path: Path, merged: Kubeconfig) -> None:
     try:
         if path.exists():
-            when = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-            kept = path.with_name(f"{path.name}.{when}")
-            write_private(kept, path.read_bytes())
-            print(f"kept the old one as {shown(kept)}")
+            print(f"kept the old one as {shown(keep_old(path))}")
         write_private(path, yaml.safe_dump(dict(merged), sort_keys=False, allow_unicode=True).encode())
     except OSError as error:
         raise UsageError(f"{shown(path)}: cannot be written: {error.strerror}; name another with --file") from None

@@ -8,7 +8,6 @@ import io
 import math
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from bench.records import Trial
 from bench.records.training_data import DataReport, Shown
 from reports.summary.cost import Amount
 from reports.text import count
-from tasks.cli.terminal import table
+from tasks.cli.terminal import ruled, table
 from tasks.errors import one_line
 from tasks.settings.load import Settings
 from tasks.train.foreseen import Foreseen, Seen
@@ -131,11 +130,7 @@ def _between(amount: Amount, factor: float, form: str) -> str:
 
 
 def _files(report: DataReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("file", "kind"):
-        table.add_column(head, overflow="fold")
-    for head in ("lines", "weight", "sha256"):
-        table.add_column(head, justify="right")
+    table = ruled("file", "kind", "lines", "weight", "sha256", right=("lines", "weight", "sha256"))
     for file in report.files:
         table.add_row(
             Text(one_line(file.path)), file.kind, f"{file.lines:,}", f"{file.weight:g}", Text(file.sha256[:12])
@@ -159,10 +154,7 @@ def _lengths(report: DataReport) -> Table:
 
 
 def _findings(report: DataReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("lines", justify="right")
-    table.add_column("what was found", overflow="fold")
-    table.add_column("first at", overflow="fold")
+    table = ruled("lines", "what was found", "first at", right=("lines",))
     for finding in sorted(report.findings, key=lambda one: -one.count):
         places = "; ".join(one_line(place) for place in finding.places[:3])
         table.add_row(f"{finding.count:,}", one_line(finding.what), Text(places))
