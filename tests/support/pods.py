@@ -36,7 +36,7 @@ from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Host  # noqa: E402
 from remote.pods.host import PodHost  # noqa: E402
 from remote.pods.listing import Pods  # noqa: E402
-from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
+from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume  # noqa: E402
 from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, wait_for  # noqa: E402
 from tests.support.kubernetes import Cluster, unavailable  # noqa: E402
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
@@ -51,23 +51,8 @@ LIMITS = Limits(lost_after_sec=12.0, give_up_after_sec=120.0, max_attempts=20, g
 
 def volume() -> list[dict[str, Any]]:
     """The shared file system, bound by name as manifests/base/storage.yaml binds it."""
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     csi = {"driver": "fss.csi.oraclecloud.com", "volumeHandle": "ocid1.filesystem.test:10.0.0.1:/shared"}
-    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": "default"}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": "shared"},
-            "spec": {**common, "capacity": {"storage": "1Gi"}, "csi": csi, "claimRef": bound_to},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "shared"},
-            "spec": {**common, "volumeName": "shared", "resources": {"requests": {"storage": "1Gi"}}},
-        },
-    ]
+    return shared_volume("shared", "default", csi=csi)
 
 
 def job(size: int, *, limit: int = 1000, gpus: int = 1, grace_sec: int = 2) -> dict[str, Any]:

@@ -4,8 +4,6 @@ Also an operator that can be killed: run as a program, this file drives a Fleet 
 itself with SIGKILL at the moment it is told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -20,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, Unpack
 
 import pytest
 
@@ -38,7 +36,7 @@ from remote.fleet.ledger import Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
 from remote.fleet.worker import Launch  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402
-from remote.hosts.host import Completed, Host, HostUnreachable, Readable  # noqa: E402
+from remote.hosts.host import Completed, Host, HostUnreachable, How  # noqa: E402
 from remote.hosts.local import LocalHost  # noqa: E402
 from remote.jobs.agent import Agent  # noqa: E402
 
@@ -54,6 +52,31 @@ def wait_for(what: Callable[[], object], said: str) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"never happened: {said}")
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def meanwhile(act: Callable[[], object], stop: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """`act` in another thread while the block runs; what it raises comes through. A block that fails calls `stop`."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        stop()
+        raise
+    finally:
+        thread.join(PATIENCE_SEC)
+    assert not thread.is_alive(), f"{act} does not come to its end"
+    if failures:
+        raise failures[0]
 
 
 def processes_under(folder: Path) -> dict[int, str]:
@@ -108,7 +131,7 @@ class LocalFleet:
         self.folder = folder
         self.log = folder / "bench.log"
 
-    def __enter__(self) -> LocalFleet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
@@ -238,26 +261,8 @@ class LocalFleet:
     @contextlib.contextmanager
     def running(self, fleet: Fleet) -> Iterator[Fleet]:
         """The fleet at work in a thread of its own; on leaving it is waited for, and what it raised comes through."""
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                fleet.run()
-            except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
-                failures.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
+        with meanwhile(fleet.run, fleet.stop):
             yield fleet
-        except BaseException:
-            fleet.stop()
-            raise
-        finally:
-            thread.join(PATIENCE_SEC)
-        assert not thread.is_alive(), "the fleet does not come to its end"
-        if failures:
-            raise failures[0]
 
     def winner(self, trial_id: str) -> tuple[int, str]:
         """The attempt and the worker behind a trial's end."""
@@ -370,19 +375,12 @@ class CuttableHost:
     def python(self) -> tuple[str, ...]:
         return self.host.python
 
-    def run(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | Readable | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-        timeout_sec: float,
-        idle_timeout_sec: float | None = None,
-    ) -> Completed:
+    def run(self, command: Command, **how: Unpack[How]) -> Completed:
         self.before(command)
         self._check()
         left = next(self.cuts, None)
         gathered = bytearray()
+        on_stdout = how.get("on_stdout")
 
         def hear(piece: bytes) -> None:
             nonlocal left
@@ -396,9 +394,7 @@ class CuttableHost:
                 if len(kept) < len(piece):
                     raise HostUnreachable(f"{self.name}: the stream was cut")
 
-        completed = self.host.run(
-            command, stdin=stdin, on_stdout=hear, timeout_sec=timeout_sec, idle_timeout_sec=idle_timeout_sec
-        )
+        completed = self.host.run(command, **how | {"on_stdout": hear})
         self._check()
         return dataclasses.replace(completed, stdout=bytes(gathered))
 

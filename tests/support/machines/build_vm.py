@@ -10,8 +10,6 @@ is built on it unchanged, with a lock of one small wheel. What that does not cov
 lock.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
@@ -27,7 +25,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tests.support.forked import AS_INV, INV, ForkServer
 from tests.support.machines import base_image as base_image
@@ -65,7 +63,7 @@ class BuildVm:
         self._typed: list[subprocess.Popen[str]] = []
         self._server = ForkServer(self.folder, INV, lambda argv, **options: network.laptop.start(*argv, **options))
 
-    def __enter__(self) -> BuildVm:
+    def __enter__(self) -> Self:
         self._server.__enter__()
         return self
 
