@@ -42,15 +42,28 @@ class UsageError(TaskFailed):
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Within, the results folder or something in it is written. Raises UsageError where that fails."""
+def touching(file: object, remedy: str = "") -> Iterator[None]:
+    """Within, a file is read or written. Raises UsageError where that fails: `file`, why, and the remedy."""
     try:
         yield
-    except OSError as error:
-        raise UsageError(
-            f"results.folder: {folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
-            "or set results.folder to another folder"
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"{file}: {why}{remedy}") from None
+
+
+@contextlib.contextmanager
+def ending_as(end: type[TaskFailed], *errors: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Within, each of these errors ends the task as `end`, in its own words between those before and after it."""
+    try:
+        yield
+    except errors as error:
+        raise end(f"{before}{error}{after}") from None
+
+
+def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Within, the results folder or something in it is written. Raises UsageError where that fails."""
+    remedy = "; check owner, permissions and free space, or set results.folder to another folder"
+    return touching(f"results.folder: {folder}: cannot be written", remedy)
 
 
 class Resumable(TaskFailed):

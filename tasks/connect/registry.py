@@ -9,7 +9,7 @@ from remote.hosts.host import Host
 from remote.image import vmjob
 from remote.image.names import USER_FORMS, NameWrong, Reference, reference
 from tasks.connect.secrets import check_registry_user
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.settings.load import Settings
 
 ASK_SEC = 900.0  # documents of some megabytes, over a slow line
@@ -27,10 +27,8 @@ def address(settings: Settings) -> tuple[Reference, str]:
 
 def named(setting: str, text: str, default_tag: str) -> Reference:
     """An image's name that a setting or flag gives. Raises UsageError."""
-    try:
+    with ending_as(UsageError, NameWrong, before=f"{setting}: "):
         return reference(text, default_tag)
-    except NameWrong as error:
-        raise UsageError(f"{setting}: {error}") from None
 
 
 def user_of(settings: Settings, repository: str) -> str:

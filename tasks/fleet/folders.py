@@ -10,7 +10,7 @@ from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from tasks.connect.workers import refuse_other_fleet
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.settings.load import Settings
 
 LATEST = "latest"
@@ -37,10 +37,8 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     Raises UsageError where it is not there, cannot be trusted, or was started over another fleet than the settings'.
     """
     folder = find_run(settings.results_folder, name)
-    try:
+    with ending_as(UsageError, ResultError, after="; choose another run with --run"):
         run = RunRecord.read(folder / RUN_FILE)
-    except ResultError as error:
-        raise UsageError(f"{error}; choose another run with --run") from None
     refuse_other_fleet(settings, run)
     return run, folder
 

@@ -12,7 +12,7 @@ from bench.records.result import End
 from bench.records.run import PlannedTrial
 from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as, touching
 from tasks.fleet.folders import newest_results
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings
@@ -25,14 +25,12 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
     """The suite's trials at the settings' profile; `only` narrows them to these ids. Raises UsageError."""
     bench = settings.bench
     changed = {name: getattr(bench, name) for name in _CHANGEABLE if getattr(bench, name) is not None}
-    try:
+    with ending_as(UsageError, TrialError, before="bench: "):
         trials = tuple(
             dataclasses.replace(trial, seed=bench.seed, **changed)
             for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
         )
         return trials if only is None else choose(trials, tuple(only))
-    except TrialError as error:
-        raise UsageError(f"bench: {error}") from None
 
 
 def read_trials(
@@ -40,12 +38,9 @@ def read_trials(
 ) -> tuple[Trial, ...]:
     """The trials of a file. Raises UsageError, which names the flag."""
     path = settings.typed(file)
-    try:
+    with touching(f"{flag}: {shown(path)}: cannot be read"):
         text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{flag}: {shown(path)}: cannot be read: {why}") from None
-    try:
+    with ending_as(UsageError, TrialError, before=f"{flag}: "):
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})
         if profiles != [settings.bench.profile]:
@@ -54,8 +49,6 @@ def read_trials(
                 "one run has one profile: change the setting or the file"
             )
         return trials if only is None else choose(trials, tuple(only))
-    except TrialError as error:
-        raise UsageError(f"{flag}: {error}") from None
 
 
 def size_of(trial: Trial) -> str:

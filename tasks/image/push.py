@@ -30,7 +30,7 @@ from tasks.cli.terminal import asks
 from tasks.connect.buildvm import build_vm, build_vm_job
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import Resumable, UsageError, writing
+from tasks.errors import Resumable, UsageError, ending_as, writing
 from tasks.image import jobs, profiles
 from tasks.image.build import client, wanted
 from tasks.image.documents.sign import sign, signing_key
@@ -91,10 +91,8 @@ def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str
     facts = engine.inspect(host, client(settings), image)
     if facts is None:
         raise UsageError(f"{host.name}: no image {image} there; `inv build` makes it")
-    try:
+    with ending_as(UsageError, ContextError):
         differs = outdated(wanted(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
-    except ContextError as error:
-        raise UsageError(str(error)) from None
     if differs:
         what = f"{image} on {host.name} is not of the sources here: {', '.join(differs)} changed since it was built"
         if not stale:

@@ -18,7 +18,7 @@ from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
 from bench.records.durable import read_regular
-from tasks.errors import UsageError
+from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings, load
 from tasks.tenancy.access.clients import Access, access, compartment_of
@@ -60,12 +60,10 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
 
 
 def _write(path: Path, merged: Kubeconfig) -> None:
-    try:
+    with touching(f"{shown(path)}: cannot be written", "; name another with --file"):
         if path.exists():
             print(f"kept the old one as {shown(keep_old(path))}")
         write_private(path, yaml.safe_dump(dict(merged), sort_keys=False, allow_unicode=True).encode())
-    except OSError as error:
-        raise UsageError(f"{shown(path)}: cannot be written: {error.strerror}; name another with --file") from None
     print(f"wrote {shown(path)}, readable by you alone")
 
 

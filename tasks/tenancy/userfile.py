@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from bench.records.durable import read_regular
-from tasks.errors import UsageError
+from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
 from tasks.tenancy.privately import keep_old, write_private
 
@@ -29,13 +29,11 @@ def write_user_settings(wanted: Values) -> list[str]:
     if changed == text:
         return [f"{shown(path)} has these settings already"]
     lines = []
-    try:
+    with touching(f"{shown(path)}: cannot be written"):
         if path.exists():
             lines.append(f"kept the old one as {shown(keep_old(path))}")
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
         write_private(path, changed.encode(), mode=mode)
-    except OSError as error:
-        raise UsageError(f"{shown(path)}: cannot be written: {error.strerror}") from None
     return [*lines, f"wrote {shown(path)}"]
 
 

@@ -21,7 +21,7 @@ from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import TaskFailed, UsageError, one_line, writing
+from tasks.errors import TaskFailed, UsageError, one_line, touching, writing
 from tasks.image import profiles
 from tasks.image.build import client
 from tasks.image.documents.audit import audit
@@ -51,10 +51,8 @@ def write_documents(context: Context, *, push: bool) -> None:
     if where is not None and about.repository != where.repository:
         raise UsageError(f"{name} was not pushed to {where.repository} as it is now; `inv push`, then the same again")
     contents = _contents(name, ended.stdout, ended.stderr)
-    try:
+    with touching(lock, "; `inv image.lock` makes it"):
         inside = bom.parts(contents, lock.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{lock}: {error.strerror}; `inv image.lock` makes it") from None
     how = {"profile": settings.image.profile, "target": settings.image.target, "image": name}
     documents = {
         "bom.cdx.json": bom.cyclonedx(about, inside),

@@ -20,7 +20,7 @@ from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
-from tasks.errors import Resumable, UsageError
+from tasks.errors import Resumable, UsageError, ending_as
 from tasks.settings.load import Settings
 from tasks.tenancy.access.failures import Asked, Asker, NotFound, explain
 from tasks.tenancy.access.instance import NO_TOKEN, instance_signer, patience, root
@@ -185,10 +185,8 @@ def compartment_of(settings: Settings, entry: Access) -> tuple[str, str]:
     if ocid_kind(wanted):
         check_ocid("tenancy.compartment", wanted, "compartment")
         asked = Asked(doing=f"looking for compartment {wanted}", right="inspect compartments")
-        try:
+        with ending_as(UsageError, NotFound, before="tenancy.compartment: no such compartment, or not for this user; "):
             return wanted, str(entry.one(asked, client.get_compartment, wanted)["name"])
-        except NotFound as error:
-            raise UsageError(f"tenancy.compartment: no such compartment, or not for this user; {error}") from None
     asked = Asked(doing="listing compartments", right="inspect compartments")
     listed = entry.all(asked, client.list_compartments, entry.tenancy, compartment_id_in_subtree=True)
     named = [one for one in listed if one.get("name") == wanted and one.get("lifecycleState", "ACTIVE") == "ACTIVE"]
