@@ -1,6 +1,8 @@
 """This machine as a host: several workers on one laptop, each with its own work folder."""
 
+import getpass
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from typing import Unpack
@@ -8,6 +10,14 @@ from typing import Unpack
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, How
 from remote.hosts.process import CannotStart, run_program
+
+
+def me() -> str:
+    """Who works here, for others to read; several people may log in to one user of a machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user need not have a name
+        return f"user {os.getuid()}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, kw_only=True)

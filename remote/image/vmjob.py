@@ -5,11 +5,9 @@ that does the same work, which the digest of the whole request in the name of it
 slot, because two jobs would compete for the same disk and engine.
 """
 
-import getpass
 import hashlib
 import json
 import re
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any, Self
 from remote.hosts.command import Command
 from remote.hosts.delivery import PYTHON_FLAGS, program
 from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check, parsed
+from remote.hosts.local import me
 from remote.jobs.agent import ONHOST, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
@@ -95,14 +94,6 @@ def does(job: Job, verb: str, request: Mapping[str, Any]) -> bool:
 def digest_of(request: Mapping[str, Any]) -> str:
     """Tells one work from another: the sha256 of its whole request, cut to what a folder's name can hold."""
     return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def me() -> str:
-    """Who starts jobs from here; several people may log in to one user of the VM."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # a user number without a name
-        return f"somebody@{socket.gethostname()}"
 
 
 def starter(job: Job) -> str:

@@ -183,15 +183,13 @@ class Incoming:
                 inside("/", name)
         except Refusal as error:
             raise HostError(f"{self._agent.host.name}: {error}; nothing was taken") from None
-        if len({*names}) < len(names) or self._without & {*names} or not self._was_asked_for(names):
+        was_asked_for = self._wanted is None or {*names} <= {*self._wanted}
+        if len({*names}) < len(names) or self._without & {*names} or not was_asked_for:
             raise HostError(f"{self._agent.host.name}: sends other files than it was asked for; nothing was taken")
         if self._listed and (gone := {*(self._wanted or ())} - {*names}):
             raise HostError(f"{self._agent.host.name}: {min(gone)} was deleted during the transfer")
         # These files are wanted from now on, however many streams they take.
         self._wanted, self._coming, self._listed, self._heard_names = list(names), list(names), True, True
-
-    def _was_asked_for(self, names: list[str]) -> bool:
-        return self._wanted is None or {*names} <= {*self._wanted}
 
     def _hear_file(self, line: dict[str, Any]) -> None:
         name = self._coming[0]

@@ -2,12 +2,11 @@
 
 import contextlib
 import fcntl
-import getpass
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from remote.hosts.local import me
 from tasks.errors import Refused, writing
 
 LOCK_FILE = ".lock"
@@ -28,14 +27,7 @@ def only_one(results_folder: Path, doing: str) -> Iterator[None]:
             raise Refused(f"{results_folder}: in use by {holder}; wait for it, or stop it with Ctrl-C there") from None
         with contextlib.suppress(OSError):  # on a full disk the lock holds, without its holder's name
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {_who()}\n".encode(), 0)
+            os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {me()}\n".encode(), 0)
         yield
     finally:
         os.close(handle)
-
-
-def _who() -> str:
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container's user need not have a name
-        return f"user {os.getuid()}"

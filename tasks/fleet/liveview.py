@@ -267,7 +267,8 @@ class LiveView(View):
         if len(rows) > room:  # show what moves; where all have room, each keeps its place
             rows.sort(key=lambda row: row.trial_id is None)
         for row in rows[:room]:
-            table.add_row(*(self._text(cell, self._style_of(row)) for cell in self._cells(row)))
+            style = "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
+            table.add_row(*(self._text(cell, style) for cell in self._cells(row)))
         if len(rows) > room:
             busy = sum(row.trial_id is not None for row in rows[room:])
             table.add_row(self._text(f"+ {len(rows) - room} more", "dim"), self._text(f"{busy} busy", "dim"))
@@ -288,9 +289,6 @@ class LiveView(View):
             # Later than expected, say by how much: a zero that stays would look like a view that hangs.
             cells[6] = duration(expected - elapsed) if elapsed <= expected else f"+{duration(elapsed - expected)}"
         return [*cells, dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
-
-    def _style_of(self, row: WorkerRow) -> str:
-        return "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
 
     def _bar(self, step: int, steps: int) -> str:
         full, empty = ("━", "╌") if self._speaks_unicode() else ("#", ".")
