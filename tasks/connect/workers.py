@@ -22,7 +22,7 @@ from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
 from remote.pods.listing import Pods
 from tasks.connect.asking import answers
-from tasks.connect.cluster import announced, target_of
+from tasks.connect.cluster import announced, identity, target_of
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings.load import Settings
 
@@ -127,8 +127,7 @@ def where(settings: Settings) -> dict[str, str]:
     """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
     if settings.fleet.kind != "pods":
         return {}
-    target = target_of(settings)
-    return {"context": target.context, "server": target.server, "namespace": target.namespace}
+    return identity(target_of(settings))
 
 
 def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
@@ -273,7 +272,12 @@ def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
     """What the host's GPUs are doing now, as `python -m bench sample` reports it. Raises HostError."""
     command = _bench(settings, host, "sample")
     completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
-    document: Mapping[str, Any] = parsed(host, completed.stdout, f"the answer to {command.render()}")
+    return _document(host, command, completed)
+
+
+def _document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
+    """A transport that loses a stream may still report success. Raises HostUnreachable then."""
+    document: dict[str, Any] = parsed(host, completed.stdout, f"the answer to {command.render()}")
     return document
 
 
@@ -304,10 +308,9 @@ def _inputs(settings: Settings) -> tuple[str, ...]:
 def _answer(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
     """The JSON document that the command prints. Raises UsageError with its one line of complaint, and HostError."""
     completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_SEC)
-    if completed.exit_code == 0:
-        document: Mapping[str, Any] = json.loads(completed.stdout)
-        return document
-    raise _complaint(host, command, completed)
+    if completed.exit_code != 0:
+        raise _complaint(host, command, completed)
+    return _document(host, command, completed)
 
 
 def _complaint(host: Host, command: Command, completed: Completed) -> Exception:
