@@ -98,13 +98,10 @@ class Registry:
 
     def manifest_bytes(self, name: str) -> bytes | None:
         """The same as it was sent, by its digest if `name` is one; None where there is none."""
-        url = f"{self.base}/{self.path}/manifests/{name}"
-        answer = self._ask(url, {"Accept": ", ".join(MANIFESTS)})
-        if answer is None:
-            return None
-        self._check_digest(name, answer.content)
-        self._manifest(answer.content)
-        return answer.content
+        content = self._verified("manifests", name, {"Accept": ", ".join(MANIFESTS)})
+        if content is not None:
+            self._manifest(content)
+        return content
 
     def referrers(self, digest: str) -> list[dict[str, Any]] | None:
         """What the registry says refers to a manifest, all pages; None where it has no such list (OCI 1.1)."""
@@ -139,16 +136,14 @@ class Registry:
 
     def blob(self, digest: str) -> bytes | None:
         """A small blob, verified; None where there is none."""
-        url = f"{self.base}/{self.path}/blobs/{digest}"
-        answer = self._ask(url, most=BLOB_BYTES)
-        if answer is None:
-            return None
-        self._check_digest(digest, answer.content)
-        return answer.content
+        return self._verified("blobs", digest, most=BLOB_BYTES)
 
-    def _check_digest(self, name: str, content: bytes) -> None:
-        if name.startswith("sha256:") and name != digest_of(content):
+    def _verified(self, kind: str, name: str, headers: dict[str, str] | None = None, **how: Any) -> bytes | None:
+        """Held against its digest, where `name` is one; None where there is none."""
+        answer = self._ask(f"{self.base}/{self.path}/{kind}/{name}", headers, **how)
+        if answer is not None and name.startswith("sha256:") and name != digest_of(answer.content):
             raise Failed("refused", f"{self.host} answers with other bytes than {name} for {self.path}; refused")
+        return None if answer is None else answer.content
 
     def _manifest(self, content: bytes) -> dict[str, Any]:
         try:

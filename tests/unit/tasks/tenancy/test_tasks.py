@@ -113,12 +113,9 @@ def test_a_repository_without_the_right_names_the_policy(tenancy: FakeTenancy, c
         ("docker.io/r", "is not of this tenancy"),
     ],
 )
-def test_a_repository_elsewhere_is_refused(
-    tenancy: FakeTenancy, context: Make, project: Path, image: str, words: str
-) -> None:
-    (project / "f.yaml").write_text(f"registry: {{image: '{image}'}}")
+def test_a_repository_elsewhere_is_refused(tenancy: FakeTenancy, context: Make, image: str, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
-        make_repository(context("f.yaml"), None, immutable=False)
+        make_repository(context(text=f"registry: {{image: '{image}'}}"), None, immutable=False)
     assert not tenancy.bodies
 
 
