@@ -244,19 +244,7 @@ class LocalFleet:
         )
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        flags = {
-            "--trial": f"{folder}/{TRIAL_FILE}",
-            "--out": f"{folder}/{OUT_FOLDER}",
-            "--trial-id": planned.trial_id,
-            "--worker": host.name,
-            "--run-id": "r1",
-            "--attempt": str(attempt),
-        }
-        words = [word for pair in flags.items() for word in pair]
-        return Command(
-            argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
-            environment={"FAKE_BENCH_LOG": str(self.log)},
-        )
+        return run_fake_bench(host, planned, attempt, folder, log=str(self.log))
 
     @contextlib.contextmanager
     def running(self, fleet: Fleet) -> Iterator[Fleet]:
@@ -293,6 +281,22 @@ class LocalFleet:
     def reasons(self) -> dict[str, str | None]:
         ledger = Ledger(self.run_folder / LEDGER_FILE)
         return {trial_id: entry.reason for trial_id, entry in ledger.entries.items()}
+
+
+def run_fake_bench(
+    host: Host, planned: PlannedTrial, attempt: int, folder: str, *, log: str, bench: str = str(FAKE_BENCH)
+) -> Command:
+    """What starts the stand-in bench there; it notes in `log` what it does."""
+    flags = {
+        "--trial": f"{folder}/{TRIAL_FILE}",
+        "--out": f"{folder}/{OUT_FOLDER}",
+        "--trial-id": planned.trial_id,
+        "--worker": host.name,
+        "--run-id": "r1",
+        "--attempt": str(attempt),
+    }
+    words = [word for pair in flags.items() for word in pair]
+    return Command(argv=(*host.python, "-S", "-B", bench, "run", *words), environment={"FAKE_BENCH_LOG": log})
 
 
 def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
