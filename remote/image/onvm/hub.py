@@ -4,8 +4,6 @@
 one, is a line of JSON on standard input, each answer one on standard output. The client prints to standard error.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

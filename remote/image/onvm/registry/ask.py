@@ -6,8 +6,6 @@
 `look`, all that stands beside an image; `attach` and `sign`, to put something there. Answers in one JSON line.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
