@@ -45,13 +45,14 @@ PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system 
 QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
 
 
-def wait_for(what: Callable[[], object], said: str) -> None:
-    """Until `what()` holds; the test fails with `said` when it never does."""
-    deadline = time.monotonic() + PATIENCE_SEC
-    while not what():
+def wait_for(what: Callable[[], Any], said: str, seconds: float = PATIENCE_SEC) -> Any:
+    """The first true value of `what()`; the test fails with `said` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"never happened: {said}")
+            raise AssertionError(f"waited {seconds:.0f} s for {said}")
         time.sleep(0.01)
+    return found
 
 
 @contextlib.contextmanager
