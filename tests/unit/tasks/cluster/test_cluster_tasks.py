@@ -12,7 +12,7 @@ from bench.records import Trial
 from bench.records.durable import sha256_of
 from bench.records.layout import LEDGER_FILE, SUMS_FILE
 from bench.records.result import End
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
@@ -22,6 +22,7 @@ from tasks.connect.pushed import image_of
 from tasks.errors import UsageError
 from tasks.fleet.uncollected import DISCARDED_FILE, discard, not_whole, uncollected
 from tasks.settings.load import load
+from tests.support.reports import synthetic
 
 Make = Callable[..., Context]
 HEX = "sha256:" + "ab" * 32
@@ -80,21 +81,11 @@ def test_a_tag_alone_is_refused_with_the_reason(context: Make) -> None:
 def run(results: Path, make_trial: Callable[..., Trial], run_id: str = "r1", **changes: Any) -> tuple[Path, Ledger]:
     """A run of one trial over pods, as `inv bench` leaves it when it has only been planned."""
     planned = PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")
-    fields: dict[str, Any] = {
-        "run_id": run_id,
-        "created_at": "2026-11-20T12:00:00+00:00",
-        "suite": "test",
-        "profile": "tiny",
-        "spread": "shard",
-        "fleet_kind": "pods",
-        "workers": ["worker-0"],
-        "planned": [planned],
-        "settings": {},
-        "provenance": {"cluster": {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}},
-    }
+    cluster = {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}
+    given = {"run_id": run_id, "planned": [planned], "fleet_kind": "pods", "provenance": {"cluster": cluster}}
     folder = results / run_id
     folder.mkdir(parents=True)
-    RunRecord(**(fields | changes)).write(folder)
+    synthetic.record(**(given | changes)).write(folder)
     return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
 
 
