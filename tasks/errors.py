@@ -6,6 +6,8 @@
 Invoke prints an `Exit`'s message and exits with its code; these classes name the codes.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,12 +41,29 @@ class UsageError(TaskFailed):
     exit_code = 2
 
 
-def cannot_write(folder: Path, error: OSError) -> UsageError:
-    """The results folder, or what is in it, cannot be written."""
-    return UsageError(
-        f"results.folder: {folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
-        "or set results.folder to another folder"
-    )
+@contextlib.contextmanager
+def touching(file: object, remedy: str = "") -> Iterator[None]:
+    """Within, a file is read or written. Raises UsageError where that fails: `file`, why, and the remedy."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"{file}: {why}{remedy}") from None
+
+
+@contextlib.contextmanager
+def ending_as(end: type[TaskFailed], *errors: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Within, each of these errors ends the task as `end`, in its own words between those before and after it."""
+    try:
+        yield
+    except errors as error:
+        raise end(f"{before}{error}{after}") from None
+
+
+def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Within, the results folder or something in it is written. Raises UsageError where that fails."""
+    remedy = "; check owner, permissions and free space, or set results.folder to another folder"
+    return touching(f"results.folder: {folder}: cannot be written", remedy)
 
 
 class Resumable(TaskFailed):

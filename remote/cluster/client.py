@@ -57,19 +57,14 @@ class Cluster:
         for pause_sec in (*_PAUSES_SEC, None):
             began = time.monotonic()
             try:
-                return self._get_once(path, query, body=body, accept=accept)
+                with self._ask(path, query, body=body, accept=accept) as answer:
+                    return self._parsed(path, b"".join(answer.stream()))
             except Unreachable:
                 # A server that was silent for so long has had its time.
                 if pause_sec is None or time.monotonic() - began > _CONNECT_SEC:
                     raise
             time.sleep(pause_sec)
         raise AssertionError("the last try returns or raises")
-
-    def _get_once(
-        self, path: str, query: Mapping[str, str] | None, *, body: Object | None, accept: str
-    ) -> dict[str, Any]:
-        with self._ask(path, query, body=body, accept=accept) as answer:
-            return self._parsed(path, b"".join(answer.stream()))
 
     def _parsed(self, path: str, text: bytes) -> dict[str, Any]:
         try:
@@ -232,7 +227,6 @@ class Cluster:
             return None
 
     def pods(self) -> list[dict[str, Any]]:
-        """The fleet's pods."""
         listed = self._get(self._path(POD), {"labelSelector": PART_OF})
         self._pods_version = str(listed.get("metadata", {}).get("resourceVersion", ""))
         return list(listed.get("items") or [])
@@ -258,11 +252,9 @@ class Cluster:
             next(iter(answer.stream()), None)
 
     def events(self) -> list[dict[str, Any]]:
-        """The namespace's events."""
         return self._items(f"/api/v1/namespaces/{self.target.namespace}/events")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """All nodes."""
         return self._items("/api/v1/nodes")
 
     def pods_everywhere(self) -> list[dict[str, Any]]:

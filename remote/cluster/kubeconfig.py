@@ -4,14 +4,14 @@ The kubeconfig is the setting's, else KUBECONFIG's, else ~/.kube/config; the con
 current one. Reading starts nothing; a credential plugin (`oci ce cluster generate-token`) is run by `connect`.
 """
 
-from __future__ import annotations
-
 import datetime
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ def _read(where: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
     return contexts, clusters, current
 
 
-def connect(target: Target) -> ApiClient:
+def connect(target: Target) -> "ApiClient":
     """A client for the target; runs its credential plugin. Raises Misconfigured when there are no credentials."""
     from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
     from kubernetes.config import ConfigException, kube_config, load_kube_config
@@ -106,7 +106,8 @@ def connect(target: Target) -> ApiClient:
     kube_config.EXPIRY_SKEW_PREVENTION_DELAY = datetime.timedelta(minutes=1)
     configuration = Configuration()
     configuration.retries = False  # urllib3 would ask a dead server four times
-    logged = _Logged()
+    logged = BufferingHandler(sys.maxsize)
+    logged.setLevel(logging.ERROR)
     root = logging.getLogger()
     # Taken, not shown: what the client logs while it loads a kubeconfig must not reach the terminal.
     before, root.handlers = root.handlers, [logged]
@@ -116,20 +117,10 @@ def connect(target: Target) -> ApiClient:
         raise Misconfigured(f"context {target.context}: {one_line(error)}; mend the kubeconfig") from None
     finally:
         root.handlers = before
-    if logged.messages and not configuration.api_key and not configuration.cert_file:
+    if logged.buffer and not configuration.api_key and not configuration.cert_file:
         # The client logs a failed credential plugin and goes on as nobody, which the server answers with 401 or 403.
         raise Misconfigured(
-            f"context {target.context}: no credentials: {one_line(logged.messages[-1])}; log in again, then the same"
+            f"context {target.context}: no credentials: {one_line(logged.buffer[-1].getMessage())}; log in again, "
+            "then the same"
         )
     return ApiClient(configuration)
-
-
-class _Logged(logging.Handler):
-    """Keeps error messages."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())

@@ -5,8 +5,6 @@ Kustomize copies the values to the places that manifests/components/settings nam
 formatting.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -15,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -47,7 +45,7 @@ class Image:
     requires: str | None = None
 
     @classmethod
-    def parse(cls, reference: str, size_bytes: int | None = None) -> Image:
+    def parse(cls, reference: str, size_bytes: int | None = None) -> Self:
         """From HOST/REPOSITORY[:TAG]@sha256:...; ValueError for anything else: a tag can move, a digest cannot."""
         match = _DIGEST_FORM.match(reference)
         if match is None:

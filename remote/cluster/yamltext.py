@@ -10,11 +10,7 @@ class _Quoting(yaml.SafeDumper):
     """Every text in quotes: PyYAML writes 12e34567 without, which Go's readers take for a number."""
 
 
-def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
-
-
-_Quoting.add_representer(str, _quoted)
+_Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 def documents(objects: Iterable[Any]) -> str:

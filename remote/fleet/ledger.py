@@ -13,8 +13,6 @@ end, a trial that was not planned, a damaged line) is an error.
                                                            CANCELLED, or failed, with what is `changed` in its plan
 """
 
-from __future__ import annotations
-
 import datetime
 import errno
 import json
@@ -24,7 +22,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.records.durable import read_regular
 from bench.records.result import End
@@ -77,7 +75,7 @@ class Ledger:
         self._load()
 
     @classmethod
-    def create(cls, path: Path, trial_ids: Iterable[str]) -> Ledger:
+    def create(cls, path: Path, trial_ids: Iterable[str]) -> Self:
         """Start the ledger of a new run, or take up one that a crash left with part of its plan written."""
         ledger = cls(path)
         for trial_id in trial_ids:

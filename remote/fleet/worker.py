@@ -189,12 +189,7 @@ class Worker:
                         fleet.keeper.hear(self.agent, planned, attempt.number, progress)
                     fleet.on_event(replace(of_attempt(Happening.PROGRESS, planned, attempt), progress=progress))
 
-        def start() -> JobStatus:
-            return job.start(spec)
-
-        def watch() -> JobStatus:
-            return patience.watch(job, hear, PROGRESS)
-
+        start, watch = partial(job.start, spec), partial(patience.watch, job, hear, PROGRESS)
         if fleet.keeper is not None and attempt.folder not in trial.begun:
             patience.ask(self.name, partial(fleet.keeper.provide, self.agent, planned))
         status = patience.ask(self.name, start)

@@ -4,13 +4,24 @@ A `Completed` carries the command's own exit code. A host whose transport can lo
 exec can) has to notice that and raise HostUnreachable.
 """
 
-from __future__ import annotations
-
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from remote.hosts.command import Command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """How a command ended: its own exit code (128 + n when signal n ended it) and what it wrote.
+
+    `stdout` is empty where an `on_stdout` sink took it.
+    """
+
+    exit_code: int
+    stdout: bytes = b""
+    stderr: bytes = b""
 
 
 class HostError(Exception):
@@ -56,22 +67,19 @@ class CommandFailed(HostError):
         self.completed = completed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """How a command ended: its own exit code (128 + n when signal n ended it) and what it wrote.
-
-    `stdout` is empty where an `on_stdout` sink took it.
-    """
-
-    exit_code: int
-    stdout: bytes = b""
-    stderr: bytes = b""
-
-
 class Readable(Protocol):
     """What can be fed to a command's standard input: a file, or an object with its `read`."""
 
     def read(self, size: int, /) -> bytes: ...
+
+
+class How(TypedDict, total=False):
+    """What a command is fed, who hears what it writes, and its limits: see `Host.run`."""
+
+    stdin: bytes | Readable | None
+    on_stdout: Callable[[bytes], None] | None
+    timeout_sec: Required[float]
+    idle_timeout_sec: float | None
 
 
 class Host(Protocol):
@@ -90,15 +98,7 @@ class Host(Protocol):
     @property
     def python(self) -> tuple[str, ...]: ...
 
-    def run(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | Readable | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-        timeout_sec: float,
-        idle_timeout_sec: float | None = None,
-    ) -> Completed:
+    def run(self, command: Command, **how: Unpack[How]) -> Completed:
         """Run `command` to its end.
 
         `stdin` is fed and then closed. `on_stdout` receives pieces as they arrive, in the calling thread.
@@ -113,6 +113,14 @@ def check(host: Host, command: Command, completed: Completed) -> Completed:
     if completed.exit_code != 0:
         raise CommandFailed(host.name, command, completed)
     return completed
+
+
+def parsed(host: Host, text: bytes, what: str) -> Any:
+    """The value of a host's JSON. Raises HostUnreachable, which names `what` was cut short."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise HostUnreachable(f"{host.name}: {what} was cut short") from None
 
 
 def one_line(error: object) -> str:

@@ -1,13 +1,23 @@
 """This machine as a host: several workers on one laptop, each with its own work folder."""
 
+import getpass
 import os
+import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Unpack
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, Readable
+from remote.hosts.host import Completed, How
 from remote.hosts.process import CannotStart, run_program
+
+
+def me() -> str:
+    """Who works here, for others to read; several people may log in to one user of a machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user need not have a name
+        return f"user {os.getuid()}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +28,7 @@ class LocalHost:
     workdir: str
     python: tuple[str, ...] = (sys.executable,)
 
-    def run(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | Readable | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-        timeout_sec: float,
-        idle_timeout_sec: float | None = None,
-    ) -> Completed:
+    def run(self, command: Command, **how: Unpack[How]) -> Completed:
         """See `remote.hosts.host.Host.run`. A program that cannot be started ends with 127, as in a shell."""
         try:
             return run_program(
@@ -34,10 +36,7 @@ class LocalHost:
                 label=f"{self.name}: {command.brief()}",
                 environment={**os.environ, **command.environment},
                 folder=command.folder,
-                stdin=stdin,
-                on_stdout=on_stdout,
-                timeout_sec=timeout_sec,
-                idle_timeout_sec=idle_timeout_sec,
+                **how,
             )
         except CannotStart as error:
             return Completed(exit_code=127, stderr=str(error).encode())

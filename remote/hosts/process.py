@@ -80,12 +80,12 @@ def run_program(
         _pump(process, stdin, {process.stdout: hear, process.stderr: stderr.take}, limits)
         code = process.wait(limits.left_sec())
     except (CommandTimedOut, subprocess.TimeoutExpired):
-        _end(process)
+        end(process)
         if not limits.is_leaving:
             raise limits.passed() from None
         code = 0
     except BaseException:
-        _end(process)
+        end(process)
         raise
     finally:
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -205,8 +205,8 @@ class _Feed:
         return bool(self._left) or self._file is not None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """TERM, a moment to act on it, then KILL for all that is left of the group.
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Of one that leads a group of its own: TERM, a moment to act on it, then KILL for all that is left of the group.
 
     The leader is reaped last: until then no other process can get its number, which names the group.
     """

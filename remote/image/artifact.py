@@ -4,10 +4,7 @@ Blobs first, the manifest last: a tag never names half of them. What the registr
 it is asked for the manifest by its tag and by its digest. `oras pull HOST/REPOSITORY:TAG` brings the files back.
 """
 
-import hashlib
 import json
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,12 +12,11 @@ from typing import Any
 
 from bench.records.durable import sha256_of
 from remote.image.names import Reference
-from remote.image.onvm.job import ATTEMPTS, Failed
-from remote.image.onvm.registry.api import MANIFEST, Registry
+from remote.image.onvm.job import Failed, retried
+from remote.image.onvm.registry.api import MANIFEST, Registry, digest_of
+from remote.image.onvm.registry.beside import EMPTY, EMPTY_CONTENT, TITLE, descriptor
 
-EMPTY, EMPTY_CONTENT = "application/vnd.oci.empty.v1+json", b"{}"
 FILE = "application/octet-stream"
-TITLE = "org.opencontainers.image.title"
 FIRST_WAIT_SEC = 1.0
 
 
@@ -30,12 +26,11 @@ def manifest_of(files: Mapping[str, Path], kind: str, notes: Mapping[str, str]) 
         {"mediaType": FILE, "digest": _digest(path), "size": path.stat().st_size, "annotations": {TITLE: name}}
         for name, path in sorted(files.items())
     ]
-    empty = f"sha256:{hashlib.sha256(EMPTY_CONTENT).hexdigest()}"
     return {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "artifactType": kind,
-        "config": {"mediaType": EMPTY, "digest": empty, "size": len(EMPTY_CONTENT)},
+        "config": descriptor(EMPTY, EMPTY_CONTENT),
         "layers": layers,
         "annotations": dict(notes),
     }
@@ -52,17 +47,14 @@ def push(
     """Send what is missing; digest, sizes and annotations as the registry confirmed them. Raises Failed and OSError."""
     manifest = manifest_of(files, kind, notes)
     content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    paths = {_digest(path): path for path in files.values()}
-    with tempfile.NamedTemporaryFile() as empty:
-        empty.write(EMPTY_CONTENT)
-        empty.flush()
-        paths[manifest["config"]["digest"]] = Path(empty.name)
-        for name, path in paths.items():
-            _patiently(partial(_send, registry, path, name, say))
-    _patiently(lambda: registry.send_manifest(where.tag, content, MANIFEST))
+    digest = digest_of(content)
+    blobs: dict[str, Path | bytes] = {_digest(path): path for path in files.values()}
+    blobs[digest_of(EMPTY_CONTENT)] = EMPTY_CONTENT
+    for name, blob in blobs.items():
+        retried(partial(_send, registry, blob, name, say), FIRST_WAIT_SEC)
+    retried(partial(registry.send_manifest, where.tag, content, MANIFEST), FIRST_WAIT_SEC)
     for name in (where.tag, digest):
-        there = _patiently(partial(registry.manifest, name))
+        there = retried(partial(registry.manifest, name), FIRST_WAIT_SEC)
         if there is None or there[0] != digest:
             found = "nothing" if there is None else there[0]
             raise Failed("refused", f"{where}: the registry has {found} there, not {digest}; somebody moved the tag")
@@ -70,26 +62,15 @@ def push(
     return {"digest": digest, "size_bytes": size, "compressed_bytes": size, "labels": dict(notes)}
 
 
-def _send(registry: Registry, path: Path, digest: str, say: Callable[[str], None]) -> None:
-    size = f"{path.stat().st_size / 1e6:,.1f} MB"
+def _send(registry: Registry, blob: Path | bytes, digest: str, say: Callable[[str], None]) -> None:
+    size = f"{(len(blob) if isinstance(blob, bytes) else blob.stat().st_size) / 1e6:,.1f} MB"
     if registry.has_blob(digest):  # also after a reply that was lost: the registry may have it all
         say(f"{digest[:19]}, {size}: is there already")
         return
-    registry.send_blob(path, digest)
+    registry.send_blob(blob, digest)
     if not registry.has_blob(digest):
         raise Failed("transient", f"{registry.host} took {digest} and does not have it")
     say(f"{digest[:19]}, {size}: sent")
-
-
-def _patiently(act: Callable[[], Any]) -> Any:
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return act()
-        except Failed as failed:
-            if failed.kind != "transient" or attempt == ATTEMPTS:
-                raise
-            time.sleep(FIRST_WAIT_SEC * 2 ** (attempt - 1))
-    raise AssertionError("unreachable")
 
 
 def _digest(path: Path) -> str:

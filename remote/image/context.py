@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remote.jobs.onhost.files import digest_of
+from remote.jobs.transfer import FileEntry
 
 SLOTS = 16  # as many as the Dockerfile's stage `models` copies
 SHARD_BYTES = 64 << 20  # weights and files of this size have a slot of their own; a model's other files share one
@@ -35,21 +36,12 @@ class CodeFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFile:
-    """A file of a model on the VM: its path below the model's folder, its size in bytes and sha256."""
-
-    path: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelFolder:
     """A model on the VM: `name` in the image, `folder` there, what it holds, and the sha256 of its manifest."""
 
     name: str
     folder: str
-    files: tuple[ModelFile, ...]
+    files: tuple[FileEntry, ...]
     manifest_sha256: str
 
     @property
@@ -87,7 +79,11 @@ def code_files(
     for place, path in places.items():
         if not path.is_file():
             raise ContextError(f"{place}: not found; the image cannot be built without it")
-    return tuple(_code_file(path, place) for place, path in places.items())
+    return tuple(
+        CodeFile(source=path, place=place, size=size, sha256=sha256)
+        for place, path in places.items()
+        for size, sha256 in [digest_of(path)]
+    )
 
 
 def _extension_files(folder: Path) -> dict[str, Path]:
@@ -103,11 +99,6 @@ def _extension_files(folder: Path) -> dict[str, Path]:
 def bench_files(root: Path) -> list[Path]:
     """Every file of bench that the image carries: code, and the tables beside it."""
     return sorted(path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".json", ".cu"))
-
-
-def _code_file(path: Path, place: str) -> CodeFile:
-    size, sha256 = digest_of(path)
-    return CodeFile(source=path, place=place, size=size, sha256=sha256)
 
 
 def digest_of_code(files: Iterable[CodeFile]) -> str:
@@ -139,7 +130,7 @@ def slots(models: Sequence[ModelFolder]) -> tuple[Packed, ...]:
     return tuple(packed)
 
 
-def _packed(slot: int, model: ModelFolder, file: ModelFile) -> Packed:
+def _packed(slot: int, model: ModelFolder, file: FileEntry) -> Packed:
     if file.size > LARGEST_LAYER_BYTES:
         raise ContextError(
             f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file is more than a layer may have "

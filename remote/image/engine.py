@@ -11,7 +11,7 @@ from typing import Any
 
 from remote.hosts.command import Command
 from remote.hosts.delivery import once
-from remote.hosts.host import Completed, Host, HostError, HostUnreachable, check
+from remote.hosts.host import Completed, Host, HostError, check, parsed
 from remote.image.onvm.client import trouble
 
 _LOOK_SEC = 60.0
@@ -104,7 +104,7 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
         return None
     if completed.exit_code != 0:
         raise explained(host, client, command, completed)
-    document: list[Mapping[str, Any]] = _parsed(host, command, completed.stdout)
+    document: list[Mapping[str, Any]] = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
     return document[0]
 
 
@@ -113,7 +113,7 @@ def look(host: Host, places: Sequence[str], models: Sequence[tuple[str, str]] = 
     asked = json.dumps({"places": list(dict.fromkeys(places)), "models": models})
     command = once(host, "remote.image.onvm.scripts.look", asked)
     completed = check(host, command, host.run(command, timeout_sec=_LOOK_SEC))
-    answer = _parsed(host, command, completed.stdout)
+    answer = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
     seen = tuple(Place(**place) for place in answer["places"])
     return Look(places=seen, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
 
@@ -137,18 +137,11 @@ def _ask(host: Host, client: Client, *words: str) -> Any:
     # `docker version` prints the client's half and fails when the engine does not answer.
     if completed.exit_code != 0:
         raise explained(host, client, command, completed)
-    document = _parsed(host, command, completed.stdout)
+    document = parsed(host, completed.stdout, f"the answer to {command.argv[0]}")
     if document.get("ServerErrors"):  # `docker info` exits 0 with them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
         raise explained(host, client, command, failed)
     return document
-
-
-def _parsed(host: Host, command: Command, stdout: bytes) -> Any:
-    try:
-        return json.loads(stdout)
-    except ValueError:
-        raise HostUnreachable(f"{host.name}: the answer to {command.argv[0]} was cut short") from None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

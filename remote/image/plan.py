@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from remote.image.context import CodeFile, ContextError, ModelFile, ModelFolder, Packed, digest_of_code, slots
+from remote.image.context import CodeFile, ContextError, ModelFolder, Packed, digest_of_code, slots
 from remote.image.engine import Client, EngineError, EngineFacts, Look, Place
 from remote.image.ground import home_below
+from remote.jobs.transfer import FileEntry
 
 LABEL = "qlora-fleet"
 NETWORK_KINDS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
@@ -161,7 +162,7 @@ def model_folders(look: Look) -> tuple[ModelFolder, ...]:
                 raise EngineError(f"image.models: {folder}/{path}: not there; {fetch}")
             if has != size:
                 raise ModelDamaged(f"image.models: {folder}/{path}: {has} bytes, its manifest says {size}; {fetch}")
-        files = tuple(ModelFile(path=path, size=size, sha256=sha256) for path, _, size, sha256 in seen["files"])
+        files = tuple(FileEntry(path=path, size=size, sha256=sha256) for path, _, size, sha256 in seen["files"])
         folders.append(ModelFolder(name=name, folder=folder, files=files, manifest_sha256=seen["sha256"]))
     return tuple(folders)
 

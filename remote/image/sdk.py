@@ -4,8 +4,6 @@ Over SSH the SDK talks through `docker system dial-stdio` on the open connection
 engine's socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -118,12 +116,13 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         container.remove(force=True)
 
 
-def layers(image: Image) -> list[ImageLayer]:
+def layers(image: "Image") -> list[ImageLayer]:
     """The steps that hold bytes, oldest first."""
     history: list[Mapping[str, Any]] = image.history()
     steps = [
-        ImageLayer(step=_step(entry["CreatedBy"]), kind=_kind(entry["CreatedBy"]), size=entry["Size"])
+        ImageLayer(step=step or "(imported)", kind=_kind(step), size=entry["Size"])
         for entry in reversed(history)
+        for step in [entry["CreatedBy"].removesuffix(" # buildkit").strip()]
     ]
     return [step for step in steps if step.size > 0]
 
@@ -135,10 +134,6 @@ def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
     except ValueError:
         return {}
     return digests
-
-
-def _step(created_by: str) -> str:
-    return created_by.removesuffix(" # buildkit").strip() or "(imported)"
 
 
 def _kind(created_by: str) -> str:

@@ -1,10 +1,9 @@
 """What the build VM is, in one round trip: system, processor, Python, user. `engine.look` reads its disks."""
 
-import json
 from dataclasses import dataclass
 
 from remote.hosts.delivery import once
-from remote.hosts.host import AddressWrong, Host, HostUnreachable, check
+from remote.hosts.host import AddressWrong, Host, check, parsed
 
 PYTHON_AT_LEAST = (3, 9)
 MACHINE = "x86_64"  # the GPU nodes' processor; an image built on another one does not start there
@@ -45,8 +44,5 @@ def observe(host: Host) -> VmFacts:
     completed = host.run(command, timeout_sec=_ASK_SEC)
     if completed.exit_code in (126, 127):
         raise AddressWrong(f"{host.name}: has no {host.python[0]}; install Python 3.9 or newer there")
-    try:
-        facts = json.loads(check(host, command, completed).stdout)
-    except ValueError:
-        raise HostUnreachable(f"{host.name}: its description of itself was cut short") from None
+    facts = parsed(host, check(host, command, completed).stdout, "its description of itself")
     return VmFacts(**{**facts, "groups": tuple(facts["groups"]), "python": tuple(facts["python"])})

@@ -5,11 +5,9 @@ that does the same work, which the digest of the whole request in the name of it
 slot, because two jobs would compete for the same disk and engine.
 """
 
-import getpass
 import hashlib
 import json
 import re
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +15,8 @@ from typing import Any, Self
 
 from remote.hosts.command import Command
 from remote.hosts.delivery import PYTHON_FLAGS, program
-from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check
+from remote.hosts.host import CommandTimedOut, Host, HostError, HostUnreachable, check, parsed
+from remote.hosts.local import me
 from remote.jobs.agent import ONHOST, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
@@ -81,7 +80,8 @@ def verb_of(job: Job) -> str:
 def new(agent: Agent, verb: str, name: str, request: Mapping[str, Any]) -> Job:
     """A new job, not started, that does `request`. `name` is for people."""
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    words = f"{_plain(name)}-{digest_of(request)}-{moment}-{time.time_ns() % 10**6:06d}"
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
+    words = f"{plain}-{digest_of(request)}-{moment}-{time.time_ns() % 10**6:06d}"
     return Job(agent, f"{agent.host.workdir}/jobs/{verb}-{words}", slot=slot(agent))
 
 
@@ -94,18 +94,6 @@ def does(job: Job, verb: str, request: Mapping[str, Any]) -> bool:
 def digest_of(request: Mapping[str, Any]) -> str:
     """Tells one work from another: the sha256 of its whole request, cut to what a folder's name can hold."""
     return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
-
-
-def me() -> str:
-    """Who starts jobs from here; several people may log in to one user of the VM."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # a user number without a name
-        return f"somebody@{socket.gethostname()}"
 
 
 def starter(job: Job) -> str:
@@ -131,10 +119,8 @@ def ask(agent: Agent, question: Mapping[str, Any], *, timeout_sec: float) -> Map
     agent.holder(slot(agent))  # so that our program is there
     command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_ONVM}.__main__"), "ask"))
     completed = agent.host.run(command, stdin=json.dumps(question).encode(), timeout_sec=timeout_sec)
-    try:
-        answer: dict[str, Any] = json.loads(check(agent.host, command, completed).stdout)
-    except ValueError:
-        raise HostUnreachable(f"{agent.host.name}: the answer about the registry was cut short") from None
+    said = check(agent.host, command, completed).stdout
+    answer: dict[str, Any] = parsed(agent.host, said, "the answer about the registry")
     if "kind" in answer:
         raise JobFailed(answer["kind"], answer["message"])
     return answer

@@ -1,7 +1,5 @@
 """The near end of a pull: reads the stream of `remote.jobs.onhost.files.send`, checks files, puts them into place."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -10,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from remote.hosts.host import HostError, HostUnreachable
 from remote.hosts.process import MOST_KEPT_BYTES
@@ -34,12 +32,12 @@ class Part:
     """
 
     file: FileIO
-    digest: hashlib._Hash
+    digest: "hashlib._Hash"
     size: int
     handed_on: int = 0
 
     @classmethod
-    def of(cls, path: Path) -> Part:
+    def of(cls, path: Path) -> Self:
         """The partial file of `path`, with what an earlier pull left in it; made if there is none."""
         path.parent.mkdir(parents=True, exist_ok=True)
         place, digest, size = Path(part_of(path)), hashlib.sha256(), 0
@@ -185,15 +183,13 @@ class Incoming:
                 inside("/", name)
         except Refusal as error:
             raise HostError(f"{self._agent.host.name}: {error}; nothing was taken") from None
-        if len({*names}) < len(names) or self._without & {*names} or not self._was_asked_for(names):
+        was_asked_for = self._wanted is None or {*names} <= {*self._wanted}
+        if len({*names}) < len(names) or self._without & {*names} or not was_asked_for:
             raise HostError(f"{self._agent.host.name}: sends other files than it was asked for; nothing was taken")
         if self._listed and (gone := {*(self._wanted or ())} - {*names}):
             raise HostError(f"{self._agent.host.name}: {min(gone)} was deleted during the transfer")
         # These files are wanted from now on, however many streams they take.
         self._wanted, self._coming, self._listed, self._heard_names = list(names), list(names), True, True
-
-    def _was_asked_for(self, names: list[str]) -> bool:
-        return self._wanted is None or {*names} <= {*self._wanted}
 
     def _hear_file(self, line: dict[str, Any]) -> None:
         name = self._coming[0]

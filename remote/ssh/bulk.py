@@ -80,13 +80,7 @@ def push_folder(
 
 def ssh_argv(host: SshHost) -> tuple[str, ...]:
     """The OpenSSH client with the host's strict configuration; the host's name comes after it."""
-    asked = host.destination
-    return (
-        *("ssh", "-F", str(host.strict_config_file)),
-        *(() if asked.user is None else ("-l", asked.user)),
-        *(() if asked.port is None else ("-p", str(asked.port))),
-        *(() if asked.identity is None else ("-i", str(Path(asked.identity).expanduser()))),
-    )
+    return ("ssh", "-F", str(host.strict_config_file), *host.destination.options)
 
 
 def _has_rsync(host: SshHost) -> bool:

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,15 @@ class Destination:
     port: int | None = None
     identity: str | None = None
     config_file: str | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What `ssh` is given of it before the host."""
+        return (
+            *(() if self.user is None else ("-l", self.user)),
+            *(() if self.port is None else ("-p", str(self.port))),
+            *(() if self.identity is None else ("-i", str(Path(self.identity).expanduser()))),
+        )
 
     def __post_init__(self) -> None:
         words = (self.host, self.user or "", self.identity or "")
@@ -101,15 +111,10 @@ def route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
 
     Raises AddressWrong for a mistake in the configuration.
     """
-    words = [
-        *(() if destination.user is None else ("-l", destination.user)),
-        *(() if destination.port is None else ("-p", str(destination.port))),
-        *(() if destination.identity is None else ("-i", str(Path(destination.identity).expanduser()))),
-    ]
-    return _route(strict_file, destination.host, words, 0)
+    return _route(strict_file, destination.host, destination.options, 0)
 
 
-def _route(strict_file: Path, host: str, words: list[str], depth: int) -> tuple[Hop, ...]:
+def _route(strict_file: Path, host: str, words: Sequence[str], depth: int) -> tuple[Hop, ...]:
     if depth > _MOST_HOPS:
         raise AddressWrong(f"{host}: its ProxyJump leads in a circle; correct it in the ssh configuration")
     hop = _ask(strict_file, host, words)
@@ -133,7 +138,7 @@ def _jump(text: str) -> tuple[str, list[str]]:
     return match["six"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
 
-def _ask(strict_file: Path, host: str, words: list[str]) -> Hop:
+def _ask(strict_file: Path, host: str, words: Sequence[str]) -> Hop:
     argv = ("ssh", "-G", "-F", str(strict_file), *words, "--", host)
     try:
         asked = subprocess.run(
@@ -161,7 +166,8 @@ def parse(name: str, text: str) -> Hop:
         return None if value in ("", "none") else value
 
     hostname, user, port = one("hostname") or name, one("user") or "", int(one("port") or 22)
-    tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home()), "u": _login()}
+    tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home())}
+    tokens |= {"u": pwd.getpwuid(os.getuid()).pw_name}
 
     def expand(value: str) -> str:
         value = re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), value)
@@ -183,7 +189,3 @@ def parse(name: str, text: str) -> Hop:
         proxy_command=None if proxy_command is None else expand(proxy_command),
         proxy_jump=one("proxyjump"),
     )
-
-
-def _login() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name

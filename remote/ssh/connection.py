@@ -22,9 +22,10 @@ from paramiko.auth_strategy import AuthFailure
 from paramiko.pkey import UnknownKeyType
 
 from remote.hosts.host import AddressWrong, HostError, HostKeyRefused, HostUnreachable
+from remote.hosts.process import end
 from remote.ssh.config import Hop
 from remote.ssh.keys import Keys
-from remote.ssh.known_hosts import complaint, known_keys
+from remote.ssh.known_hosts import complaint, known_keys, name_of
 from remote.ssh.transport import OrderlyTransport
 
 _HANDSHAKE_SEC = 30.0
@@ -156,12 +157,7 @@ def _through_program(command: str) -> Iterator[socket.socket]:
         try:
             yield ours
         finally:
-            process.terminate()
-            try:
-                process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def _explained(hop: Hop, error: Exception) -> HostError:
@@ -216,7 +212,7 @@ class _Strict(paramiko.MissingHostKeyPolicy):
     def teach(self, client: paramiko.SSHClient) -> None:
         """Give `client` the keys it may accept; it then asks the host for a key of a known kind."""
         client.set_missing_host_key_policy(self)
-        name = self._hop.hostname if self._hop.port == 22 else f"[{self._hop.hostname}]:{self._hop.port}"
+        name = name_of(self._hop.hostname, self._hop.port)
         revoked = {key.blob for key in self._known if key.revoked}
         for known in self._known:
             if known.blob not in revoked:

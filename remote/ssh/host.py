@@ -15,8 +15,6 @@ kind of host neither reaches a process in a session of its own (setsid); work th
 Not covered: bulk data (`remote.ssh.bulk`), hosts that are not Linux, login shells of the csh family.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -102,7 +100,7 @@ class SshHost:
                 Path(self._folder, "config").write_text(text, encoding="utf-8")
             return Path(self._folder, "config")
 
-    def connect(self) -> Connection:
+    def connect(self) -> "Connection":
         """The connection, opened now if there is none. Raises as `remote.ssh.connection.Connection`."""
         from remote.ssh.connection import Connection
 
@@ -138,7 +136,7 @@ class SshHost:
         finally:
             session.close()
 
-    def dial(self, command: Command) -> paramiko.Channel:
+    def dial(self, command: Command) -> "paramiko.Channel":
         """Start `command` (its argv alone) and return its streams as a socket, for a client that speaks through it.
 
         For `docker system dial-stdio` and its like, which end when their input does: no deadline is set on the host.

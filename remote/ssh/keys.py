@@ -67,10 +67,9 @@ class Keys(AuthStrategy):
     def _load(self, file: Path) -> paramiko.PKey | None:
         try:
             return paramiko.PKey.from_path(file)
-        except paramiko.PasswordRequiredException:
-            self._unusable.append(f"{file} has a passphrase: `ssh-add {file}` first")
         except (paramiko.SSHException, UnknownKeyType, ValueError, TypeError) as error:
-            locked = "password" in str(error).lower() or "encrypted" in str(error).lower()
+            is_asked_for = isinstance(error, paramiko.PasswordRequiredException)
+            locked = is_asked_for or "password" in str(error).lower() or "encrypted" in str(error).lower()
             self._unusable.append(
                 f"{file} has a passphrase: `ssh-add {file}` first" if locked else f"{file} is no key that can be used"
             )

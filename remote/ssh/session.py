@@ -1,7 +1,5 @@
 """One command on an open SSH connection: the shell text that starts it, its streams, its end."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -81,7 +79,7 @@ def gone_is_unreachable(name: str) -> Iterator[None]:
 class Session:
     """One command on an open connection."""
 
-    def __init__(self, name: str, connection: Connection, mark: str, limits: Limits) -> None:
+    def __init__(self, name: str, connection: "Connection", mark: str, limits: Limits) -> None:
         self._name, self._connection, self._limits = name, connection, limits
         self._mark = mark.encode()
         self._noise: bytearray | None = bytearray()  # output before the mark; None after it
@@ -145,7 +143,7 @@ class Session:
             raise self._failure
         return self._limits.left_sec()
 
-    def _read(self, channel: paramiko.Channel, on_stdout: Callable[[bytes], None] | None) -> bool:
+    def _read(self, channel: "paramiko.Channel", on_stdout: Callable[[bytes], None] | None) -> bool:
         heard = False
         while channel.recv_stderr_ready():
             self._err.take(channel.recv_stderr(_PIECE))

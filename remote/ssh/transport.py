@@ -48,12 +48,10 @@ class OrderlyTransport(paramiko.Transport):
                 _wait_for_window(channel)
 
     def end_input(self, channel: paramiko.Channel) -> None:
-        """Send the end of the input."""
         with self._in_order:
             channel.shutdown_write()
 
     def hang_up(self, channel: paramiko.Channel) -> None:
-        """Close the channel."""
         with self._in_order:
             channel.close()
 

@@ -11,10 +11,8 @@ from invoke.context import Context
 
 from remote.serving.client import Server
 from tasks.adapter.served import MOST_TOKENS, asking
-from tasks.adapter.trained import open_training, worker_for
+from tasks.adapter.trained import on_worker, open_training
 from tasks.cli.lock import only_one
-from tasks.connect.asking import answering
-from tasks.connect.workers import adapter_work
 from tasks.errors import UsageError, one_line
 from tasks.settings.load import Settings, load
 
@@ -41,16 +39,8 @@ def _with_adapter(settings: Settings, run: str | None) -> None:
     if not conversations:
         raise UsageError("chat: no question on standard input; for example: echo 'What is it?' | inv chat adapter")
     with only_one(settings.results_folder, f"chat (run {trained.run.run_id})"):
-        host, adapter = worker_for(settings, trained)
-        wish = {
-            "trial": trained.trial.to_json(),
-            "adapter": adapter,
-            "model_sha256": trained.model_sha256,
-            "conversations": conversations,
-            "most": MOST_TOKENS,
-        }
-        with answering():
-            adapter_work(settings, host, "chat", wish, _show)
+        wish = {"trial": trained.trial.to_json(), "conversations": conversations, "most": MOST_TOKENS}
+        on_worker(settings, trained, "chat", wish, _show)
 
 
 def conversations_of(lines: Iterable[str]) -> list[list[str]]:

@@ -8,7 +8,6 @@ example. It is named where its 95 % interval leaves out 0 and it is at least `LE
 import json
 
 from invoke.context import Context
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,13 +15,11 @@ from rich.text import Text
 from bench.records import schema
 from bench.records.layout import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck, ServedForm
-from tasks.adapter.trained import Trained, open_training, said, worker_for
+from tasks.adapter.trained import Trained, on_worker, open_training, said
 from tasks.cli.flags import number
 from tasks.cli.lock import only_one
-from tasks.cli.terminal import console
-from tasks.connect.asking import answering
-from tasks.connect.workers import adapter_work
-from tasks.errors import Resumable, TaskFailed, cannot_write
+from tasks.cli.terminal import console, ruled
+from tasks.errors import Resumable, TaskFailed, writing
 from tasks.settings.load import Settings, load
 
 LEAST_NATS = 0.002
@@ -53,30 +50,20 @@ def check_adapter(context: Context, run: str | None, *, answers: str, as_json: b
 
 def measured(settings: Settings, trained: Trained, answers: int, *, quiet: bool) -> AdapterCheck:
     """Have a worker measure, and keep the answer. Raises a task's errors."""
-    host, adapter = worker_for(settings, trained)
     merged = trained.merged()
     wish = {
         "trial": trained.trial.to_json(),
-        "adapter": adapter,
         "merged": None if merged is None else merged["path"],
-        "model_sha256": trained.model_sha256,
         "answers": answers,
     }
-    with answering():
-        answer = adapter_work(settings, host, "check", wish, _hear_nothing if quiet else said)
+    answer = on_worker(settings, trained, "check", wish, (lambda _: None) if quiet else said)
     try:
         found = schema.from_json(AdapterCheck, answer)
     except schema.SchemaError as error:
         raise Resumable(f"the worker's answer cannot be read: {error}; is its bench of another version?") from None
-    try:
+    with writing(trained.folder):
         found.write(trained.folder / ADAPTER_CHECK_FILE)
-    except OSError as error:
-        raise cannot_write(trained.folder, error) from None
     return found
-
-
-def _hear_nothing(_words: str) -> None:
-    return
 
 
 def differs(form: ServedForm) -> bool:
@@ -126,11 +113,8 @@ def show(out: Console, trained: Trained, found: AdapterCheck) -> None:
 
 def table(found: AdapterCheck) -> Table:
     first = found.forms[0]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head, side in (("form", "left"), ("held-out loss", "right"), ("beside the first", "right")):
-        shown.add_column(head, justify=side)  # type: ignore[arg-type] # rich's names of sides
-    shown.add_column("same answers", justify="right")
-    shown.add_column("not ended", justify="right")
+    numbers = ("held-out loss", "beside the first", "same answers", "not ended")
+    shown = ruled("form", *numbers, right=numbers)
     for form in found.forms:
         between = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
         same = sum(mine == its for mine, its in zip(first.answers, form.answers, strict=True))

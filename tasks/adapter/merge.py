@@ -11,11 +11,9 @@ from invoke.context import Context
 from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter import card
 from tasks.adapter.check import NAMES, change, differs
-from tasks.adapter.trained import MERGED_FOLDER, Trained, open_training, said, worker_for
+from tasks.adapter.trained import MERGED_FOLDER, Trained, on_worker, open_training
 from tasks.cli.lock import only_one
-from tasks.connect.asking import answering
-from tasks.connect.workers import adapter_work
-from tasks.errors import Refused, UsageError, cannot_write
+from tasks.errors import Refused, UsageError, writing
 from tasks.settings.load import load
 
 BASES = ("bf16", "nf4")
@@ -37,22 +35,16 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
         refuse(trained, found, base)
     place = out or str(trained.folder / MERGED_FOLDER)
     with only_one(settings.results_folder, f"adapter.merge (run {trained.run.run_id})"):
-        host, adapter = worker_for(settings, trained)
         wish = {
             "model": trained.trial.model,
-            "adapter": adapter,
             "out": place,
             "base": base,
-            "model_sha256": trained.model_sha256,
             "card": card.written(trained, found, base=base),
             "end_ids": [] if found is None else found.end_ids,
         }
-        with answering():
-            facts = adapter_work(settings, host, "merge", wish, said)
-        try:
+        facts = on_worker(settings, trained, "merge", wish)
+        with writing(trained.folder):
             trained.note_merged(place, dict(facts))
-        except OSError as error:
-            raise cannot_write(trained.folder, error) from None
     print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder as plain transformers loads it")
 
 

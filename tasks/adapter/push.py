@@ -14,14 +14,14 @@ from invoke.context import Context
 
 from bench.records.durable import sha256_of, write_atomic
 from remote.image import artifact
-from remote.image.names import USER_FORMS, NameWrong, Reference, reference
 from remote.image.onvm.job import Failed
 from remote.image.onvm.registry.api import Registry
 from remote.image.registry import outcome_json
 from tasks.adapter import card
 from tasks.adapter.trained import Trained, open_training, said
-from tasks.connect.secrets import check_registry_user, registry_password
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError, cannot_write
+from tasks.connect.registry import named, user_of
+from tasks.connect.secrets import registry_password
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError, writing
 from tasks.settings.load import Settings, load
 
 KIND = "application/vnd.qlora-fleet.{}.v1"
@@ -99,7 +99,8 @@ def into_folder(files: Mapping[str, Path], place: Path) -> None:
 
 
 def _into_registry(settings: Settings, trained: Trained, files: Mapping[str, Path], oci: str, what: str) -> None:
-    where, user = _where(settings, trained, oci)
+    where = named("adapter.push: --oci", oci, trained.run.run_id)
+    user = user_of(settings, where.repository)
     again = f"inv adapter.push --run={trained.folder.name}{' --merged' if what == 'model' else ''} --oci={oci}"
     secret = registry_password(settings, user, where.host, again)
     login = base64.b64encode(f"{user}:{secret.reveal()}".encode()).decode()
@@ -133,24 +134,10 @@ def _into_bucket(settings: Settings, trained: Trained, files: Mapping[str, Path]
 
 def _note(trained: Trained, text: str) -> Path:
     path = trained.folder / PUSH_FILE
-    try:
+    with writing(path):
         write_atomic(path, text.encode())
-    except OSError as error:
-        raise cannot_write(path, error) from None
     return path
 
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _where(settings: Settings, trained: Trained, oci: str) -> tuple[Reference, str]:
-    user = settings.registry.user
-    if user is None:
-        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
-    try:
-        where = reference(oci, trained.run.run_id)
-    except NameWrong as error:
-        raise UsageError(f"adapter.push: --oci: {error}") from None
-    check_registry_user(user, where.repository)
-    return where, user

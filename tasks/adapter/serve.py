@@ -27,8 +27,8 @@ from remote.jobs.transfer import push
 from remote.pods.host import PodHost
 from tasks.adapter.trained import Trained, open_training
 from tasks.cluster import deploy
-from tasks.connect.cluster import cluster_of, target_of
-from tasks.connect.workers import pod_hosts
+from tasks.connect.cluster import cluster_of
+from tasks.connect.workers import pods_of_component
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
@@ -38,24 +38,14 @@ RANKS = (8, 16, 32, 64, 128, 256, 512)  # that vLLM makes room for
 _DELETE_SEC = 120.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class How:
-    """The flags of `inv serve` that are `inv deploy`'s."""
-
-    dry_run: bool
-    yes: bool
-    discard_results: bool
-    plain: bool
-
-
-def start_server(context: Context, run: str | None, how: How) -> None:
+def start_server(
+    context: Context, run: str | None, *, dry_run: bool, yes: bool, discard_results: bool, plain: bool
+) -> None:
     settings = load(context)
     image = server_image(settings)
     trained = open_training(settings, run)
     changed = {"overlay": SERVE, "gpus_per_pod": 1}
-    choices = deploy.Choices(
-        **dataclasses.asdict(how), renew_secret=False, replace=True, partial=False, take_over=False
-    )
+    choices = deploy.Choices(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, replace=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(request(settings, trained), sort_keys=True),
         "server_arguments": arguments(settings, trained),
@@ -67,7 +57,7 @@ def start_server(context: Context, run: str | None, how: How) -> None:
         choices,
         deploy.Addition(values=values, server=image, before_pods=_with_key, look=delivery.look, again="inv serve"),
     )
-    if not how.dry_run:
+    if not dry_run:
         namespace = settings.cluster.namespace
         print(
             f"serving run {trained.run.run_id} as {settings.serve.name}, within the cluster at http://serve.{namespace}:8000"
@@ -141,7 +131,8 @@ class Delivery:
     """Sends the adapter to each pod that waits for it."""
 
     def __init__(self, settings: Settings, trained: Trained) -> None:
-        self._trained, self._host, self._has = trained, _pod(settings, FIRST, starting=True), set[str]()
+        (self._host,) = pods_of_component(settings, SERVE, container=FIRST, starting=True)
+        self._trained, self._has = trained, set[str]()
 
     def look(self, state: Fleet) -> None:
         """Called at each look at the pods; one that takes no commands yet is tried again at the next."""
@@ -167,14 +158,8 @@ class Delivery:
 
 def server_pod(settings: Settings) -> PodHost:
     """The pod of the server, as a host."""
-    return dataclasses.replace(_pod(settings, "bench"), name="the server of `inv serve`")
-
-
-def _pod(settings: Settings, container: str, *, starting: bool = False) -> PodHost:
-    pods = settings.fleet.pods.model_copy(update={"selector": f"app.kubernetes.io/component={SERVE}"})
-    fleet = settings.fleet.model_copy(update={"size": 1, "pods": pods})
-    (host,) = pod_hosts(settings.model_copy(update={"fleet": fleet}), target_of(settings), starting=starting)
-    return dataclasses.replace(host, container=container)
+    (host,) = pods_of_component(settings, SERVE)
+    return dataclasses.replace(host, name="the server of `inv serve`")
 
 
 def stop_server(context: Context, *, yes: bool) -> None:

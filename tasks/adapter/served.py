@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from invoke.context import Context
-from rich import box
-from rich.table import Table
 
 from remote.serving.client import Said, Server, ServerAway, ServerWrong, at
 from remote.serving.inpod import within
 from tasks.adapter.serve import CLUSTER, server_pod
 from tasks.adapter.trained import Trained, open_training
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, ruled
 from tasks.connect import secrets
 from tasks.errors import Resumable, TaskFailed, UsageError, one_line
 from tasks.settings.load import Settings, load
@@ -50,9 +48,7 @@ def check_served(context: Context, url: str, run: str | None, *, model: str | No
     settings = load(context)
     trained = open_training(settings, run)
     asked = asking(settings, url, model, key_file, lambda server, name: list(questions(trained, server, name)))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("question", "as recorded", "the server says", ""):
-        table.add_column(head, overflow="fold")
+    table = ruled("question", "as recorded", "the server says", "")
     for one in asked:
         verdict = "same" if one.is_same else "alike" if one.is_alike else "differs"
         ended = "" if one.said.has_ended else ", did not end"

@@ -1,6 +1,7 @@
 """A training's adapter as it came home, and the worker that works on it."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,11 @@ from bench.records.layout import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FI
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from bench.records.training import AdapterCheck, TrainingRecord
-from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from tasks.connect.asking import answering
-from tasks.connect.workers import workers
-from tasks.errors import Refused, UsageError, one_line
+from tasks.connect.workers import adapter_work, workers
+from tasks.errors import Refused, UsageError, ending_as, one_line
 from tasks.fleet.adapter import WEIGHTS_FILE
 from tasks.fleet.execute import refuse_busy_workers
 from tasks.fleet.folders import TRAIN, newest_training, open_run
@@ -56,10 +56,10 @@ class Trained:
         path = self.folder / ADAPTER_CHECK_FILE
         if not path.exists():
             return None
-        try:
+        with ending_as(
+            Refused, ResultError, after=f"; remove it, then type: inv adapter.check --run={self.run.run_id}"
+        ):
             found = AdapterCheck.read(path)
-        except ResultError as error:
-            raise Refused(f"{error}; remove it, then type: inv adapter.check --run={self.run.run_id}") from None
         return found if found.adapter_sha256 == self.record.adapter_sha256 else None
 
     def merged(self) -> dict[str, Any] | None:
@@ -86,10 +86,8 @@ def open_training(settings: Settings, name: str | None) -> Trained:
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(f"run {run.run_id} is no training; name one with --run, `inv runs` lists them")
     home = f"`inv collect --run={run.run_id}` brings it home"
-    try:
+    with ending_as(UsageError, ResultError, after=f"; {home}"):
         record = TrainingRecord.read(folder / TRAINING_FILE)
-    except ResultError as error:
-        raise UsageError(f"{error}; {home}") from None
     weights = folder / ADAPTER_FOLDER / WEIGHTS_FILE
     if record.adapter_sha256 is None or not weights.is_file():
         raise UsageError(f"run {run.run_id} has no adapter here; {home}, once its training has ended well")
@@ -103,13 +101,16 @@ def said(words: str) -> None:
     print(one_line(words), flush=True)
 
 
-def worker_for(settings: Settings, trained: Trained) -> tuple[Host, str]:
-    """The first worker, which nobody else uses, and the adapter's folder there. Raises a task's errors."""
+def on_worker(
+    settings: Settings, trained: Trained, what: str, wish: Mapping[str, Any], hear: Callable[[str], None] = said
+) -> Mapping[str, Any]:
+    """What the first worker, which nobody else uses, found with the adapter there. Raises a task's errors."""
     host = workers(settings)[0]
     refuse_busy_workers(settings, [host])
-    if settings.fleet.kind == "local":
-        return host, str(trained.adapter)
-    place = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
+    place = str(trained.adapter)
     with answering():
-        push(Agent(host), trained.adapter, place)
-    return host, place
+        if settings.fleet.kind != "local":
+            place = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
+            push(Agent(host), trained.adapter, place)
+        whole = {"adapter": place, "model_sha256": trained.model_sha256, **wish}
+        return adapter_work(settings, host, what, whole, hear)

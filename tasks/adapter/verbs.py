@@ -80,9 +80,9 @@ def start(
     plain: bool = False,
 ) -> None:
     """Serve an adapter by vLLM, in the workers' place."""
-    from tasks.adapter.serve import How, start_server
+    from tasks.adapter.serve import start_server
 
-    start_server(context, run, How(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain))
+    start_server(context, run, dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain)
 
 
 @task(help={"yes": YES})

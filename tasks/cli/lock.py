@@ -2,13 +2,12 @@
 
 import contextlib
 import fcntl
-import getpass
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import Refused, cannot_write
+from remote.hosts.local import me
+from tasks.errors import Refused, writing
 
 LOCK_FILE = ".lock"
 
@@ -16,11 +15,9 @@ LOCK_FILE = ".lock"
 @contextlib.contextmanager
 def only_one(results_folder: Path, doing: str) -> Iterator[None]:
     """Hold the project's lock while `doing` something. Raises Refused, naming the holder, when it is taken."""
-    try:
+    with writing(results_folder):
         results_folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(results_folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise cannot_write(results_folder, error) from None
     try:
         try:
             # A flock, not the file's presence: the system releases it even when its holder is killed.
@@ -30,14 +27,7 @@ def only_one(results_folder: Path, doing: str) -> Iterator[None]:
             raise Refused(f"{results_folder}: in use by {holder}; wait for it, or stop it with Ctrl-C there") from None
         with contextlib.suppress(OSError):  # on a full disk the lock holds, without its holder's name
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {_who()}\n".encode(), 0)
+            os.pwrite(handle, f"`inv {doing}`, process {os.getpid()} of {me()}\n".encode(), 0)
         yield
     finally:
         os.close(handle)
-
-
-def _who() -> str:
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container's user need not have a name
-        return f"user {os.getuid()}"

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +23,14 @@ def table(*heads: str) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         made.add_column(head, no_wrap=True)
+    return made
+
+
+def ruled(*heads: str, right: Collection[str] = ()) -> Table:
+    """An empty table with a line under its heads, whose columns fold; those of `right` hold numbers."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        made.add_column(head, overflow="fold", justify="right" if head in right else "left")
     return made
 
 

@@ -10,7 +10,7 @@ from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, Plan, Verb, is_training
 from tasks.cluster.nodes import capacity, check_kinds, found, need_of, report, show, too_few
 from tasks.connect.cluster import remember
-from tasks.errors import Refused, TaskFailed, UsageError, cannot_write
+from tasks.errors import Refused, TaskFailed, UsageError, writing
 from tasks.fleet.uncollected import Uncollected, discard, others_at_work, uncollected
 from tasks.settings.load import Settings
 
@@ -147,8 +147,6 @@ def print_refusal(settings: Settings, cluster: Cluster, planned: Plan, *, may_lo
 
 def write_down(settings: Settings, cluster: Cluster, lost: list[Uncollected]) -> None:
     """Remember that this cluster was changed last, and which runs were lost by it. Raises UsageError."""
-    try:
+    with writing(settings.results_folder):
         remember(settings, cluster.target)
         discard(lost)
-    except OSError as error:
-        raise cannot_write(settings.results_folder, error) from None

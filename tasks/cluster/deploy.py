@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from invoke.context import Context
 
@@ -41,12 +42,12 @@ class Choices:
 
     dry_run: bool
     yes: bool
-    renew_secret: bool
-    replace: bool
-    partial: bool
-    take_over: bool
     discard_results: bool
     plain: bool
+    renew_secret: bool = False
+    replace: bool = False
+    partial: bool = False
+    take_over: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +91,13 @@ def bring(settings: Settings, choices: Choices, more: Addition | None = None) ->
         planned = plan(desired, live, makes_secret=makes_secret, replace_ended=choices.replace)
         _print_plan(planned, image, settings)
         jobs = [one for one in desired if one["kind"] == "Job"]
+        await_pods = partial(wait, settings, cluster, jobs, plain=choices.plain, look=more.look, again=more.again)
         if planned.is_empty:
             state = state_of(cluster, jobs)
             if state.is_up or choices.dry_run or not jobs:
                 print(f"nothing to do: {state.up} of {len(state.rows)} pods are up")
                 return
-            wait(settings, cluster, jobs, plain=choices.plain, look=more.look, again=more.again)
+            await_pods()
             return
         check_nodes(settings, cluster, image, planned, partial=choices.partial or choices.dry_run)
         check_controller(settings, cluster, planned)
@@ -115,15 +117,7 @@ def bring(settings: Settings, choices: Choices, more: Addition | None = None) ->
             write_down(settings, cluster, lost)
         if jobs and more.waits:
             old_pods = not any(action.kind == "Job" for action in planned.changes)
-            wait(
-                settings,
-                cluster,
-                jobs,
-                plain=choices.plain,
-                new_login=makes_secret and old_pods,
-                look=more.look,
-                again=more.again,
-            )
+            await_pods(new_login=makes_secret and old_pods)
 
 
 def _makes_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:

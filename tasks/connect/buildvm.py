@@ -13,7 +13,7 @@ from remote.image.plan import ModelDamaged
 from remote.image.vmjob import JobFailed, Line
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
-from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import Interrupted, Refused, Resumable, TaskFailed, UsageError, ending_as
 from tasks.errors import one_line as one_printable
 from tasks.settings.load import Settings
 
@@ -49,15 +49,13 @@ def _host(settings: Settings) -> Iterator[Host]:
     if section.host is None:
         yield LocalHost(name="this machine", workdir=str(settings.root / LOCAL_FOLDER))
         return
-    try:
+    with ending_as(UsageError, ValueError, before="build.host: "):
         destination = Destination(
             host=section.host,
             user=section.user,
             port=section.port,
             identity=None if section.identity is None else str(Path(section.identity).expanduser()),
         )
-    except ValueError as error:
-        raise UsageError(f"build.host: {error}") from None
     with SshHost(name=section.host, destination=destination) as host:
         yield host
 

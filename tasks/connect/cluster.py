@@ -39,7 +39,7 @@ def announced(settings: Settings) -> Target:
     """The cluster of the settings. Prints it, and a warning where it is not the one that was changed last."""
     target, last = target_of(settings), _last(settings)
     print(f"cluster: {target}", flush=True)
-    if last and last != _identity(target):
+    if last and last != identity(target):
         was = f"context {last.get('context')}, namespace {last.get('namespace')}"
         print(f"ATTENTION: another cluster or namespace than last time ({was})", flush=True)
     return target
@@ -56,7 +56,7 @@ def target_of(settings: Settings) -> Target:
 def remember(settings: Settings, target: Target) -> None:
     """Write down which cluster was changed last. Raises OSError."""
     settings.results_folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(settings.results_folder / LAST_FILE, (json.dumps(_identity(target)) + "\n").encode())
+    write_atomic(settings.results_folder / LAST_FILE, (json.dumps(identity(target)) + "\n").encode())
 
 
 @contextlib.contextmanager
@@ -74,7 +74,8 @@ def errors() -> Iterator[None]:
         raise TaskFailed(str(error)) from None
 
 
-def _identity(target: Target) -> dict[str, str | None]:
+def identity(target: Target) -> dict[str, str]:
+    """Which cluster this is, and where in it, for a record."""
     return {"context": target.context, "server": target.server, "namespace": target.namespace}
 
 
@@ -88,7 +89,7 @@ def _last(settings: Settings) -> dict[str, str | None]:
 
 
 def _confirm(settings: Settings, target: Target, *, yes: bool) -> None:
-    if not target.looks_like_production or yes or _last(settings) == _identity(target):
+    if not target.looks_like_production or yes or _last(settings) == identity(target):
         return
     if not asks(f"{target.context}/{target.namespace} looks like production. Change it?"):
         raise Refused(

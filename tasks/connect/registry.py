@@ -9,7 +9,7 @@ from remote.hosts.host import Host
 from remote.image import vmjob
 from remote.image.names import USER_FORMS, NameWrong, Reference, reference
 from tasks.connect.secrets import check_registry_user
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.settings.load import Settings
 
 ASK_SEC = 900.0  # documents of some megabytes, over a slow line
@@ -17,19 +17,27 @@ ASK_SEC = 900.0  # documents of some megabytes, over a slow line
 
 def address(settings: Settings) -> tuple[Reference, str]:
     """registry.image and registry.user. Raises UsageError for what cannot be."""
-    section = settings.registry
-    if section.image is None:
+    if settings.registry.image is None:
         raise UsageError(
             "registry.image: not set; REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG, in invoke.yaml or ~/.invoke.yaml"
         )
-    if section.user is None:
+    where = named("registry.image", settings.registry.image, settings.image.profile)
+    return where, user_of(settings, where.repository)
+
+
+def named(setting: str, text: str, default_tag: str) -> Reference:
+    """An image's name that a setting or flag gives. Raises UsageError."""
+    with ending_as(UsageError, NameWrong, before=f"{setting}: "):
+        return reference(text, default_tag)
+
+
+def user_of(settings: Settings, repository: str) -> str:
+    """registry.user. Raises UsageError where it is not set, or would be refused by the repository's registry."""
+    user = settings.registry.user
+    if user is None:
         raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
-    try:
-        where = reference(section.image, settings.image.profile)
-    except NameWrong as error:
-        raise UsageError(f"registry.image: {error}") from None
-    check_registry_user(section.user, where.repository)
-    return where, section.user
+    check_registry_user(user, repository)
+    return user
 
 
 def ask(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from remote.hosts.command import Secret
 from remote.image.names import NameWrong, check_user
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as, touching
 from tasks.settings.load import Settings
 
 
@@ -15,12 +15,9 @@ def read(settings: Settings, setting: str, name: str) -> Secret:
     """The text of the file that `setting` names, less its last line break. Raises UsageError."""
     path = Path(name).expanduser()
     path = path if path.is_absolute() else settings.root / path
-    try:
+    with touching(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{setting}: {path}: cannot be read: {why}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{setting}: {path}: others may read it; type: chmod 600 {path}")
     if not text.strip():
@@ -30,10 +27,8 @@ def read(settings: Settings, setting: str, name: str) -> Secret:
 
 def check_registry_user(user: str, repository: str) -> None:
     """Raises UsageError for a registry.user that the repository's registry would refuse."""
-    try:
+    with ending_as(UsageError, NameWrong, before="registry.user: "):
         check_user(user, repository)
-    except NameWrong as error:
-        raise UsageError(f"registry.user: {error}") from None
 
 
 def registry_password(settings: Settings, user: str, registry: str, command: str) -> Secret:

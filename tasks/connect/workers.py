@@ -16,13 +16,13 @@ from remote.fleet.gang import GangAgent
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.fleet.worker import Launch
 from remote.hosts.command import Command
-from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check
+from remote.hosts.host import CommandFailed, Completed, Host, HostUnreachable, check, parsed
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.pods.host import PodHost
 from remote.pods.listing import Pods
 from tasks.connect.asking import answers
-from tasks.connect.cluster import announced, target_of
+from tasks.connect.cluster import announced, identity, target_of
 from tasks.errors import Refused, Resumable, UsageError
 from tasks.settings.load import Settings
 
@@ -66,6 +66,17 @@ def pod_hosts(settings: Settings, target: Target, *, starting: bool = False) -> 
         )
         for index, name in enumerate(_names(settings))
     ]
+
+
+def pods_of_component(
+    settings: Settings, component: str, *, size: int = 1, container: str = "bench", starting: bool = False
+) -> list[PodHost]:
+    """`size` pods of ours that are no workers, by what they are in the deployment."""
+    pods = settings.fleet.pods.model_copy(
+        update={"selector": f"app.kubernetes.io/component={component}", "container": container}
+    )
+    fleet = settings.fleet.model_copy(update={"size": size, "pods": pods})
+    return pod_hosts(settings.model_copy(update={"fleet": fleet}), target_of(settings), starting=starting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +127,7 @@ def where(settings: Settings) -> dict[str, str]:
     """For a run's provenance: which cluster its pods are in; empty for a fleet on this machine."""
     if settings.fleet.kind != "pods":
         return {}
-    target = target_of(settings)
-    return {"context": target.context, "server": target.server, "namespace": target.namespace}
+    return identity(target_of(settings))
 
 
 def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Launch:
@@ -262,10 +272,12 @@ def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
     """What the host's GPUs are doing now, as `python -m bench sample` reports it. Raises HostError."""
     command = _bench(settings, host, "sample")
     completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_SEC))
-    try:
-        document: Mapping[str, Any] = json.loads(completed.stdout)
-    except ValueError:
-        raise HostUnreachable(f"{host.name}: the answer to {command.render()} was cut short") from None
+    return _document(host, command, completed)
+
+
+def _document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
+    """A transport that loses a stream may still report success. Raises HostUnreachable then."""
+    document: dict[str, Any] = parsed(host, completed.stdout, f"the answer to {command.render()}")
     return document
 
 
@@ -296,10 +308,9 @@ def _inputs(settings: Settings) -> tuple[str, ...]:
 def _answer(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
     """The JSON document that the command prints. Raises UsageError with its one line of complaint, and HostError."""
     completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_SEC)
-    if completed.exit_code == 0:
-        document: Mapping[str, Any] = json.loads(completed.stdout)
-        return document
-    raise _complaint(host, command, completed)
+    if completed.exit_code != 0:
+        raise _complaint(host, command, completed)
+    return _document(host, command, completed)
 
 
 def _complaint(host: Host, command: Command, completed: Completed) -> Exception:

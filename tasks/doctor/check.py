@@ -1,4 +1,4 @@
-"""A check as a value."""
+"""A check as a value, and the checks of one subject."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from tasks.doctor.answer import Answer, Fault
 from tasks.doctor.facts import Facts
 
 Look = Callable[[Facts], Answer | Sequence[Answer]]
+Others = Callable[[], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Check:
     asks: str
     look: Look
     faults: tuple[Fault, ...] = ()
-    others: Callable[[], Sequence[tuple[str, str]]] | None = None
+    others: Others | None = None
 
     @property
     def title(self) -> str:
@@ -31,3 +32,20 @@ class Check:
         """What it may say, and what mends it, each once: for the document."""
         own = (fault.shown() for fault in self.faults)
         return list(dict.fromkeys((*own, *(self.others() if self.others else ()))))
+
+
+class Checks(list[Check]):
+    """The checks of one subject, in the order in which they are printed."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__()
+        self._subject = subject
+
+    def asks(self, name: str, question: str, *faults: Fault, others: Others | None = None) -> Callable[[Look], Look]:
+        """Makes the function below it the `look` of a check."""
+
+        def add(look: Look) -> Look:
+            self.append(Check(subject=self._subject, name=name, asks=question, look=look, faults=faults, others=others))
+            return look
+
+        return add

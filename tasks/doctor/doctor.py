@@ -13,7 +13,7 @@ from tasks.doctor.catalogue import CHECKS, SUBJECTS
 from tasks.doctor.document import DOCUMENT, text
 from tasks.doctor.examine import examine
 from tasks.doctor.facts import Facts
-from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.errors import Resumable, TaskFailed, UsageError, touching
 from tasks.settings.load import load
 
 
@@ -21,11 +21,9 @@ def examine_all(context: Context, only: str | None, *, as_json: bool, document: 
     settings, subjects = load(context), _subjects(only)
     if document:
         path = settings.root / DOCUMENT
-        try:
+        with touching(f"{path}: cannot be written", "; see its folder's owner and space"):
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, text(CHECKS).encode())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}; see its folder's owner and space") from None
         print(f"wrote {DOCUMENT}: {len(CHECKS)} checks")
         return
     began, asked = monotonic(), list[printed.Asked]()

@@ -22,7 +22,6 @@ A file of settings that cannot be used is said before any check, in one line wit
 
 
 def text(checks: Sequence[Check]) -> str:
-    """The whole document."""
     marks = " · ".join(f"{mark.value} {word}" for mark, word in WORDS.items())
     parts = [_HEAD.format(marks=f"{marks}, and why")]
     for subject, group in groupby(checks, key=lambda check: check.subject):

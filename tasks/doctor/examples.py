@@ -181,17 +181,8 @@ def _event(reason: str, message: str) -> dict[str, Any]:
 
 
 def vm() -> Rows:
-    fields: dict[str, Any] = {
-        "system": "",
-        "kernel": "",
-        "user": "",
-        "groups": (),
-        "home": "",
-        "cores": 1,
-        "memory_bytes": 1,
-        "clock": 0,
-    }
-    found = VmFacts(machine="aarch64", python=(3, 6, 8), **fields)
+    texts = dict.fromkeys(("system", "kernel", "user", "home"), "")
+    found = VmFacts(machine="aarch64", python=(3, 6, 8), groups=(), cores=1, memory_bytes=1, clock=0, **texts)
     return [_row(problem) for problem in found.problems()]
 
 

@@ -14,7 +14,6 @@ from remote.cluster.manifests import Image
 from remote.hosts.host import Host, HostError
 from remote.image import engine, ground, vm
 from remote.image.engine import EngineFacts
-from remote.image.vm import VmFacts
 from tasks.cluster.nodes import need_of
 from tasks.connect.buildvm import build_vm, explained, tmpdir_on
 from tasks.connect.cluster import errors, target_of
@@ -75,12 +74,11 @@ class Facts:
         self.version = Shared(self._version, "cluster reachable")
         self.nodes = Shared(self._nodes, "nodes instance types")
         self.vm = Shared(self._vm, "vm connection")
-        self.machine = Shared(self._machine, "vm connection")
+        self.machine = Shared(lambda: self.on_vm(vm.observe), "vm connection")
         self.engine = Shared(self._engine, "vm engine")
         self._closing = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Drop connections."""
         self._closing.close()
 
     @property
@@ -121,9 +119,6 @@ class Facts:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:
             raise NotAsked("build.host is null: this machine builds; --only vm,registry asks it all the same")
         return self._closing.enter_context(build_vm(self.settings, "inv doctor"))
-
-    def _machine(self) -> VmFacts:
-        return self.on_vm(vm.observe)
 
     def _engine(self) -> EngineFacts:
         self.machine.get()

@@ -40,7 +40,6 @@ def summary(asked: Sequence[Asked], took_sec: float) -> str:
 
 
 def document(asked: Sequence[Asked], took_sec: float) -> str:
-    """Everything as JSON."""
     rows = [
         {
             "subject": check.subject,

@@ -6,13 +6,12 @@ trial is gone, its files come through another. For a trial without a result, a r
 ledger, so that the folder has one record for every planned trial.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from invoke.context import Context
 from rich.progress import track
@@ -62,7 +61,7 @@ class Collected:
     is_open: bool = False
     is_unsafe: bool = False
 
-    def with_files(self, *moves: Moved) -> Collected | None:
+    def with_files(self, *moves: Moved) -> Self | None:
         """The trial with these files; None where there are none."""
         came, already = sum(len(one.came) for one in moves), sum(len(one.already) for one in moves)
         size = sum(one.byte_count for one in moves)
@@ -107,10 +106,10 @@ def bring_home(
     Where it `may_be_open`, a training that has not ended is no error. Raises Refused, Resumable, SomeTrialsFailed and
     UsageError.
     """
-    if not is_ordered(run):
-        _bring_home(settings, run, folder, hosts)
-        return
     try:
+        if not is_ordered(run):
+            _bring_home(settings, run, folder, hosts)
+            return
         with reached(settings, run) as host:
             ledger = Ledger(folder / LEDGER_FILE)
             learn(run, folder, ledger, host)
@@ -127,11 +126,7 @@ def bring_home(
 
 def _bring_home(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
     agents = [Agent(host) for host in hosts]
-    try:
-        entries = Ledger(folder / LEDGER_FILE).entries
-    except LedgerError as error:
-        raise UsageError(f"{error}; `inv report` can still report the results that are here") from None
-    by_name = {agent.host.name: agent for agent in agents}
+    entries, by_name = Ledger(folder / LEDGER_FILE).entries, {agent.host.name: agent for agent in agents}
     shared = run.provenance["inputs"]["job"]["shared"] if is_ordered(run) else settings.shared_results
     collection = _Collection(run=run, folder=folder, entries=entries, agents=by_name, shared=shared)
     try:
@@ -141,8 +136,6 @@ def _bring_home(settings: Settings, run: RunRecord, folder: Path, hosts: Sequenc
             collected = list(track(done, "collect", total=len(run.planned), transient=True, disable=not is_seen))
         brought = bring_up(run, folder) if run.suite == TRAIN else None
         _write_sums(folder)
-    except OperatorRefused as error:
-        raise UsageError(str(error)) from None
     except OSError as error:
         raise Resumable(
             f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "

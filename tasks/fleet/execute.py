@@ -29,7 +29,7 @@ from reports import text
 from tasks.cli.interrupt import interrupted_by
 from tasks.connect.asking import answers
 from tasks.connect.workers import crews, launcher, where
-from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, cannot_write, one_line
+from tasks.errors import Interrupted, Resumable, SomeTrialsFailed, one_line, writing
 from tasks.fleet import plan
 from tasks.fleet.folders import TRAIN, make_folder, open_run, point_latest_at, resuming
 from tasks.fleet.liveview import LiveView
@@ -130,7 +130,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 
 def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
     """Put the plan on disk before anything starts."""
-    try:
+    with writing(settings.results_folder):
         settings.results_folder.mkdir(parents=True, exist_ok=True)
         run_id, folder = make_folder(settings.results_folder, run.run_id)
         run = dataclasses.replace(run, run_id=run_id)
@@ -138,8 +138,6 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
         with ledger_errors(run_id):
             ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         point_latest_at(folder)
-    except OSError as error:
-        raise cannot_write(settings.results_folder, error) from None
     return run, folder, ledger
 
 

@@ -1,17 +1,21 @@
 """The runs on this machine: finds one by name, makes its folder, points `latest` at the newest."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench.records.layout import RUN_FILE
+from bench.records.layout import RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from tasks.connect.workers import refuse_other_fleet
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.settings.load import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
+_RUNS_TO_LEARN_FROM = 20
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
@@ -33,10 +37,8 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     Raises UsageError where it is not there, cannot be trusted, or was started over another fleet than the settings'.
     """
     folder = find_run(settings.results_folder, name)
-    try:
+    with ending_as(UsageError, ResultError, after="; choose another run with --run"):
         run = RunRecord.read(folder / RUN_FILE)
-    except ResultError as error:
-        raise UsageError(f"{error}; choose another run with --run") from None
     refuse_other_fleet(settings, run)
     return run, folder
 
@@ -58,6 +60,17 @@ def newest_training(results_folder: Path) -> str | None:
         except ResultError:
             continue
     return None
+
+
+def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
+    """The results of each of the newest runs, newest first. What cannot be read is left out: the report names it."""
+    runs = [one for one in results_folder.glob(f"*/{TRIALS_FOLDER}") if not one.parent.is_symlink()]  # `latest` is one
+    for folder in sorted(runs, reverse=True)[:_RUNS_TO_LEARN_FROM]:
+        found = []
+        for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
+            with contextlib.suppress(ResultError):
+                found.append(TrialResult.read(path))
+        yield found
 
 
 def resuming(run_id: str) -> str:

@@ -7,8 +7,6 @@ sign of life a minute.
 Rates on screen are those of the moment; the report has the measured ones.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading
@@ -16,8 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -49,11 +48,65 @@ class WorkerRow:
     began_unseen: bool = False  # attached: `since` is right only once the trial has reported
 
 
-class LiveView:
+class View:
+    """What is drawn again and again on a terminal, and said in plain lines elsewhere; a context manager.
+
+    `plain` forces plain lines. A subclass has `render`, what is drawn, and `last`, what is said at the end.
+    """
+
+    def __init__(self, console: Console | None, plain: bool, clock: Callable[[], float]) -> None:
+        self._console = console if console is not None else Console(highlight=False)
+        self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
+        self._clock, self._started = clock, clock()
+        # Never held while printing: Live's thread holds Live's lock while it waits for this one.
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+
+    def render(self) -> RenderableType:
+        raise NotImplementedError
+
+    def last(self) -> Text:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if not self._is_plain:
+            self._live = Live(
+                get_renderable=self.render,
+                console=self._console,
+                refresh_per_second=FRAMES_PER_SEC,
+                transient=True,  # the lines that were said stay on screen
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._say(self.last())
+
+    def _stamped(self, *words: Text | str) -> Text:
+        return Text.assemble((f"[{duration(self._clock() - self._started)}]", "dim"), " ", *words)
+
+    def _text(self, words: str, style: str = "") -> Text:
+        encoding = self._console.encoding
+        return Text(one_line(words).encode(encoding, "backslashreplace").decode(encoding), style=style)
+
+    def _say(self, line: Text) -> None:
+        try:
+            # No wrapping: a pipe has no width, and a line cut at 80 columns would be lost to the log's reader.
+            self._console.print(line, soft_wrap=True)
+        except (OSError, SystemExit):
+            # The reader is gone (`inv bench | head`); rich turns a broken pipe into SystemExit. The run goes on.
+            self._console.quiet = True
+
+
+class LiveView(View):
     """Shows one run; use as a context manager and hand every event to `handle`, from any thread.
 
     `expected_sec` maps a trial id to the seconds that its attempt should take, None where unknown.
-    `price_usd_per_gpu_hour` is None where no price is set, and then no cost is shown. `plain` forces plain lines.
+    `price_usd_per_gpu_hour` is None where no price is set, and then no cost is shown.
     """
 
     def __init__(
@@ -68,42 +121,21 @@ class LiveView:
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console if console is not None else Console(highlight=False)
-        self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
+        super().__init__(console, plain, clock)
         self._run_id = run_id
         self._planned = {trial.trial_id: trial for trial in planned}
         self._expected_sec = dict(expected_sec)
         self._price = price_usd_per_gpu_hour
-        self._clock = clock
-        self._started = clock()
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, End] = {}
         self._busy_sec = 0.0
         self._is_shut_out = False
-        # Never held while printing: Live's thread holds Live's lock while it waits for this one.
-        self._lock = threading.Lock()
-        self._live: Live | None = None
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         self._started = self._clock()
         if self._is_plain:
-            self._say(self._header())
-        else:
-            self._live = Live(
-                get_renderable=self.render,
-                console=self._console,
-                refresh_per_second=FRAMES_PER_SEC,
-                transient=True,  # the lines of ended trials and the header stay on screen
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self._say(self._header())
+            self._say(self.last())
+        return super().__enter__()
 
     def handle(self, event: FleetEvent) -> None:
         """Take one event. Returns at once and raises nothing, whatever the event holds."""
@@ -115,7 +147,7 @@ class LiveView:
     def render(self) -> Group:
         """The header and the table, as they are now, cut to the console's height."""
         with self._lock:
-            return Group("", self._header(), self._table())
+            return Group("", self.last(), self._table())
 
     def _take(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
@@ -204,7 +236,7 @@ class LiveView:
             self._busy_sec += max(0.0, self._clock() - row.since)
         row.trial_id, row.progress, row.phase = None, None, "idle"
 
-    def _header(self) -> Text:
+    def last(self) -> Text:
         ends = list(self._ends.values())
         cancelled = ends.count(End.CANCELLED)
         failed = len(ends) - ends.count(End.SUCCEEDED) - cancelled
@@ -235,7 +267,8 @@ class LiveView:
         if len(rows) > room:  # show what moves; where all have room, each keeps its place
             rows.sort(key=lambda row: row.trial_id is None)
         for row in rows[:room]:
-            table.add_row(*(self._text(cell, self._style_of(row)) for cell in self._cells(row)))
+            style = "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
+            table.add_row(*(self._text(cell, style) for cell in self._cells(row)))
         if len(rows) > room:
             busy = sum(row.trial_id is not None for row in rows[room:])
             table.add_row(self._text(f"+ {len(rows) - room} more", "dim"), self._text(f"{busy} busy", "dim"))
@@ -256,9 +289,6 @@ class LiveView:
             # Later than expected, say by how much: a zero that stays would look like a view that hangs.
             cells[6] = duration(expected - elapsed) if elapsed <= expected else f"+{duration(elapsed - expected)}"
         return [*cells, dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
-
-    def _style_of(self, row: WorkerRow) -> str:
-        return "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
 
     def _bar(self, step: int, steps: int) -> str:
         full, empty = ("━", "╌") if self._speaks_unicode() else ("#", ".")
@@ -301,23 +331,10 @@ class LiveView:
     def _line(self, row: WorkerRow, words: str, style: str = "", event: FleetEvent | None = None) -> Text:
         trial_id = row.trial_id or (event.trial_id if event is not None else None)
         name = f" {self._name(trial_id)}" if trial_id is not None else ""
-        stamp = f"[{duration(self._clock() - self._started)}]"
-        return Text.assemble((stamp, "dim"), " ", self._text(f"{row.worker}{name}: "), self._text(words, style))
-
-    def _text(self, words: str, style: str = "") -> Text:
-        encoding = self._console.encoding
-        return Text(one_line(words).encode(encoding, "backslashreplace").decode(encoding), style=style)
+        return self._stamped(self._text(f"{row.worker}{name}: "), self._text(words, style))
 
     def _speaks_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
-
-    def _say(self, line: Text) -> None:
-        try:
-            # No wrapping: a pipe has no width, and a line cut at 80 columns would be lost to the log's reader.
-            self._console.print(line, soft_wrap=True)
-        except (OSError, SystemExit):
-            # The reader is gone (`inv bench | head`); rich turns a broken pipe into SystemExit. The run goes on.
-            self._console.quiet = True
 
 
 def duration(seconds: float) -> str:

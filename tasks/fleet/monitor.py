@@ -120,15 +120,12 @@ def look(
             progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS, for_sec=0.0).progress
     except HostError as error:
         return Look(worker=worker, trouble=str(error).removeprefix(f"{worker}: "))
-    phase = None
-    if progress is not None:
-        phase = phase_of(progress)
     return Look(
         worker=worker,
         gpus=measured["gpus"],
         load_average_1min=measured["load_average_1min"],
         trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # less the attempt
-        phase=phase,
+        phase=None if progress is None else phase_of(progress),
         training=None if holder is None else training(holder, progress),
     )
 

@@ -8,17 +8,15 @@ from typing import Any
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.durable import read_regular
-from bench.records.layout import RESULT_FILE
-from bench.records.result import End, TrialResult
+from bench.records.result import End
 from bench.records.run import PlannedTrial
-from bench.records.sealed import ResultError
 from bench.records.trial import MOST_BYTES
 from tasks.cli.git import git
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as, touching
+from tasks.fleet.folders import newest_results
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings
 
-_RUNS_TO_LEARN_FROM = 20
 KINDS_WITH_STEPS = ("training", "distributed")
 _CHANGEABLE = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
 
@@ -27,14 +25,12 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
     """The suite's trials at the settings' profile; `only` narrows them to these ids. Raises UsageError."""
     bench = settings.bench
     changed = {name: getattr(bench, name) for name in _CHANGEABLE if getattr(bench, name) is not None}
-    try:
+    with ending_as(UsageError, TrialError, before="bench: "):
         trials = tuple(
             dataclasses.replace(trial, seed=bench.seed, **changed)
             for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
         )
         return trials if only is None else choose(trials, tuple(only))
-    except TrialError as error:
-        raise UsageError(f"bench: {error}") from None
 
 
 def read_trials(
@@ -42,12 +38,9 @@ def read_trials(
 ) -> tuple[Trial, ...]:
     """The trials of a file. Raises UsageError, which names the flag."""
     path = settings.typed(file)
-    try:
+    with touching(f"{flag}: {shown(path)}: cannot be read"):
         text = read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{flag}: {shown(path)}: cannot be read: {why}") from None
-    try:
+    with ending_as(UsageError, TrialError, before=f"{flag}: "):
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})
         if profiles != [settings.bench.profile]:
@@ -56,8 +49,6 @@ def read_trials(
                 "one run has one profile: change the setting or the file"
             )
         return trials if only is None else choose(trials, tuple(only))
-    except TrialError as error:
-        raise UsageError(f"{flag}: {error}") from None
 
 
 def size_of(trial: Trial) -> str:
@@ -119,20 +110,15 @@ def expected_sec(results_folder: Path, planned: Sequence[PlannedTrial]) -> dict[
     """How long each planned trial took when the same configuration last succeeded here; None where it never has."""
     wanted = {trial.trial.digest() for trial in planned}
     known: dict[str, float] = {}
-    runs = sorted(results_folder.glob("*/trials"), reverse=True)[:_RUNS_TO_LEARN_FROM]
-    for folder in runs:
-        if wanted <= known.keys():
-            break
+    for results in newest_results(results_folder):
         taken: dict[str, list[float]] = {}
-        for path in folder.glob(f"*/{RESULT_FILE}"):
-            try:
-                result = TrialResult.read(path)
-            except ResultError:
-                continue  # the report names it; an estimate can do without
+        for result in results:
             if result.status is End.SUCCEEDED and result.wall_time_sec is not None:
                 taken.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
         for digest, times in taken.items():
             known.setdefault(digest, max(times))
+        if wanted <= known.keys():
+            break
     return {trial.trial_id: known.get(trial.trial.digest()) for trial in planned}
 
 

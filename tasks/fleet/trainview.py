@@ -5,16 +5,13 @@ On a terminal the line is renewed four times a second; elsewhere one is printed 
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from bench.records.layout import RUN_FILE
@@ -28,7 +25,7 @@ from reports.read.attempts import Held
 from reports.summary.cost import Price
 from tasks.errors import one_line
 from tasks.fleet.folders import TRAIN
-from tasks.fleet.liveview import FRAMES_PER_SEC, PLAIN_SIGN_OF_LIFE_SEC, dollars, duration, number
+from tasks.fleet.liveview import PLAIN_SIGN_OF_LIFE_SEC, View, dollars, duration, number
 from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings
 
@@ -122,7 +119,7 @@ class Trainings:
         return one_line(f"{run_id}: {', '.join(words)}")
 
 
-class TrainingView:
+class TrainingView(View):
     """Shows one training; use as a context manager and hand every event to `handle`, from any thread.
 
     `spent` is asked for what the training has taken so far.
@@ -137,50 +134,30 @@ class TrainingView:
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console if console is not None else Console(highlight=False)
-        self._is_plain = plain or not self._console.is_terminal
-        self._run_id, self._spent, self._clock = run_id, spent, clock
-        self._started = clock()
+        super().__init__(console, plain, clock)
+        self._run_id, self._spent = run_id, spent
         self._progress: Progress | None = None
         self._pace = Pace(clock)
         self._spoke_at = -math.inf
         self._note = "starting"
-        self._lock = threading.Lock()
-        self._live: Live | None = None
-
-    def __enter__(self) -> "TrainingView":
-        if not self._is_plain:
-            self._live = Live(
-                get_renderable=self.render, console=self._console, refresh_per_second=FRAMES_PER_SEC, transient=True
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self._say(self.line())
 
     def handle(self, event: FleetEvent) -> None:
         """Take one event. Returns at once and raises nothing, whatever the event holds."""
         with self._lock:
             is_said = self._take(event)
-        if is_said and event.happening is not Happening.PROGRESS:
-            self._say(self._note)
-        elif is_said:
-            self._say(self.line())
+        if is_said:
+            self.note(self.line() if event.happening is Happening.PROGRESS else self._note)
 
     def note(self, words: str) -> None:
-        """Say something that is no event."""
-        self._say(words)
+        self._say(self._stamped(self._text(words)))
+
+    def last(self) -> Text:
+        return self._stamped(self._text(self.line()))
 
     def render(self) -> Text:
         return self._text(self.line())
 
     def line(self) -> str:
-        """The training as it is now."""
         words = (
             parts(self._progress, self._spent(), self._pace.left_sec) if self._progress is not None else [self._note]
         )
@@ -218,14 +195,3 @@ class TrainingView:
         if is_due:
             self._spoke_at = self._clock()
         return is_due
-
-    def _text(self, words: str) -> Text:
-        encoding = self._console.encoding
-        return Text(one_line(words).encode(encoding, "backslashreplace").decode(encoding))
-
-    def _say(self, words: str) -> None:
-        stamp = f"[{duration(self._clock() - self._started)}] "
-        try:
-            self._console.print(Text.assemble((stamp, "dim"), self._text(words)), soft_wrap=True)
-        except (OSError, SystemExit):
-            self._console.quiet = True  # the reader is gone; the training goes on

@@ -53,7 +53,7 @@ def uncollected(results_folder: Path, target: Target) -> list[Uncollected]:
         # By address, not by context: a context can be renamed while the pods are the same.
         cluster = run.provenance.get("cluster") or {}
         is_here = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
-        missing = _missing(folder, run.run_id, [planned.trial_id for planned in run.planned])
+        missing = _missing(folder, run)
         if run.fleet_kind == "pods" and is_here and missing and not is_ordered(run):  # that one's are on its volume
             found.append(Uncollected(folder=folder, line=f"run {run.run_id}: {missing}"))
     return found
@@ -68,7 +68,7 @@ def not_whole(results_folder: Path) -> list[str]:
             continue
         with contextlib.suppress(ResultError):
             run = RunRecord.read(path)
-            if _missing(folder, run.run_id, [planned.trial_id for planned in run.planned]) is not None:
+            if _missing(folder, run) is not None:
                 names.append(folder.name)
     return names
 
@@ -101,7 +101,8 @@ def discard(lost: list[Uncollected]) -> None:
         (one.folder / DISCARDED_FILE).touch()
 
 
-def _missing(folder: Path, run_id: str, trial_ids: list[str]) -> str | None:
+def _missing(folder: Path, run: RunRecord) -> str | None:
+    run_id, trial_ids = run.run_id, [planned.trial_id for planned in run.planned]
     try:
         ledger = Ledger(folder / LEDGER_FILE)
         running = [trial_id for trial_id in trial_ids if ledger.is_open(trial_id)]

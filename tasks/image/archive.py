@@ -10,7 +10,7 @@ from remote.image.vmjob import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
 from tasks.connect.buildvm import build_vm_job
-from tasks.errors import Resumable, UsageError
+from tasks.errors import Resumable, UsageError, ending_as
 from tasks.image import jobs, profiles
 from tasks.image.build import client
 from tasks.settings.load import Settings, load
@@ -53,10 +53,8 @@ def _archive_job(context: Context, action: str, path: str, again: str) -> Outcom
             if action == "archive":
                 _check_room(settings, agent, path)
             job = vmjob.new(agent, "archive", f"{action}-{path}", document)
-            try:
+            with ending_as(Resumable, HostBusy, after=f"; when that has ended, `{again}`"):
                 vmjob.start(job, document, deadline_sec=settings.image.deadline_sec)
-            except HostBusy as busy:
-                raise Resumable(f"{busy}; when that has ended, `{again}`") from None
         return jobs.follow(settings, job)
 
 

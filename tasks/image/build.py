@@ -25,7 +25,7 @@ from tasks.cli.git import git
 from tasks.connect.buildvm import build_vm_job, tmpdir_on
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import Resumable, TaskFailed, UsageError
+from tasks.errors import Resumable, TaskFailed, UsageError, ending_as
 from tasks.image import jobs, profiles
 from tasks.settings.load import Settings, load
 
@@ -99,7 +99,7 @@ def _follow_running(settings: Settings, job: Job, tmp: str, *, anew: bool) -> Ou
 
 def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> BuildPlan | None:
     """The build that is due, or None where the image is already the wanted one and need not be made `anew`."""
-    try:
+    with ending_as(UsageError, ContextError):
         ground.claim(host, tmp, make=False)  # what another user made there is not even read
         want = wanted(settings, tmp)
         facts = engine.observe(host, want.client)
@@ -108,8 +108,6 @@ def due(settings: Settings, host: Host, tmp: str, *, anew: bool = False) -> Buil
         if not anew and buildplan.is_built(want, look, labels):
             return None
         return buildplan.plan(want, facts, look, labels)
-    except ContextError as error:
-        raise UsageError(str(error)) from None
 
 
 def wanted(settings: Settings, tmp: str) -> Wanted:

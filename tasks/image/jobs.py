@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 from remote.hosts.host import HostError
+from remote.hosts.local import me
 from remote.hosts.scratch import scratch_folder
 from remote.image import vmjob
 from remote.image.vmjob import JobFailed, Outcome
@@ -66,9 +67,9 @@ def cancel(agent: Agent, verb: str) -> None:
         stop = f"; `inv {runs} --cancel` stops it" if runs in STOPPABLE else ""
         raise UsageError(f"{agent.host.name}: no {verb} runs there, but {job.folder}{stop}")
     who = vmjob.starter(job)
-    if who != vmjob.me() and not asks(f"{job.folder} was started by {who or 'somebody'}. Stop it?"):
+    if who != me() and not asks(f"{job.folder} was started by {who or 'somebody'}. Stop it?"):
         raise Refused(
-            f"{job.folder} was started by {who or 'somebody'}, not by {vmjob.me()}: ask there, or type the same in a "
+            f"{job.folder} was started by {who or 'somebody'}, not by {me()}: ask there, or type the same in a "
             "terminal and say yes"
         )
     status = job.cancel()

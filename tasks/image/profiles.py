@@ -14,7 +14,7 @@ from remote.image.names import NameWrong, upstream
 from remote.image.onvm.job import Failed
 from remote.image.onvm.registry.api import Registry
 from remote.image.plan import Profile
-from tasks.errors import Refused, Resumable, TaskFailed, UsageError
+from tasks.errors import Refused, Resumable, TaskFailed, UsageError, touching
 from tasks.settings.load import Settings, load
 
 PROFILES_FILE = "image/profiles.yaml"
@@ -110,8 +110,6 @@ def _pin_base(settings: Settings, profile: Profile, *, upgrade: bool) -> None:
     if there is None:
         raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {where.host} has no {where.path}:{where.tag}")
     path = _base_file(settings.root, profile.name)
-    try:
+    with touching(path, f"; make it writable, then {again}"):
         write_atomic(path, f"{profile.base}@{there[0]}\n".encode())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; make it writable, then {again}") from None
     print(f"{path.relative_to(settings.root)}: {profile.base}@{there[0]}")

@@ -10,7 +10,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from invoke.context import Context
@@ -30,7 +30,7 @@ from tasks.cli.terminal import asks
 from tasks.connect.buildvm import build_vm, build_vm_job
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import Resumable, UsageError, cannot_write
+from tasks.errors import Resumable, UsageError, ending_as, writing
 from tasks.image import jobs, profiles
 from tasks.image.build import client, wanted
 from tasks.image.documents.sign import sign, signing_key
@@ -91,10 +91,8 @@ def _image_id(settings: Settings, host: Host, image: str, *, stale: bool) -> str
     facts = engine.inspect(host, client(settings), image)
     if facts is None:
         raise UsageError(f"{host.name}: no image {image} there; `inv build` makes it")
-    try:
+    with ending_as(UsageError, ContextError):
         differs = outdated(wanted(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
-    except ContextError as error:
-        raise UsageError(str(error)) from None
     if differs:
         what = f"{image} on {host.name} is not of the sources here: {', '.join(differs)} changed since it was built"
         if not stale:
@@ -150,12 +148,10 @@ def _work(
     raise AssertionError("unreachable")
 
 
-def _write(settings: Settings, where: Reference, facts: object) -> None:
+def _write(settings: Settings, where: Reference, facts: Mapping[str, Any]) -> None:
     moment = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     path = settings.image_file
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, outcome_json(where, dict(facts), moment).encode())  # type: ignore[call-overload]
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        write_atomic(path, outcome_json(where, dict(facts), moment).encode())
     print(f"wrote {path}")

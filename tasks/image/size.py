@@ -45,7 +45,8 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
         f"an edit of bench pushes {_edit_bytes(settings) / 1e6:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({how})"
     )
     pull_sec = compressed * 8 / (bandwidth * 1e6)
-    print(f"a node with {bandwidth:g} Mb/s pulls it in {_duration(pull_sec)}, unpacking not counted")
+    lasts = f"{pull_sec:.0f} s" if pull_sec < 120 else f"{pull_sec / 60:.1f} min"
+    print(f"a node with {bandwidth:g} Mb/s pulls it in {lasts}, unpacking not counted")
     # A node keeps the pulled layers beside the unpacked ones.
     needed = (total + compressed) / 1e9
     fits = "fits" if needed <= room else "does not fit: grow the nodes' boot volume"
@@ -58,7 +59,7 @@ def _compressed(settings: Settings, layers: list[ImageLayer]) -> tuple[float, st
         pushed = json.loads(settings.image_file.read_text(encoding="utf-8"))
         if pushed["size_bytes"] == sum(layer.size for layer in layers):
             return float(pushed["compressed_bytes"]), "as pushed"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass  # never pushed from here: estimate it
     parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else STACK_RATIO)) for layer in layers)
     return sum(parts), f"estimated: {STACK_RATIO:g} of packages, {WEIGHTS_RATIO:g} of weights"
@@ -71,7 +72,3 @@ def _edit_bytes(settings: Settings) -> int:
         for path in bench_files(settings.root):
             tar.add(path, arcname=f"opt/qlora-fleet/{path.relative_to(settings.root)}")
     return len(content.getvalue())
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -28,8 +28,8 @@ from reports.read.run import ReportError
 from reports.statistics.energy import ENERGY
 from reports.training import beside
 from tasks.cli.flags import number, one_of_each
-from tasks.cli.terminal import for_programs
-from tasks.errors import TaskFailed, UsageError
+from tasks.cli.terminal import for_programs, ruled
+from tasks.errors import TaskFailed, UsageError, ending_as, touching
 from tasks.fleet.folders import find_run, is_training
 from tasks.settings.layers import shown
 from tasks.settings.load import load
@@ -66,17 +66,13 @@ def compare_runs(
 
 def _compared(folders: Sequence[Path], *, allow: Sequence[str], tolerance: float, out: str | None) -> Comparison:
     """The comparison, written and shown."""
-    try:
+    with ending_as(UsageError, ReportError, comparing.CompareError):
         compared = comparing.compare(load_all(folders), allow=allow, tolerance=tolerance)
-    except (ReportError, comparing.CompareError) as error:
-        raise UsageError(str(error)) from None
     path = folders[-1] / REPORT_FOLDER / COMPARE_FILE if out is None else Path(out)
-    try:
+    with touching(f"{path}: cannot be written", "; choose another place with --out"):
         if out is None:
             path.parent.mkdir(exist_ok=True)
         write_atomic(path, to_json(compared))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}; choose another place with --out") from None
     show(compared)
     print(shown(path.absolute()))
     return compared
@@ -86,13 +82,9 @@ def show_trainings(folders: Sequence[Path]) -> str:
     """Print two trainings beside each other; whether the second's held-out loss is lower, higher, ..."""
     if len(folders) != 2 or not all(map(is_training, folders)):
         raise UsageError("compare: a training is compared with one other training; name the two")
-    try:
+    with ending_as(UsageError, ReportError):
         found = beside.compare(folders[0], folders[1])
-    except ReportError as error:
-        raise UsageError(str(error)) from None
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("", *(folder.name for folder in folders)):
-        rows.add_column(head, overflow="fold")
+    rows = ruled("", *(folder.name for folder in folders))
     for cells in found.lines:
         rows.add_row(*cells)
     Console(highlight=False).print(rows)

@@ -24,7 +24,8 @@ from reports.summary.cautions import MOST_SHOWN
 from reports.training import page as training
 from tasks.cli.flags import one_of_each
 from tasks.cli.interrupt import interrupted_by
-from tasks.errors import Resumable, SomeTrialsFailed, UsageError, one_line
+from tasks.cli.terminal import ruled
+from tasks.errors import Resumable, SomeTrialsFailed, UsageError, ending_as, one_line
 from tasks.fleet.folders import find_run, is_training
 from tasks.fleet.pricing import pricing
 from tasks.reports.compare import show_trainings
@@ -37,10 +38,8 @@ def write_report(
 ) -> None:
     settings = load(context)
     wanted = one_of_each("--format", formats, tuple(FORMATS))
-    try:
+    with ending_as(UsageError, ReportError):
         check(wanted)
-    except ReportError as error:
-        raise UsageError(str(error)) from None
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     if is_training(folder):
@@ -49,11 +48,9 @@ def write_report(
         _report_training(folder, wanted, other)
         return
     make = partial(build, folder, pricing=pricing(settings), against=other)
-    try:
+    with ending_as(UsageError, ReportError):
         made = _watch(folder, make) if watch else make()
         exported = export(folder, wanted)
-    except ReportError as error:
-        raise UsageError(str(error)) from None
     show(made)
     _say(exported)
     if made.exit_code != 0:
@@ -67,11 +64,9 @@ def _say(exported: Iterable[Path]) -> None:
 
 def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -> None:
     """The report of a training; beside that of another one where that is asked for."""
-    try:
+    with ending_as(UsageError, ReportError):
         made = training.build(folder)
         exported = export(folder, formats)
-    except ReportError as error:
-        raise UsageError(str(error)) from None
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(made.headline, style="bold"))
     rows = Table(box=None, pad_edge=False, show_header=False)
@@ -80,9 +75,7 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -
     for name, value in made.lines:
         rows.add_row(name, Text(one_line(value)))
     console.print(rows)
-    both = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("", "predicted", "actual"):
-        both.add_column(head)
+    both = ruled("", "predicted", "actual")
     for cells in made.compared:
         both.add_row(*cells)
     console.print(both)

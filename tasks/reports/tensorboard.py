@@ -24,7 +24,7 @@ from reports.exports.write import export
 from reports.read.run import ReportError
 from tasks.cli.flags import number
 from tasks.cli.interrupt import interrupted_by
-from tasks.errors import TaskFailed, UsageError, one_line
+from tasks.errors import TaskFailed, UsageError, ending_as, one_line
 from tasks.fleet.folders import is_training, open_run
 from tasks.reports.sofar import SoFar
 from tasks.settings.layers import shown
@@ -70,7 +70,7 @@ def show(context: Context, name: str | None, *, port: str, once: bool) -> None:
     if not once:
         _check_tensorboard(at)
     live = Live(folder, SoFar(settings, run, folder) if is_training(folder) else None)
-    try:
+    with ending_as(UsageError, ReportError):
         goes_on = live.renew()
         if live.complaint is not None:
             print(f"! {live.complaint}; shown is what is here")
@@ -79,8 +79,6 @@ def show(context: Context, name: str | None, *, port: str, once: bool) -> None:
             print(shown(where))
             return
         _serve(where, at, run.run_id, live, goes_on=goes_on)
-    except ReportError as error:
-        raise UsageError(str(error)) from None
 
 
 def _check_tensorboard(port: int) -> None:

@@ -21,7 +21,7 @@ import yaml
 from invoke.config import Config
 
 from bench.records.durable import read_regular
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 
 ENV_PREFIX = "INVOKE_"
 Keys = tuple[str, ...]
@@ -188,10 +188,8 @@ class _UnusableError(Exception):
 
 
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
-    try:
+    with ending_as(UsageError, _UnusableError, before=f"{shown(path)}"):
         return _values_and_places(text)
-    except _UnusableError as error:
-        raise UsageError(f"{shown(path)}{error}") from None
 
 
 @functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 20 ms

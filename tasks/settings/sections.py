@@ -1,12 +1,10 @@
 """What each setting may hold: its type, range and default, section by section. `invoke.yaml` explains them."""
 
-from __future__ import annotations
-
 import re
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -238,7 +236,7 @@ class CostSection(Section):
     co2_source: Text | None = Field(default=None, description="text that says where the factor is from")
 
     @model_validator(mode="after")
-    def _every_dollar_names_its_source(self) -> CostSection:
+    def _every_dollar_names_its_source(self) -> Self:
         for priced, source in SOURCE_OF_PRICE.items():
             if getattr(self, priced) is not None and getattr(self, source) is None:
                 place = {"at": ("cost", priced), "name": f"cost.{source}", "found": "null"}
@@ -303,7 +301,7 @@ class ClusterSection(Section):
     fss: FssSection = FssSection()
 
     @model_validator(mode="after")
-    def _shared_memory_is_a_part_of_memory(self) -> ClusterSection:
+    def _shared_memory_is_a_part_of_memory(self) -> Self:
         if amount(self.shm) > amount(self.memory):
             place = {"at": ("cluster", "shm"), "name": "cluster.shm", "found": self.shm}
             raise PydanticCustomError(
@@ -312,7 +310,7 @@ class ClusterSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_limit_is_not_below_the_request(self) -> ClusterSection:
+    def _a_limit_is_not_below_the_request(self) -> Self:
         if self.cpu_limit is not None and amount(self.cpu_limit) < amount(self.cpu):
             place = {"at": ("cluster", "cpu_limit"), "name": "cluster.cpu_limit", "found": self.cpu_limit}
             raise PydanticCustomError(TWO_SETTINGS, f"at least cluster.cpu, {self.cpu}", place)

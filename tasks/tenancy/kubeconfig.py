@@ -5,7 +5,6 @@ tasks.tenancy token`; no secret is in the file. What else is in the file stays.
 """
 
 import copy
-import datetime
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,13 +18,13 @@ from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
 from bench.records.durable import read_regular
-from tasks.errors import UsageError
+from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings, load
 from tasks.tenancy.access.clients import Access, access, compartment_of
 from tasks.tenancy.access.failures import Asked
 from tasks.tenancy.access.profile import check_ocid, ocid_kind
-from tasks.tenancy.privately import write_private
+from tasks.tenancy.privately import keep_old, write_private
 from tasks.tenancy.survey import ClusterFound, clusters
 
 _MOST_BYTES = 16 << 20
@@ -61,15 +60,10 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
 
 
 def _write(path: Path, merged: Kubeconfig) -> None:
-    try:
+    with touching(f"{shown(path)}: cannot be written", "; name another with --file"):
         if path.exists():
-            when = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-            kept = path.with_name(f"{path.name}.{when}")
-            write_private(kept, path.read_bytes())
-            print(f"kept the old one as {shown(kept)}")
+            print(f"kept the old one as {shown(keep_old(path))}")
         write_private(path, yaml.safe_dump(dict(merged), sort_keys=False, allow_unicode=True).encode())
-    except OSError as error:
-        raise UsageError(f"{shown(path)}: cannot be written: {error.strerror}; name another with --file") from None
     print(f"wrote {shown(path)}, readable by you alone")
 
 

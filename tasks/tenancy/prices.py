@@ -21,7 +21,7 @@ from invoke.context import Context
 from reports.summary import prices
 from reports.summary.prices import PriceError, Table
 from tasks.cli.terminal import asks
-from tasks.errors import Refused, Resumable, UsageError
+from tasks.errors import Refused, Resumable, UsageError, ending_as
 from tasks.settings.layers import shown
 from tasks.settings.load import Settings, load
 from tasks.tenancy.privately import write_private
@@ -151,12 +151,10 @@ def _get(url: str) -> bytes:
 def _table(settings: Settings, today: datetime.date) -> tuple[Path | None, Table]:
     """(the user's own file, if there is one; the table that counts). Raises UsageError."""
     own = settings.root / (settings.cost.prices or OWN)
-    try:
+    with ending_as(UsageError, PriceError, after="; nothing was written"):
         if own.exists() or settings.cost.prices is not None:
             return own, prices.read(own, today=today)
         return None, prices.read(prices.TABLE, today=today)
-    except PriceError as error:
-        raise UsageError(f"{error}; nothing was written") from None
 
 
 def changes(table: Table, listed: Mapping[str, Listed], today: datetime.date) -> dict[str, dict[str, dict[str, Any]]]:

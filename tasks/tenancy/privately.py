@@ -1,6 +1,7 @@
 """Files that nobody else may read, written whole or not at all."""
 
 import contextlib
+import datetime
 import os
 import tempfile
 from pathlib import Path
@@ -25,3 +26,10 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def keep_old(path: Path) -> Path:
+    """A copy of the file beside it, with the time in its name. Raises OSError."""
+    kept = path.with_name(f"{path.name}.{datetime.datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    write_private(kept, path.read_bytes())
+    return kept

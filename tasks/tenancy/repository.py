@@ -8,7 +8,8 @@ from oci.artifacts import ArtifactsClient
 from oci.artifacts.models import CreateContainerRepositoryDetails
 from oci.identity import IdentityClient
 
-from remote.image.names import NameWrong, is_ocir, reference
+from remote.image.names import is_ocir
+from tasks.connect.registry import named
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 from tasks.tenancy.access.clients import Access, Json, access, compartment_of, namespace_of
@@ -60,10 +61,7 @@ def _path(settings: Settings, entry: Access, namespace: str) -> str:
     image = settings.registry.image
     if image is None:
         return REPOSITORY
-    try:
-        where = reference(image, "latest")
-    except NameWrong as error:
-        raise UsageError(f"registry.image: {error}") from None
+    where = named("registry.image", image, "latest")
     inside, _, path = where.path.partition("/")
     if not is_ocir(where.host) or inside != namespace:
         raise UsageError(

@@ -211,7 +211,6 @@ def exports(entry: Access, compartment: str) -> tuple[Export, ...]:
             ask = Asked(doing="asking for a mount target's address", right="use private-ips")
             address = str(entry.one(ask, network.get_private_ip, target["privateIpIds"][0])["ipAddress"])
             for one in entry.all(asked, storage.list_exports, export_set_id=target["exportSetId"]):
-                export = (str(target["displayName"]), address, str(one["path"]), str(one["fileSystemId"]))
-                name, ip, path, system = export
-                found.append(Export(mount_target=name, address=ip, path=path, file_system=system))
+                name, path, system = str(target["displayName"]), str(one["path"]), str(one["fileSystemId"])
+                found.append(Export(mount_target=name, address=address, path=path, file_system=system))
     return tuple(found)

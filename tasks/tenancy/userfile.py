@@ -5,9 +5,7 @@ old settings, the new ones and nothing else, or nothing is written.
 """
 
 import copy
-import datetime
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 import yaml
 
 from bench.records.durable import read_regular
-from tasks.errors import UsageError
+from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
-from tasks.tenancy.privately import write_private
+from tasks.tenancy.privately import keep_old, write_private
 
 _MOST_BYTES = 1 << 17
 Values = Mapping[str, Any]
@@ -31,16 +29,11 @@ def write_user_settings(wanted: Values) -> list[str]:
     if changed == text:
         return [f"{shown(path)} has these settings already"]
     lines = []
-    try:
+    with touching(f"{shown(path)}: cannot be written"):
         if path.exists():
-            when = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-            kept = path.with_name(f"{path.name}.{when}")
-            shutil.copy2(path, kept)
-            lines.append(f"kept the old one as {shown(kept)}")
+            lines.append(f"kept the old one as {shown(keep_old(path))}")
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
         write_private(path, changed.encode(), mode=mode)
-    except OSError as error:
-        raise UsageError(f"{shown(path)}: cannot be written: {error.strerror}") from None
     return [*lines, f"wrote {shown(path)}"]
 
 

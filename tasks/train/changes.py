@@ -11,7 +11,7 @@ from typing import Any
 from bench.records import Trial, TrialError
 from bench.records.run import RunRecord
 from bench.records.training import FIXED
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.fleet.folders import resuming
 from tasks.settings.load import Settings
 from tasks.train import planned
@@ -86,7 +86,5 @@ def taken_over(trial: Trial, settings: Settings, changes: Sequence[Change], furt
     if "model.path" in keys:
         own["model"] = fresh.model
     training["may_differ"] = tuple(sorted(may_differ))
-    try:
+    with ending_as(UsageError, TrialError, before="train."):
         return dataclasses.replace(trial, **own, training=dataclasses.replace(trial.training, **training))
-    except TrialError as error:
-        raise UsageError(f"train.{error}") from None

@@ -12,7 +12,7 @@ from invoke.context import Context
 from bench.records import schema
 from tasks.cli.terminal import console
 from tasks.connect.workers import workers
-from tasks.errors import UsageError
+from tasks.errors import touching
 from tasks.settings.load import load
 from tasks.train import foreseen, planned, printed
 
@@ -28,12 +28,6 @@ def check_data(context: Context, page: str | None, *, as_json: bool) -> None:
     predicted = foreseen.foresee(settings, trial, found)
     printed.show(console(), found.data, settings, predicted)
     if page is not None:
-        _write(Path(page), printed.page(found.data, settings, predicted))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"data.check: --page: {path}: {error.strerror}; name another file") from None
-    print(path)
+        with touching(f"data.check: --page: {page}", "; name another file"):
+            Path(page).write_text(printed.page(found.data, settings, predicted), encoding="utf-8")
+        print(page)

@@ -10,15 +10,13 @@ Not covered: start-up (loading, reading the data), evaluations, answers, restart
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 from bench.records import Trial, schema
-from bench.records.layout import RESULT_FILE
 from bench.records.result import End, TrialResult
-from bench.records.sealed import ResultError
 from bench.records.training import Forecast
 from bench.records.training_data import DataReport
 from remote.hosts.host import Host
@@ -28,11 +26,11 @@ from reports.statistics.processes import ProcessSteps
 from reports.summary.cost import Amount, Price
 from tasks.connect.workers import forecasts
 from tasks.errors import Refused, Resumable, UsageError
+from tasks.fleet.folders import newest_results
 from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings
 from tasks.train.planned import limits_of
 
-RUNS_TO_LEARN_FROM = 20
 CONTEXT_BYTES = 600 << 20  # of the driver and the kernels' modules, and what the allocator cannot hand out
 SAME = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "layout", "model"),
@@ -196,7 +194,8 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
 
 def _step_sec(settings: Settings, trial: Trial, seen: Seen, turns: int) -> tuple[Amount | None, str]:
     """Seconds of a step of `turns` packed rows on one worker, without the exchange, and from what that is known."""
-    alike = [one for one in _results(settings.results_folder) if _is_alike(one, trial, seen)]
+    results = chain.from_iterable(newest_results(settings.results_folder))
+    alike = [one for one in results if _is_alike(one, trial, seen)]
     if alike:
         found = measure([ProcessSteps.of(one) for one in alike])
         rate, samples = found.elapsed_samples_per_sec, found.samples_per_sec.value * found.step_time_sec.value
@@ -236,7 +235,7 @@ def _exchange_sec(settings: Settings, seen: Seen, workers: int, bytes_each: int)
     """How long a step's exchange of gradients takes without overlap, by the bandwidth last measured between workers."""
     if workers == 1:
         return None
-    for result in _results(settings.results_folder):
+    for result in chain.from_iterable(newest_results(settings.results_folder)):
         if result.trial.kind != "distributed" or result.status is not End.SUCCEEDED or result.trial.world_size == 1:
             continue
         rates = [one.value for one in result.measurements if one.name == "all_reduce_bus_gb_per_sec" and one.value]
@@ -244,17 +243,6 @@ def _exchange_sec(settings: Settings, seen: Seen, workers: int, bytes_each: int)
             sent = 2.0 * (workers - 1) / workers * seen.forecast.adapter_weights * bytes_each
             return sent / (max(rates) * 1e9)
     return None
-
-
-def _results(results_folder: Path) -> Iterator[TrialResult]:
-    """The results of the newest runs, newest first. One that cannot be read is left out: the report names it."""
-    runs = [one for one in results_folder.glob("*/trials") if not one.parent.is_symlink()]  # `latest` is a link
-    for folder in sorted(runs, reverse=True)[:RUNS_TO_LEARN_FROM]:
-        for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
-            try:
-                yield TrialResult.read(path)
-            except ResultError:
-                continue
 
 
 def _plus(amount: Amount, seconds: float) -> Amount:

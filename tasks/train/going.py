@@ -5,6 +5,7 @@ is lost is tried again from the last checkpoint, up to train.max_restarts; where
 train.wait, an elastic training goes on with those that answer.
 """
 
+import contextlib
 import dataclasses
 import signal
 from collections.abc import Sequence
@@ -169,7 +170,5 @@ def answering(hosts: Sequence[Host]) -> list[Host]:
 
 def _stop(host: Host, folder: str) -> None:
     """End an earlier attempt's job. A host that does not answer cannot be asked; its job has lost its ranks."""
-    try:
+    with contextlib.suppress(HostError):
         Job(Agent(host), folder).cancel(grace_sec=CANCEL_SEC)
-    except HostError:
-        return

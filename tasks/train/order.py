@@ -4,7 +4,6 @@ The pods of the overlay find the order in their environment (`bench.commands.att
 attempts to the adapter, is on the volume that they share. `inv monitor`, `cancel` and `collect` find it by its run.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,19 +21,6 @@ from tasks.settings.load import Settings
 from tasks.train.planned import Choices
 
 LONGEST_ORDER = 100_000  # bytes; Linux takes 128 KiB in one variable
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class How:
-    """The flags of `inv train --job` that are `inv deploy`'s, and whether it is tried only."""
-
-    yes: bool
-    discard_results: bool
-    dry_run: bool
-
-    @classmethod
-    def of(cls, given: Choices) -> "How":
-        return cls(yes=given.yes, discard_results=given.discard_results, dry_run=given.dry_run)
 
 
 def check(settings: Settings) -> None:
@@ -72,7 +58,7 @@ def new(settings: Settings, planned: PlannedTrial, names: list[str], seen: Mappi
     return execute.record_of(settings, TRAIN, [planned], names, inputs=inputs)
 
 
-def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[], object]) -> None:
+def order(settings: Settings, run: RunRecord, given: Choices, write_down: Callable[[], object]) -> None:
     """Deploy the Job of a run. `write_down` is called once nothing is refused any more. Raises as `inv deploy`."""
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
     meeting = place(run.run_id, "", 0)
@@ -96,14 +82,12 @@ def order(settings: Settings, run: RunRecord, how: How, write_down: Callable[[],
     deploy.bring(
         settings.model_copy(update={"cluster": section}),
         deploy.Choices(
-            dry_run=how.dry_run,
-            yes=how.yes,
-            renew_secret=False,
+            dry_run=given.dry_run,
+            yes=given.yes,
+            discard_results=given.discard_results,
+            plain=True,
             replace=True,
             partial=True,
-            take_over=False,
-            discard_results=how.discard_results,
-            plain=True,
         ),
         deploy.Addition(
             values={"order": text, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},

@@ -8,7 +8,7 @@ from typing import Any
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
 from bench.records.training import Training
 from bench.records.training_data import TrainingData
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.fleet.folders import TRAIN
 from tasks.fleet.plan import read_trials
 from tasks.settings.load import Settings
@@ -146,7 +146,7 @@ def with_trial_file(settings: Settings, file: str | None) -> tuple[Settings, Tri
 def trial_of(settings: Settings, given: Trial | None, *, workers: int, max_hours: float | None) -> Trial:
     """The training as a trial over `workers` ranks; `given` is the trial of a file. Raises UsageError by setting."""
     train, data = settings.train, data_of(settings)
-    try:
+    with ending_as(UsageError, TrialError, before="train."):
         training = Training(data=data, max_hours=max_hours, **_of(train, OF_THE_TRAINING))
         trial = Trial(
             name=TRIAL_ID,
@@ -163,8 +163,6 @@ def trial_of(settings: Settings, given: Trial | None, *, workers: int, max_hours
             training=training,
             **_of(train, OF_THE_TRIAL),
         )
-    except TrialError as error:
-        raise UsageError(f"train.{error}") from None
     return trial if given is None else dataclasses.replace(trial, **_of(given, FROM_THE_FILE))
 
 

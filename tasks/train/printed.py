@@ -8,7 +8,6 @@ import io
 import math
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +15,8 @@ from rich.text import Text
 from bench.records import Trial
 from bench.records.training_data import DataReport, Shown
 from reports.summary.cost import Amount
-from tasks.cli.terminal import table
+from reports.text import count
+from tasks.cli.terminal import ruled, table
 from tasks.errors import one_line
 from tasks.settings.load import Settings
 from tasks.train.foreseen import Foreseen, Seen
@@ -51,11 +51,11 @@ def data_lines(report: DataReport, settings: Settings) -> list[str]:
     share = 100 * report.targets / report.tokens
     per_step = settings.train.rows_per_step
     lines = [
-        f"{_count(report.examples, 'example')} to train on, {_count(report.validation_examples, 'example')} held out, "
-        f"{_count(report.left_out, 'line')} left out",
+        f"{count(report.examples, 'example')} to train on, {count(report.validation_examples, 'example')} held out, "
+        f"{count(report.left_out, 'line')} left out",
         f"{report.tokens:,} tokens an epoch, {share:.1f} % of them trained on (labels: {settings.train.labels})",
-        f"{_count(report.rows, 'packed row')} an epoch, "
-        f"{_count(math.ceil(report.rows / per_step), 'step')} of {_count(per_step, 'row')}",
+        f"{count(report.rows, 'packed row')} an epoch, "
+        f"{count(math.ceil(report.rows / per_step), 'step')} of {count(per_step, 'row')}",
     ]
     kept = "read from the examples kept there" if report.was_cached else "tokenized"
     return [*lines, f"{kept} in {report.seconds:.1f} s"]
@@ -63,7 +63,7 @@ def data_lines(report: DataReport, settings: Settings) -> list[str]:
 
 def headline(predicted: Foreseen) -> list[str]:
     """What the training will take: time, dollars, memory, communication."""
-    work = f"{_count(predicted.steps, 'step')} on {_count(predicted.workers, 'worker')}"
+    work = f"{count(predicted.steps, 'step')} on {count(predicted.workers, 'worker')}"
     if predicted.seconds is None:
         lines = [f"{work}; the time is unknown: {predicted.basis}"]
     else:
@@ -111,7 +111,7 @@ def show_plan(out: Console, trial: Trial, seen: Seen, predicted: Foreseen, names
     }
     if spec is not None:
         chosen |= {
-            "a step": _count(spec.rows_per_step, "row"),
+            "a step": count(spec.rows_per_step, "row"),
             "learning rate": f"{trial.learning_rate:g}, {spec.schedule}",
             "stops after": "no limit" if spec.max_hours is None else f"{spec.max_hours:.3g} hours",
         }
@@ -130,11 +130,7 @@ def _between(amount: Amount, factor: float, form: str) -> str:
 
 
 def _files(report: DataReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("file", "kind"):
-        table.add_column(head, overflow="fold")
-    for head in ("lines", "weight", "sha256"):
-        table.add_column(head, justify="right")
+    table = ruled("file", "kind", "lines", "weight", "sha256", right=("lines", "weight", "sha256"))
     for file in report.files:
         table.add_row(
             Text(one_line(file.path)), file.kind, f"{file.lines:,}", f"{file.weight:g}", Text(file.sha256[:12])
@@ -149,19 +145,16 @@ def _lengths(report: DataReport) -> Table:
     table.add_column("examples", justify="right")
     table.add_column("")
     most = max(report.lengths)
-    last = max(place for place, count in enumerate(report.lengths) if count)
-    for edge, count in zip(report.length_edges[: last + 1], report.lengths, strict=False):
-        table.add_row(f"{edge:,}", f"{count:,}", Text("█" * math.ceil(BAR * count / most), style="cyan"))
+    last = max(place for place, many in enumerate(report.lengths) if many)
+    for edge, many in zip(report.length_edges[: last + 1], report.lengths, strict=False):
+        table.add_row(f"{edge:,}", f"{many:,}", Text("█" * math.ceil(BAR * many / most), style="cyan"))
     table.caption = f"median {report.median_length:g}, longest {report.longest:,}"
     table.caption_justify = "left"
     return table
 
 
 def _findings(report: DataReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("lines", justify="right")
-    table.add_column("what was found", overflow="fold")
-    table.add_column("first at", overflow="fold")
+    table = ruled("lines", "what was found", "first at", right=("lines",))
     for finding in sorted(report.findings, key=lambda one: -one.count):
         places = "; ".join(one_line(place) for place in finding.places[:3])
         table.add_row(f"{finding.count:,}", one_line(finding.what), Text(places))
@@ -187,7 +180,3 @@ def _example(number: int, example: Shown) -> Text:
 def visible(text: str) -> str:
     """Foreign text with its line breaks, and every other control character as an escape."""
     return "\n".join(one_line(line) for line in text.split("\n"))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

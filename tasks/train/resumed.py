@@ -25,7 +25,6 @@ from tasks.fleet.ordered.stop import is_under_way
 from tasks.settings.load import Settings
 from tasks.train import changes, foreseen, order, planned
 from tasks.train.going import Going, answering, was_refused
-from tasks.train.order import How
 from tasks.train.planned import TRIAL_ID, Choices
 
 
@@ -181,7 +180,7 @@ def _ordered(settings: Settings, run: RunRecord, folder: Path, given: Choices) -
             if entry.end is not None:
                 ledger.reopened(TRIAL_ID, [*(one.words for one in changed), *_put_right(entry)])
 
-        order.order(settings, following, How.of(given), write_down)
+        order.order(settings, following, given, write_down)
     order.say(run_id, given)
 
 

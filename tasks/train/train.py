@@ -18,7 +18,6 @@ from tasks.fleet.folders import TRAIN
 from tasks.settings.load import Settings, load
 from tasks.train import foreseen, order, planned, printed, resumed
 from tasks.train.going import Going, answering
-from tasks.train.order import How
 from tasks.train.planned import TRIAL_ID, Choices
 
 __all__ = ["Choices", "train_fleet"]
@@ -81,7 +80,7 @@ def _order(settings: Settings, trial: Trial, given: Choices) -> None:
             print(line)
     trial = foreseen.limited(settings, trial, "" if seen is None else seen.device)
     run = order.new(settings, _planned(trial, names[0]), names, known)
-    order.order(settings, run, How.of(given), lambda: execute.write_plan(settings, run))
+    order.order(settings, run, given, lambda: execute.write_plan(settings, run))
     order.say(run.run_id, given)
 
 

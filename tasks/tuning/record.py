@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.records import Trial, TrialError
+from bench.records import TrialError, schema
 from bench.records.durable import write_atomic
-from tasks.errors import UsageError, cannot_write
+from tasks.errors import UsageError, writing
 from tasks.fleet.folders import make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
 
@@ -35,12 +35,14 @@ class TuneRecord:
     longest: int
     depth: int
     limit_bytes: int | None
-    settings: Mapping[str, Any]
-    candidates: Sequence[Candidate]
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
+    candidates: list[Candidate]
+    inputs: dict[str, Any] = field(default_factory=dict)
     waves: list[str] = field(default_factory=list)
     final: str | None = None
-    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.folder: Path | None = None  # where it is on disk, which is not a part of it
 
     @property
     def journal(self) -> Path:
@@ -60,22 +62,7 @@ class TuneRecord:
 
     def write(self) -> None:
         """Raises OSError."""
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            **{name: getattr(self, name) for name in _PLAIN},
-            "candidates": [
-                {
-                    "choice": dict(one.choice),
-                    "trial": one.trial.to_json(),
-                    "peak_bytes": one.peak_bytes,
-                    "layer_bytes": one.layer_bytes,
-                    "useful_share": one.useful_share,
-                    "score": one.score,
-                }
-                for one in self.candidates
-            ],
-        }
-        _write_json(self._home / RECORD_FILE, document)
+        _write_json(self._home / RECORD_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
 
     def write_answer(self, document: Mapping[str, Any], best: str) -> None:
         """Raises OSError."""
@@ -89,20 +76,12 @@ class TuneRecord:
         return self.folder
 
 
-_PLAIN = (
-    *("tune_id", "gpu", "model_sha256", "data_sha256", "longest", "depth", "limit_bytes"),
-    *("settings", "inputs", "waves", "final"),
-)
-
-
 def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
     """Give the search its folder. Raises UsageError."""
-    try:
+    with writing(results_folder):
         (results_folder / FOLDER).mkdir(parents=True, exist_ok=True)
         record.tune_id, record.folder = make_folder(results_folder / FOLDER, record.tune_id)
         record.write()
-    except OSError as error:
-        raise cannot_write(results_folder, error) from None
     return record
 
 
@@ -120,24 +99,15 @@ def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
 def _read(folder: Path) -> TuneRecord:
     path = folder / RECORD_FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema_version"] != SCHEMA_VERSION:
-            raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {document['schema_version']}")
-        candidates = [
-            Candidate(
-                choice=one["choice"],
-                trial=Trial.from_json(one["trial"], f"{path}: candidates"),
-                peak_bytes=one["peak_bytes"],
-                layer_bytes=one["layer_bytes"],
-                useful_share=one["useful_share"],
-                score=one["score"],
-            )
-            for one in document["candidates"]
-        ]
-        plain = {name: document[name] for name in _PLAIN}
-    except (OSError, ValueError, KeyError, TypeError, TrialError) as error:
+        document = schema.parse(path.read_bytes())
+        version = document.pop("schema_version")
+        if version != SCHEMA_VERSION:
+            raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
+        record = schema.from_json(TuneRecord, document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
         raise UsageError(f"{path}: cannot be used: {error}; begin a new search with `inv tune`") from None
-    return TuneRecord(folder=folder, candidates=candidates, **plain)
+    record.folder = folder
+    return record
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

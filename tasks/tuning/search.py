@@ -51,7 +51,6 @@ class Search:
 
     @property
     def best(self) -> float | None:
-        """The best rate so far."""
         return max((rate for rate in self.results.values() if rate is not None), default=None)
 
     def next(self, limit: MemoryLimit, count: int) -> list[Candidate]:
@@ -59,7 +58,6 @@ class Search:
         return choose(self._surrogate, self._outcomes(), limit, count)
 
     def finalists(self, limit: MemoryLimit, most: int) -> list[Candidate]:
-        """What is measured in full; see `finalists`."""
         return finalists(self._surrogate, self._outcomes(), limit, most)
 
     def tell(self, candidate: Candidate, useful_tokens_per_sec: float | None, *, is_too_large: bool = False) -> None:

@@ -37,6 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 RECOMPUTED_SHARE = {"none": 0.0, "every-4": 0.25, "every-2": 0.5, "all": 1.0, "offload": 1.0}
 OF_EVERY_RECIPE = ("none", "all")
 CHOICES = ("recipe", "layout", "micro_batch_size", "recompute")
+_PREDICTED = ("peak_bytes", "layer_bytes", "useful_share", "score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Candidate:
     """One configuration. `peak_bytes` is predicted, None where nothing can be, and so is `layer_bytes`, what each held
     layer would add; `score` orders what is tried first."""
 
-    choice: Mapping[str, Any]
+    choice: dict[str, Any]
     trial: Trial
     peak_bytes: int | None = None
     layer_bytes: int = 0
@@ -127,13 +128,7 @@ def _choices(recipes: Sequence[str]) -> Iterator[dict[str, Any]]:
 def with_predictions(found: Sequence[Candidate], predicted: Sequence[Mapping[str, Any]]) -> list[Candidate]:
     """Candidates with what a survey predicts for each, in the same order."""
     return [
-        replace(
-            one,
-            peak_bytes=prediction["peak_bytes"],
-            layer_bytes=prediction["layer_bytes"],
-            useful_share=prediction["useful_share"],
-            score=prediction["score"],
-        )
+        replace(one, **{name: prediction[name] for name in _PREDICTED})
         for one, prediction in zip(found, predicted, strict=True)
     ]
 

@@ -10,7 +10,7 @@ from bench.records.layout import RESULT_FILE, TRIALS_FOLDER
 from bench.records.result import End, TrialResult
 from bench.records.sealed import ResultError
 from remote.hosts.host import Host
-from tasks.errors import Refused, Resumable, SomeTrialsFailed, TaskFailed
+from tasks.errors import Refused, Resumable, SomeTrialsFailed, TaskFailed, ending_as
 from tasks.fleet import execute
 from tasks.settings.load import Settings
 from tasks.tuning import answer
@@ -94,10 +94,8 @@ def _run(
 
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
     for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
-        try:
+        with ending_as(Refused, ResultError, after="; remove that run's folder, then type the same again"):
             yield TrialResult.read(path)
-        except ResultError as error:
-            raise Refused(f"{error}; remove that run's folder, then type the same again") from None
 
 
 def _learn(settings: Settings, record: TuneRecord, finder: Search, run_id: str) -> None:

@@ -6,13 +6,15 @@ After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from remote.cluster.kubectl import Kubectl
 from remote.pods.host import PodHost
-from remote.pods.listing import Pod, Pods
+from remote.pods.listing import Pods
+from tests.unit.remote.pods.test_listing import READY
 
 GOLDEN = Path(__file__).with_name("commands") / "kubectl.txt"
 
@@ -30,18 +32,7 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         pods.all()
     host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
-    pod = Pod(
-        name="bench-0-x7k2p",
-        index=0,
-        created_at="2026-01-01T00:00:00Z",
-        is_terminating=False,
-        node="node-0",
-        ip="10.0.0.1",
-        phase="Running",
-        reason="",
-        is_ready=True,
-    )
-    ran.append(host.exec_argv(pod))
+    ran.append(host.exec_argv(replace(READY, name="bench-0-x7k2p")))
     # The program's length and digest are in the command; its content travels on standard input.
     text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in ran)
     text = re.sub(r"inpod_[0-9a-f]{12}", "inpod_DIGEST", text)

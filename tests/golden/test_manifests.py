@@ -11,6 +11,7 @@ JobSet has no schema here: the Job in it is checked as a Job.
 import copy
 import dataclasses
 import functools
+import operator
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -169,37 +170,13 @@ def test_pods_keep_the_rules_of_a_restricted_namespace(name: str) -> None:
     assert violations("restricted", pod_spec(name)) == []
 
 
-def _container(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    def weaken(spec: dict[str, Any]) -> None:
-        spec["containers"][0]["securityContext"].update(changes)
-
-    return weaken
+def _below(*place: str | int, **changes: Any) -> Callable[[Any], None]:
+    """These fields changed at a place of a pod's spec."""
+    return lambda spec: functools.reduce(operator.getitem, place, spec).update(changes)
 
 
-def _pod(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    def weaken(spec: dict[str, Any]) -> None:
-        spec["securityContext"].update(changes)
-
-    return weaken
-
-
-def _volume(**source: Any) -> Callable[[dict[str, Any]], None]:
-    def weaken(spec: dict[str, Any]) -> None:
-        spec["volumes"].append({"name": "more", **source})
-
-    return weaken
-
-
-def _top(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    def weaken(spec: dict[str, Any]) -> None:
-        spec.update(changes)
-
-    return weaken
-
-
-def _init_container(spec: dict[str, Any]) -> None:
-    spec["initContainers"] = [{"name": "first", "image": "i"}]
-
+_container = functools.partial(_below, "containers", 0, "securityContext")
+_pod = functools.partial(_below, "securityContext")
 
 WEAKENED = {
     "root": (_pod(runAsNonRoot=False), "runAsNonRoot"),
@@ -210,12 +187,12 @@ WEAKENED = {
     "capabilities kept": (_container(capabilities={}), "capabilities"),
     "IPC_LOCK": (_container(capabilities={"drop": ["ALL"], "add": ["IPC_LOCK"]}), "capabilities"),
     "SYS_ADMIN": (_container(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}), "capabilities"),
-    "hostPath": (_volume(hostPath={"path": "/"}), "hostPath"),
-    "inline nfs": (_volume(nfs={"server": "10.0.0.5", "path": "/"}), "nfs"),
-    "host network": (_top(hostNetwork=True), "host"),
-    "host ipc": (_top(hostIPC=True), "host"),
-    "host pid": (_top(hostPID=True), "host"),
-    "a bare init container": (_init_container, "allowPrivilegeEscalation"),
+    "hostPath": (_below(volumes=[{"name": "more", "hostPath": {"path": "/"}}]), "hostPath"),
+    "inline nfs": (_below(volumes=[{"name": "more", "nfs": {"server": "10.0.0.5", "path": "/"}}]), "nfs"),
+    "host network": (_below(hostNetwork=True), "host"),
+    "host ipc": (_below(hostIPC=True), "host"),
+    "host pid": (_below(hostPID=True), "host"),
+    "a bare init container": (_below(initContainers=[{"name": "first", "image": "i"}]), "allowPrivilegeEscalation"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.kubernetes import Cluster, unavailable
 from tests.support.paths import ROOT
-from tests.support.pods import SELECTOR, SHARED, job, skewed_clock, volume
+from tests.support.pods import SELECTOR, SHARED, alive, job, skewed_clock, volume
 
 # A rank's address is its pod's, and all pods of the tests' cluster are on this machine.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -73,11 +73,7 @@ def settings_of(cluster: Cluster, workspace: Path, label: str) -> dict[str, Any]
 
 def live(cluster: Cluster) -> list[str]:
     """The names of the pods that run and are not being deleted."""
-    return [
-        pod["metadata"]["name"]
-        for pod in cluster.objects("pods", "default")
-        if not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") == "Running"
-    ]
+    return [pod["metadata"]["name"] for pod in alive(cluster)]
 
 
 def pod_of(cluster: Cluster, worker: str) -> str:

@@ -26,7 +26,7 @@ from bench.records.layout import LEDGER_FILE, RESULT_FILE  # noqa: E402
 from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.cluster.kubectl import Kubectl  # noqa: E402
 from remote.cluster.labels import INDEX_LABEL  # noqa: E402
-from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
+from remote.fleet.attempt import OUT_FOLDER  # noqa: E402
 from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Attempt, Ledger  # noqa: E402
@@ -36,8 +36,8 @@ from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Host  # noqa: E402
 from remote.pods.host import PodHost  # noqa: E402
 from remote.pods.listing import Pods  # noqa: E402
-from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew  # noqa: E402
-from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, wait_for  # noqa: E402
+from tests.support.hosts.given_job import BENCH_THERE, PYTHON_THERE, given_job, given_volume, renew, shared_volume  # noqa: E402
+from tests.support.hosts.local_fleet import FAKE_BENCH, LocalFleet, Looking, mounted, run_fake_bench, wait_for  # noqa: E402
 from tests.support.kubernetes import Cluster, unavailable  # noqa: E402
 from tests.support.kubernetes.given import AnyCluster, GivenCluster, given  # noqa: E402
 
@@ -51,23 +51,8 @@ LIMITS = Limits(lost_after_sec=12.0, give_up_after_sec=120.0, max_attempts=20, g
 
 def volume() -> list[dict[str, Any]]:
     """The shared file system, bound by name as manifests/base/storage.yaml binds it."""
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     csi = {"driver": "fss.csi.oraclecloud.com", "volumeHandle": "ocid1.filesystem.test:10.0.0.1:/shared"}
-    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": "default"}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": "shared"},
-            "spec": {**common, "capacity": {"storage": "1Gi"}, "csi": csi, "claimRef": bound_to},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "shared"},
-            "spec": {**common, "volumeName": "shared", "resources": {"requests": {"storage": "1Gi"}}},
-        },
-    ]
+    return shared_volume("shared", "default", csi=csi)
 
 
 def job(size: int, *, limit: int = 1000, gpus: int = 1, grace_sec: int = 2) -> dict[str, Any]:
@@ -147,11 +132,9 @@ class PodFleet(LocalFleet):
     def live(self) -> list[dict[str, Any]]:
         """Pods that are not being deleted: name, index, uid, node, ready."""
         found = []
-        for pod in self.cluster.objects("pods", "default"):
-            meta, status = pod["metadata"], pod.get("status", {})
-            if meta.get("deletionTimestamp") or status.get("phase") != "Running":
-                continue
-            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+        for pod in alive(self.cluster):
+            meta = pod["metadata"]
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
             index, node = int(meta["labels"][INDEX_LABEL]), pod["spec"].get("nodeName", "")
             found.append({"name": meta["name"], "index": index, "uid": meta["uid"], "node": node, "ready": ready})
         return found
@@ -314,6 +297,12 @@ def skewed_clock(folder: Path) -> Path:
     return made
 
 
+def alive(cluster: AnyCluster) -> list[dict[str, Any]]:
+    """The pods that run and are not being deleted."""
+    pods = (pod for pod in cluster.objects("pods", "default") if not pod["metadata"].get("deletionTimestamp"))
+    return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+
+
 def pods_of(kubeconfig: Path, namespace: str = "default") -> Pods:
     return Pods(Kubectl(namespace=namespace, kubeconfig=str(kubeconfig)), SELECTOR)
 
@@ -333,20 +322,8 @@ def hosts_of(pods: Pods, size: int, label: str) -> list[PodHost]:
 
 
 def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-    flags = {
-        "--trial": f"{folder}/{TRIAL_FILE}",
-        "--out": f"{folder}/{OUT_FOLDER}",
-        "--trial-id": planned.trial_id,
-        "--worker": host.name,
-        "--run-id": "r1",
-        "--attempt": str(attempt),
-    }
-    words = [word for pair in flags.items() for word in pair]
     bench = str(FAKE_BENCH) if host.python == (sys.executable,) else f"{SHARED}/{BENCH_THERE}"
-    command = Command(
-        argv=(*host.python, "-S", "-B", bench, "run", *words),
-        environment={"FAKE_BENCH_LOG": f"{shared}/bench.log"},
-    )
+    command = run_fake_bench(host, planned, attempt, folder, log=f"{shared}/bench.log", bench=bench)
     place = place_of(shared, "r1", planned.trial_id, attempt)
     return on_shared_volume(command, host.python, place, f"{folder}/{OUT_FOLDER}", RESULT_FILE)
 

@@ -56,9 +56,12 @@ def inv(project: Path, inv_server: ForkServer) -> Inv:
 
 @pytest.fixture
 def context(project: Path) -> Callable[[], Context]:
-    """Makes a task's context the way Invoke does, without its reading the project's and the -f file."""
+    """Makes a task's context as Invoke does, without its reading the project's and the -f file, which holds `text`."""
 
-    def make(runtime: str | None = None) -> Context:
+    def make(runtime: str | None = None, *, text: str | None = None) -> Context:
+        if text is not None:
+            runtime = "f.yaml"
+            (project / runtime).write_text(text)
         config = Config(
             project_location=str(project),
             runtime_path=runtime,

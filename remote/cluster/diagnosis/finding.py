@@ -1,11 +1,9 @@
 """A finding: one thing that is wrong, with what, why, and what to do; and several of them as lines of text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 SOON_SEC, PATIENT_SEC = 10.0, 120.0
 _MOST_NAMED = 8
@@ -31,7 +29,7 @@ class Finding:
         """The finding for programs."""
         return {"cause": self.cause, "subject": self.subject, "reason": self.reason, "remedy": self.remedy}
 
-    def of(self, subject: str) -> Finding:
+    def of(self, subject: str) -> Self:
         """The same finding about `subject`."""
         return replace(self, subject=subject)
 

@@ -1,7 +1,5 @@
 """The way in: `python .../remote/image/onvm/__main__.py job.json`, in the job's folder; or `... ask`, anywhere."""
 
-from __future__ import annotations
-
 import sys
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any, cast
 
-from remote.image.onvm.client import ANSWER_BYTES, ask, bounded, reason
+from remote.image.onvm.client import ANSWER_BYTES, ask, bounded, reason, started
 from remote.image.onvm.job import Failed, Watcher
 from remote.jobs.onhost.files import PIECE
 
@@ -176,13 +176,7 @@ def fresh(path: Path) -> IO[bytes]:
 def pipe(watcher: Watcher, source: list[str], filter_: list[str], environment: dict[str, str], into: Path) -> str:
     """Run `source | filter_ > into` and return the sha256 of what was written. Raises Failed if either fails."""
     digest, size, complaint = hashlib.sha256(), 0, bytearray()
-    save = subprocess.Popen(
-        source,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
-    )
+    save = started(source, environment)
     squeeze = subprocess.Popen(filter_, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     cast("IO[bytes]", save.stdout).close()  # with ours open, the engine's client would not notice a dead filter
     errors = cast("IO[bytes]", save.stderr)

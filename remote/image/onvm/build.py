@@ -1,7 +1,5 @@
 """On the build VM: assembles the plan's context and has the engine build it."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

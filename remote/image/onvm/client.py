@@ -80,6 +80,18 @@ def trouble(complaint: str, address: str | None = None) -> Failed | None:
     return None
 
 
+def started(
+    argv: list[str],
+    environment: dict[str, str],
+    *,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """`argv` as a process, with `environment` beside this one's."""
+    return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env={**os.environ, **environment})
+
+
 def bounded(
     argv: list[str],
     environment: dict[str, str],
@@ -94,13 +106,7 @@ def bounded(
     """
     until = None if timeout_sec is None else time.monotonic() + timeout_sec
     said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE if isinstance(stdin, bytes) else stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
-    )
+    process = started(argv, environment, stdin=subprocess.PIPE if isinstance(stdin, bytes) else stdin)
     with process, selectors.DefaultSelector() as selector:
         try:
             if isinstance(stdin, bytes):
@@ -132,13 +138,7 @@ def bounded(
 def follow(watcher: Watcher, argv: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
     """Run the engine's client to its end; its exit code and last lines. Its output goes to log and progress."""
     last: deque[str] = deque(maxlen=200)
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
-    ) as process:
+    with started(argv, environment, stderr=subprocess.STDOUT) as process:
         output = cast("IO[bytes]", process.stdout)
         for raw in iter(lambda: output.readline(LINE_BYTES), b""):
             line = raw.decode(errors="replace").rstrip()
@@ -285,9 +285,7 @@ def _on_a_terminal(argv: list[str], environment: dict[str, str]) -> Generator[by
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-        with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
-        ) as process:
+        with started(argv, environment, stdout=theirs, stderr=theirs) as process:
             try:
                 os.close(theirs)
                 theirs = -1

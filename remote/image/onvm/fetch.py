@@ -47,7 +47,7 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         known = read_manifest(folder)
-        if known is not None and _is_settled(job["revision"], known):
+        if known is not None and job["revision"] in (None, known["revision"], known.get("asked")):
             wrong = _damaged(watcher, folder, known["files"])
             if not wrong:
                 return _facts(known, fetched=0, began=began)
@@ -67,10 +67,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return manifest if isinstance(manifest["files"], list) and isinstance(manifest["revision"], str) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _is_settled(revision: str | None, known: dict[str, Any]) -> bool:
-    return revision in (None, known["revision"], known.get("asked"))
 
 
 def _facts(manifest: dict[str, Any], *, fetched: int, began: float) -> dict[str, Any]:

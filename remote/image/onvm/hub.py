@@ -4,8 +4,6 @@
 one, is a line of JSON on standard input, each answer one on standard output. The client prints to standard error.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -68,36 +66,32 @@ def fetched(asked: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def failure(asked: dict[str, Any], error: Exception) -> dict[str, str]:
+def failure(asked: dict[str, Any], error: Exception) -> tuple[str, str]:
     """The kind of failure (as in `remote.image.onvm.job.Failed`), and what to do."""
     names = {kind.__name__ for kind in type(error).__mro__}
     model, endpoint = asked["model"], asked["endpoint"] or "https://huggingface.co"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return {"kind": "full", "message": f"{asked['folder']}: no space left on its disk"}
+        return "full", f"{asked['folder']}: no space left on its disk"
     if "GatedRepoError" in names or (status in (401, 403) and asked["token"] and "Repository" not in str(names)):
         page = f"{endpoint}/{model}"
         what = "this token may not read it" if asked["token"] else "it needs a token"
         message = f"{model} is gated: {what}; accept its terms at {page}, and name a file with a token of that account"
-        return {"kind": "unauthorized", "message": f"{message} (hub.token_file)"}
+        return "unauthorized", f"{message} (hub.token_file)"
     if "RevisionNotFoundError" in names:
-        return {
-            "kind": "usage",
-            "message": f"{model} has no revision {asked['revision']!r}; name a commit, tag or branch",
-        }
+        return "usage", f"{model} has no revision {asked['revision']!r}; name a commit, tag or branch"
     if "RepositoryNotFoundError" in names or status in (401, 403):
         hint = "check its name and the token's rights" if asked["token"] else "a private one needs hub.token_file"
-        return {"kind": "usage", "message": f"{model}: the hub at {endpoint} shows no such model; {hint}"}
+        return "usage", f"{model}: the hub at {endpoint} shows no such model; {hint}"
     if isinstance(error, MemoryError):
-        mib = LIST_MEMORY_BYTES >> 20
-        return {
-            "kind": "refused",
-            "message": f"{model}: the hub at {endpoint} answers with more than {mib} MiB can hold",
-        }
+        return (
+            "refused",
+            f"{model}: the hub at {endpoint} answers with more than {LIST_MEMORY_BYTES >> 20} MiB can hold",
+        )
     message = " ".join(str(error).split())[:300] or type(error).__name__
     if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in message:
-        return {"kind": "transient", "message": f"{model}: the hub at {endpoint}: {message}"}
-    return {"kind": "failed", "message": f"{model}: the hub at {endpoint}: {type(error).__name__}: {message}"}
+        return "transient", f"{model}: the hub at {endpoint}: {message}"
+    return "failed", f"{model}: the hub at {endpoint}: {type(error).__name__}: {message}"
 
 
 def main() -> int:
@@ -109,7 +103,8 @@ def main() -> int:
         try:
             answer = {"ok": True, **{"list": listed, "fetch": fetched}[asked["verb"]](asked)}
         except Exception as error:  # noqa: BLE001 - the client's errors have many base classes
-            answer = {"ok": False, **failure(asked, error)}
+            kind, message = failure(asked, error)
+            answer = {"ok": False, "kind": kind, "message": message}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return 0

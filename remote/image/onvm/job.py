@@ -81,15 +81,17 @@ def write_json(path: Path, document: object) -> None:
     write_atomic(path, json.dumps(document).encode())
 
 
-def retried(watcher: Watcher, act: Callable[[], Result], first_wait_sec: float) -> Result:
-    """What `act` returns; transient failures are tried again, ATTEMPTS times in all. Raises Failed."""
+def retried(
+    act: Callable[[], Result], first_wait_sec: float, say: Callable[[str], object] = lambda _line: None
+) -> Result:
+    """What `act` returns; transient failures are said and tried again, ATTEMPTS times in all. Raises Failed."""
     for attempt in range(1, ATTEMPTS):
         try:
             return act()
         except Failed as failure:
             if failure.kind != "transient":
                 raise
-            watcher.say(f"{failure}; trying again ({attempt} of {ATTEMPTS - 1})")
+            say(f"{failure}; trying again ({attempt} of {ATTEMPTS - 1})")
         time.sleep(first_wait_sec * 2 ** (attempt - 1))
     return act()
 

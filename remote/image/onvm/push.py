@@ -111,4 +111,4 @@ def is_this(there: tuple[str, dict[str, Any]] | None, image_id: str) -> bool:
 
 def patiently(watcher: Watcher, registry: Registry, tag: str) -> tuple[str, dict[str, Any]] | None:
     """What the tag is in the registry; asked again while it does not answer."""
-    return retried(watcher, lambda: registry.manifest(tag), FIRST_WAIT_SEC)
+    return retried(lambda: registry.manifest(tag), FIRST_WAIT_SEC, watcher.say)

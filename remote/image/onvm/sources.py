@@ -73,7 +73,7 @@ class Hub:
             self._ask({"verb": "fetch", "revision": self._commit, "path": name})
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        return retried(self._watcher, lambda: self._ask_once(question), _FIRST_WAIT_SEC)
+        return retried(lambda: self._ask_once(question), _FIRST_WAIT_SEC, self._watcher.say)
 
     def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
         job = self._job

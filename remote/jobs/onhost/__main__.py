@@ -1,7 +1,5 @@
 """The way in: one verb, its arguments as JSON."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -6,8 +6,6 @@ The program is made beside its place and renamed into it: it is there whole or n
 the first one's files stay.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

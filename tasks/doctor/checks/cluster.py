@@ -15,7 +15,7 @@ from tasks.cluster.checks import CONTROLLERS, EXEC, missing_rights
 from tasks.connect.cluster import errors
 from tasks.doctor import examples
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 from tasks.settings.load import Settings
 
@@ -26,6 +26,7 @@ LEAST = (1, 29)  # backoffLimitPerIndex is on by default
 FSS_DRIVER = "fss.csi.oraclecloud.com"
 RUNS, DEPLOYS = (("list", POD, ""), *EXEC), ("get", "create", "patch", "delete")
 _CHANGED = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
+CHECKS = Checks("cluster")
 
 OLD = Fault(what="Kubernetes {version}, older than 1.29, which Jobs of ours need", remedy="upgrade the cluster")
 SKEWED = Fault(
@@ -79,6 +80,12 @@ NO_DNS = Fault(
 )
 
 
+@CHECKS.asks(
+    "reachable",
+    "Is there a kubeconfig, does the API server answer, does it take the credentials, is it new enough?",
+    OLD,
+    others=examples.cluster,
+)
 def reachable(facts: Facts) -> Answer:
     version = facts.version.first()[0]
     if _minor(version) < LEAST:
@@ -86,6 +93,7 @@ def reachable(facts: Facts) -> Answer:
     return fine(f"Kubernetes {version}: {facts.cluster.get().target}")
 
 
+@CHECKS.asks("kubectl", "Is kubectl here, and within one minor version of the server?", SKEWED)
 def kubectl(facts: Facts) -> Answer:
     facts.cluster.get()
     try:
@@ -110,6 +118,12 @@ def _minor(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+@CHECKS.asks(
+    "rights",
+    "May this account run trials, and deploy? Each verb on each resource is asked.",
+    MAY_NOT_RUN,
+    MAY_NOT_DEPLOY,
+)
 def rights(facts: Facts) -> Answer:
     cluster, asked = _cluster(facts), [(verb, KINDS[kind], "") for kind in _CHANGED for verb in DEPLOYS]
     with errors():
@@ -127,6 +141,7 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
+@CHECKS.asks("namespace", "Is the namespace there, and which Pod Security has it?", NO_NAMESPACE, TERMINATING)
 def namespace(facts: Facts) -> Answer:
     cluster = _cluster(facts)
     name = cluster.target.namespace
@@ -140,6 +155,7 @@ def namespace(facts: Facts) -> Answer:
     return fine(f"{name}, Pod Security {level}; our pods meet restricted")
 
 
+@CHECKS.asks("pull secret", "Has it the registry's login?", NO_SECRET)
 def secret(facts: Facts) -> Answer:
     cluster, name = _cluster(facts), facts.settings.cluster.pull_secret
     if name is None:
@@ -150,6 +166,7 @@ def secret(facts: Facts) -> Answer:
     return fine(f"pull secret {name} is there")
 
 
+@CHECKS.asks("quota", "Do the namespace's quotas leave room for the pods that are still missing?", QUOTA, QUOTA_LIMITS)
 def quota(facts: Facts) -> Answer | list[Answer]:
     cluster = _cluster(facts)
     with errors():
@@ -179,6 +196,7 @@ def over(quotas: Sequence[Mapping[str, Any]], settings: Settings, more: int) -> 
                 yield QUOTA.seen(quota=name, resource=resource, free=f"{free:f}", need=f"{need:f}", count=more)
 
 
+@CHECKS.asks("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
 def storage(facts: Facts) -> Answer:
     cluster = _cluster(facts)
     if facts.settings.cluster.fss.volume_handle is None:
@@ -189,6 +207,7 @@ def storage(facts: Facts) -> Answer:
     return fine(f"the CSI driver {FSS_DRIVER} is there")
 
 
+@CHECKS.asks("controller", "Is the controller installed that the overlay needs?", NO_CONTROLLER)
 def controller(facts: Facts) -> Answer:
     cluster, overlay = _cluster(facts), facts.settings.cluster.overlay
     if overlay not in CONTROLLERS:
@@ -200,6 +219,7 @@ def controller(facts: Facts) -> Answer:
     return fine(f"{name} is installed")
 
 
+@CHECKS.asks("runtime class", "Is there a runtime class nvidia?")
 def runtime(facts: Facts) -> Answer:
     cluster = _cluster(facts)
     with errors():
@@ -211,6 +231,7 @@ def runtime(facts: Facts) -> Answer:
     return fine(f"{has}; our pods name none: the nodes' own runtime must be NVIDIA's, as on OKE's GPU images")
 
 
+@CHECKS.asks("DNS", "Do names resolve in the cluster?", NO_DNS)
 def dns(facts: Facts) -> Answer:
     cluster = _cluster(facts)
     with errors():
@@ -232,60 +253,3 @@ def _cluster(facts: Facts) -> Cluster:
     """The cluster, of which it is known that it answers."""
     facts.version.get()
     return facts.cluster.get()
-
-
-CHECKS = (
-    Check(
-        subject="cluster",
-        name="reachable",
-        asks="Is there a kubeconfig, does the API server answer, does it take the credentials, is it new enough?",
-        look=reachable,
-        faults=(OLD,),
-        others=examples.cluster,
-    ),
-    Check(
-        subject="cluster",
-        name="kubectl",
-        asks="Is kubectl here, and within one minor version of the server?",
-        look=kubectl,
-        faults=(SKEWED,),
-    ),
-    Check(
-        subject="cluster",
-        name="rights",
-        asks="May this account run trials, and deploy? Each verb on each resource is asked.",
-        look=rights,
-        faults=(MAY_NOT_RUN, MAY_NOT_DEPLOY),
-    ),
-    Check(
-        subject="cluster",
-        name="namespace",
-        asks="Is the namespace there, and which Pod Security has it?",
-        look=namespace,
-        faults=(NO_NAMESPACE, TERMINATING),
-    ),
-    Check(subject="cluster", name="pull secret", asks="Has it the registry's login?", look=secret, faults=(NO_SECRET,)),
-    Check(
-        subject="cluster",
-        name="quota",
-        asks="Do the namespace's quotas leave room for the pods that are still missing?",
-        look=quota,
-        faults=(QUOTA, QUOTA_LIMITS),
-    ),
-    Check(
-        subject="cluster",
-        name="storage",
-        asks="Is there a shared volume, and the driver for it?",
-        look=storage,
-        faults=(NO_CSI, NO_VOLUME),
-    ),
-    Check(
-        subject="cluster",
-        name="controller",
-        asks="Is the controller installed that the overlay needs?",
-        look=controller,
-        faults=(NO_CONTROLLER,),
-    ),
-    Check(subject="cluster", name="runtime class", asks="Is there a runtime class nvidia?", look=runtime),
-    Check(subject="cluster", name="DNS", asks="Do names resolve in the cluster?", look=dns, faults=(NO_DNS,)),
-)

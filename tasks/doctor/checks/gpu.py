@@ -7,13 +7,15 @@ from pathlib import Path
 from remote.hosts.process import run_program
 from tasks.doctor import examples
 from tasks.doctor.answer import Answer, NotAsked, fine, of_error
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 
 DEVICE_FILE = Path("/dev/nvidiactl")
 _LOAD_SEC = 60.0  # torch and transformers from a cold disk; the checks' own deadline is shorter
+CHECKS = Checks("gpu")
 
 
+@CHECKS.asks("usable", "Is a GPU here seen by torch, and has bitsandbytes kernels for its CUDA?", others=examples.gpu)
 def usable(facts: Facts) -> Answer:
     settings = facts.settings
     if settings.fleet.kind == "pods" and "gpu" not in facts.only:
@@ -29,14 +31,3 @@ def usable(facts: Facts) -> Answer:
     found = json.loads(ended.stdout)
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "bitsandbytes") if found.get(name))
     return fine(f"{found['gpu_name']}, driver {found['gpu_driver']}: {versions} can use it")
-
-
-CHECKS = (
-    Check(
-        subject="gpu",
-        name="usable",
-        asks="Is a GPU here seen by torch, and has bitsandbytes kernels for its CUDA?",
-        look=usable,
-        others=examples.gpu,
-    ),
-)

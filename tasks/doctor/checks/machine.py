@@ -11,11 +11,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 
 LEAST_FREE_BYTES, FEW_FREE_BYTES = 1_000_000_000, 5_000_000_000
 SKEW_SEC = 60.0  # OCI refuses a request after 300 s; certificates and tokens are dated too
+CHECKS = Checks("machine")
 
 CONFLICT = Fault(
     what="packages conflict: {conflict}",
@@ -42,10 +43,12 @@ CLOCK = Fault(
 )
 
 
+@CHECKS.asks("python", "Which Python runs here?")
 def python(_: Facts) -> Answer:
     return fine(f"Python {platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}")
 
 
+@CHECKS.asks("packages", "Does every installed package have what it requires, in a version that fits?", CONFLICT)
 def packages(_: Facts) -> Answer:
     there = list(metadata.distributions())
     first, *others = [*conflicts(there)] or [""]
@@ -68,6 +71,7 @@ def conflicts(installed: Sequence[metadata.Distribution]) -> Iterator[str]:
                 yield f"{one.name} {one.version} requires {needs.name}{needs.specifier}, and {has} installed"
 
 
+@CHECKS.asks("programs", "Are ssh and rsync here, which reach the build VM?", NO_SSH, NO_RSYNC)
 def programs(facts: Facts) -> Answer | list[Answer]:
     if facts.settings.build.host is None:
         raise NotAsked("build.host is null, so nothing goes over SSH")
@@ -76,6 +80,7 @@ def programs(facts: Facts) -> Answer | list[Answer]:
     return NO_RSYNC.seen() if shutil.which("rsync") is None else fine("ssh and rsync are there")
 
 
+@CHECKS.asks("disk", "Is there room for results?", DISK_FULL, DISK_SMALL)
 def disk(facts: Facts) -> Answer:
     folder = facts.settings.results_folder
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
@@ -85,6 +90,7 @@ def disk(facts: Facts) -> Answer:
     return DISK_SMALL.seen(**values) if free < FEW_FREE_BYTES else fine(f"{values['free']} free at {folder}")
 
 
+@CHECKS.asks("clock", "Does this clock agree with that of the cluster, or of the build VM?", CLOCK)
 def clock(facts: Facts) -> Answer:
     whose = "the cluster"
     try:
@@ -105,36 +111,3 @@ def compared(ours: float, theirs: float, whose: str) -> Answer:
     if abs(skew) <= SKEW_SEC:
         return fine(f"this clock and that of {whose} agree within {SKEW_SEC:.0f} s")
     return CLOCK.seen(skew=f"{abs(skew):.0f}", direction="ahead of" if skew > 0 else "behind", whose=whose)
-
-
-CHECKS = (
-    Check(subject="machine", name="python", asks="Which Python runs here?", look=python),
-    Check(
-        subject="machine",
-        name="packages",
-        asks="Does every installed package have what it requires, in a version that fits?",
-        look=packages,
-        faults=(CONFLICT,),
-    ),
-    Check(
-        subject="machine",
-        name="programs",
-        asks="Are ssh and rsync here, which reach the build VM?",
-        look=programs,
-        faults=(NO_SSH, NO_RSYNC),
-    ),
-    Check(
-        subject="machine",
-        name="disk",
-        asks="Is there room for results?",
-        look=disk,
-        faults=(DISK_FULL, DISK_SMALL),
-    ),
-    Check(
-        subject="machine",
-        name="clock",
-        asks="Does this clock agree with that of the cluster, or of the build VM?",
-        look=clock,
-        faults=(CLOCK,),
-    ),
-)

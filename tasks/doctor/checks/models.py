@@ -4,10 +4,15 @@ from remote.hosts.local import LocalHost
 from tasks.connect.workers import inspect, pod_hosts
 from tasks.doctor import examples
 from tasks.doctor.answer import Answer, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 
+CHECKS = Checks("models")
 
+
+@CHECKS.asks(
+    "whole", "Does the first worker find model.path and data.path, and are they whole?", others=examples.inputs
+)
 def whole(facts: Facts) -> Answer:
     settings = facts.settings
     if settings.fleet.kind == "local":
@@ -22,14 +27,3 @@ def whole(facts: Facts) -> Answer:
     model, data = found["model"], found["data"]
     size = f"{model['parameters'] / 1e6:.0f} M parameters, {model['bytes'] / 1e9:.2f} GB"
     return fine(f"{model['path']}: {size}, whole; {data['path']}: {data['samples']} samples")
-
-
-CHECKS = (
-    Check(
-        subject="models",
-        name="whole",
-        asks="Does the first worker find model.path and data.path, and are they whole?",
-        look=whole,
-        others=examples.inputs,
-    ),
-)

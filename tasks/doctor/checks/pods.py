@@ -4,10 +4,15 @@ from tasks.cluster.wait import state_of
 from tasks.connect.cluster import errors
 from tasks.doctor import examples
 from tasks.doctor.answer import Answer, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 
+CHECKS = Checks("pods")
 
+
+@CHECKS.asks(
+    "up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.", others=examples.pods
+)
 def up(facts: Facts) -> Answer | list[Answer]:
     facts.version.get()
     cluster = facts.cluster.get()
@@ -32,14 +37,3 @@ def up(facts: Facts) -> Answer | list[Answer]:
     return Answer(
         mark=Mark.CAREFUL, found=f"{state.up} of {len(state.rows)} pods are up: {waits}", remedy="`inv deploy` waits"
     )
-
-
-CHECKS = (
-    Check(
-        subject="pods",
-        name="up",
-        asks="Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.",
-        look=up,
-        others=examples.pods,
-    ),
-)

@@ -6,15 +6,14 @@ from typing import Any
 from remote.hosts.command import Secret
 from remote.hosts.host import Host
 from remote.image import vmjob
-from remote.image.names import USER_FORMS, NameWrong, Reference, reference
+from remote.image.names import USER_FORMS, Reference
 from tasks.connect import registry, secrets
-from tasks.connect.secrets import check_registry_user
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
-from tasks.errors import UsageError
 
 _ASK_SEC = 15.0
+CHECKS = Checks("registry")
 
 LOGIN = Fault(
     what="no login: {message}",
@@ -37,15 +36,17 @@ NOT_PUSHED = Fault(
 _BY_KIND = {"unauthorized": LOGIN, "forbidden": MAY_NOT, "transient": SILENT}
 
 
+@CHECKS.asks("name", "Can registry.image and registry.user be names of that registry?")
 def name(facts: Facts) -> Answer:
     where = _where(facts)
-    user = facts.settings.registry.user
-    if user is None:
-        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
-    check_registry_user(user, where.repository)
-    return fine(f"{where} as {user}")
+    return fine(f"{where} as {registry.user_of(facts.settings, where.repository)}")
 
 
+@CHECKS.asks(
+    "login",
+    "Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
+    *(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
+)
 def login(facts: Facts) -> Answer:
     where, section = _where(facts), facts.settings.registry
     if section.user is None:
@@ -75,24 +76,4 @@ def _where(facts: Facts) -> Reference:
     image = facts.settings.registry.image
     if image is None:
         raise NotAsked("registry.image is null: nothing is pushed from here")
-    try:
-        return reference(image, facts.settings.image.profile)
-    except NameWrong as error:
-        raise UsageError(f"registry.image: {error}") from None
-
-
-CHECKS = (
-    Check(
-        subject="registry",
-        name="name",
-        asks="Can registry.image and registry.user be names of that registry?",
-        look=name,
-    ),
-    Check(
-        subject="registry",
-        name="login",
-        asks="Does the registry take the login, and may it push there? (An upload is begun and dropped.)",
-        look=login,
-        faults=(LOGIN, MAY_NOT, SILENT, ODD, NOT_PUSHED),
-    ),
-)
+    return registry.named("registry.image", image, facts.settings.image.profile)

@@ -2,9 +2,11 @@
 
 from bench.records.result import End
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 from tasks.reports.runs import Known, runs
+
+CHECKS = Checks("runs")
 
 OUT_OF_MEMORY = Fault(
     what="run {run}: {count} of {planned} trials ran out of GPU memory",
@@ -31,6 +33,7 @@ _ENDS = {  # by the fault that says them
 }
 
 
+@CHECKS.asks("newest", "How did the trials of the newest run end?", *_ENDS, DAMAGED)
 def newest(facts: Facts) -> Answer | list[Answer]:
     found = runs(facts.settings.results_folder)
     if not found:
@@ -49,14 +52,3 @@ def said_of(run: Known) -> Answer | list[Answer]:
         if count:
             answers.append(fault.seen(run=run.run_id, count=count, planned=run.planned))
     return answers or fine(f"run {run.run_id}: all {run.planned} trials succeeded")
-
-
-CHECKS = (
-    Check(
-        subject="runs",
-        name="newest",
-        asks="How did the trials of the newest run end?",
-        look=newest,
-        faults=(*_ENDS, DAMAGED),
-    ),
-)

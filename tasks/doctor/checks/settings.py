@@ -7,10 +7,12 @@ from remote.cluster.quantity import amount
 from remote.image.names import NameWrong, reference
 from tasks.connect import secrets
 from tasks.doctor.answer import Answer, Fault, Mark, NotAsked, fine
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 from tasks.settings import layers
 from tasks.settings.load import ENVIRONMENT, Settings
+
+CHECKS = Checks("settings")
 
 TWO_REPOSITORIES = Fault(
     what="pods run an image of {runs} (cluster.image), and `inv push` pushes to {pushes} (registry.image)",
@@ -52,6 +54,7 @@ SHARED_NODE = Fault(
 )
 
 
+@CHECKS.asks("files", "Which files and variables count?")
 def files(facts: Facts) -> Answer:
     found = layers.read(facts.config, ENVIRONMENT)
     read = [layers.shown(one.path) for one in found.weakest_first if one.path is not None and one.data]
@@ -60,6 +63,7 @@ def files(facts: Facts) -> Answer:
     return fine(f"read: {', '.join(read) or 'none'}{more}; every key is known, every value fits")
 
 
+@CHECKS.asks("secrets", "Are the files with passwords and tokens there, and closed to others?")
 def secret_files(facts: Facts) -> Answer:
     registry, hub, image = facts.settings.registry, facts.settings.hub, facts.settings.image
     given = {
@@ -76,6 +80,7 @@ def secret_files(facts: Facts) -> Answer:
     return fine(f"{' and '.join(named)}: there, and closed to others")
 
 
+@CHECKS.asks("contradictions", "Do two settings contradict each other?", TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY)
 def contradictions(facts: Facts) -> Answer | list[Answer]:
     return [*contradicting(facts.settings)] or fine("no two settings contradict each other")
 
@@ -102,6 +107,11 @@ def contradicting(settings: Settings) -> Iterator[Answer]:
         yield OVERLAY.seen(overlay=cluster.overlay)
 
 
+@CHECKS.asks(
+    "slow",
+    "Does a setting make steps slower than they need be?",
+    *(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
+)
 def slow(facts: Facts) -> Answer | list[Answer]:
     return [*slowing(facts.settings, os.cpu_count() or 1)] or fine("nothing here makes steps slower than they need be")
 
@@ -116,28 +126,3 @@ def slowing(settings: Settings, cores: int) -> Iterator[Answer]:
         yield THREADS_HERE.seen(size=fleet.size, threads=fleet.size * fleet.local.threads, cores=cores)
     if settings.train.recipe == "reference":
         yield SLOW_RECIPE.seen(recipe=settings.train.recipe)
-
-
-CHECKS = (
-    Check(subject="settings", name="files", asks="Which files and variables count?", look=files),
-    Check(
-        subject="settings",
-        name="secrets",
-        asks="Are the files with passwords and tokens there, and closed to others?",
-        look=secret_files,
-    ),
-    Check(
-        subject="settings",
-        name="contradictions",
-        asks="Do two settings contradict each other?",
-        look=contradictions,
-        faults=(TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY),
-    ),
-    Check(
-        subject="settings",
-        name="slow",
-        asks="Does a setting make steps slower than they need be?",
-        look=slow,
-        faults=(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
-    ),
-)

@@ -7,10 +7,12 @@ from remote.image import plan as buildplan
 from remote.image.ground import home_below
 from tasks.doctor import examples
 from tasks.doctor.answer import Answer, Fault, Mark, fine, of_error
-from tasks.doctor.check import Check
+from tasks.doctor.check import Checks
 from tasks.doctor.facts import Facts
 from tasks.image import profiles
 from tasks.image.build import due
+
+CHECKS = Checks("vm")
 
 BUSY = Fault(
     what="{folder} runs there, of {who}: builds, pushes and fetches wait for it",
@@ -24,6 +26,7 @@ NO_MODELS = Fault(
 )
 
 
+@CHECKS.asks("connection", "Does the build VM let us in, and can it build for the GPU nodes?", others=examples.vm)
 def connection(facts: Facts) -> Answer | list[Answer]:
     began = time.monotonic()
     found = facts.machine.first()
@@ -37,11 +40,13 @@ def connection(facts: Facts) -> Answer | list[Answer]:
     )
 
 
+@CHECKS.asks("engine", "Does the engine answer this user, and has it BuildKit?", others=examples.engine)
 def engine_there(facts: Facts) -> Answer:
     found = facts.engine.first()
     return fine(f"answers, with BuildKit; its data in {found.data_root} ({found.storage_driver})")
 
 
+@CHECKS.asks("slot", "Does another job hold the VM's one slot?", BUSY)
 def slot(facts: Facts) -> Answer:
     facts.machine.get()
     job = facts.on_vm(lambda host: vmjob.running(vmjob.agent_on(host)))
@@ -51,6 +56,7 @@ def slot(facts: Facts) -> Answer:
     return BUSY.seen(folder=job.folder, who=who or "somebody", verb=vmjob.verb_of(job))
 
 
+@CHECKS.asks("share", "Is build.tmpdir there, and our folder in it closed to others?")
 def share(facts: Facts) -> Answer:
     facts.machine.get()
     tmp = facts.on_vm(facts.tmpdir)
@@ -60,15 +66,12 @@ def share(facts: Facts) -> Answer:
     )
 
 
-def room(facts: Facts) -> Answer:
-    facts.engine.get()
-    plan = facts.on_vm(lambda host: due(facts.settings, host, facts.tmpdir(host)))
-    if plan is None:
-        return fine(f"{profiles.image_name(facts.settings)} is there and up to date")
-    needs = sum(need.need_bytes for need in plan.needs)
-    return fine(f"the next build needs {needs / 1e9:.1f} GB, for which there is room")
-
-
+@CHECKS.asks(
+    "models",
+    "Are the models of image.models on the VM, every file with its manifest's size?",
+    NO_MODELS,
+    others=examples.models,
+)
 def models(facts: Facts) -> Answer:
     facts.machine.get()
     if not facts.settings.image.models:
@@ -81,41 +84,13 @@ def models(facts: Facts) -> Answer:
     return fine(f"{sizes}: every file has its manifest's size")
 
 
-CHECKS = (
-    Check(
-        subject="vm",
-        name="connection",
-        asks="Does the build VM let us in, and can it build for the GPU nodes?",
-        look=connection,
-        others=examples.vm,
-    ),
-    Check(
-        subject="vm",
-        name="engine",
-        asks="Does the engine answer this user, and has it BuildKit?",
-        look=engine_there,
-        others=examples.engine,
-    ),
-    Check(subject="vm", name="slot", asks="Does another job hold the VM's one slot?", look=slot, faults=(BUSY,)),
-    Check(
-        subject="vm",
-        name="share",
-        asks="Is build.tmpdir there, and our folder in it closed to others?",
-        look=share,
-    ),
-    Check(
-        subject="vm",
-        name="models",
-        asks="Are the models of image.models on the VM, every file with its manifest's size?",
-        look=models,
-        faults=(NO_MODELS,),
-        others=examples.models,
-    ),
-    Check(
-        subject="vm",
-        name="room",
-        asks="Do the disks of build.tmpdir and of the engine's data-root fit the next build?",
-        look=room,
-        others=examples.room,
-    ),
+@CHECKS.asks(
+    "room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?", others=examples.room
 )
+def room(facts: Facts) -> Answer:
+    facts.engine.get()
+    plan = facts.on_vm(lambda host: due(facts.settings, host, facts.tmpdir(host)))
+    if plan is None:
+        return fine(f"{profiles.image_name(facts.settings)} is there and up to date")
+    needs = sum(need.need_bytes for need in plan.needs)
+    return fine(f"the next build needs {needs / 1e9:.1f} GB, for which there is room")

@@ -7,7 +7,6 @@ pod without a GPU, with the image and the volumes of the Job's own pods, is made
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bench.records.run import RunRecord
 from remote.cluster.client import Cluster
@@ -16,11 +15,10 @@ from remote.hosts.command import Command
 from remote.hosts.host import Host, HostError, one_line
 from remote.pods.host import PodHost
 from tasks.connect.cluster import cluster_of, target_of
-from tasks.connect.workers import pod_hosts
+from tasks.connect.workers import pod_hosts, pods_of_component
 from tasks.errors import Resumable
 from tasks.settings.load import Settings
 
-SELECTOR = "app.kubernetes.io/component="
 TRAIN = "train"
 _ASK_SEC, _PAUSE_SEC, _DELETE_SEC = 30.0, 1.0, 60.0
 
@@ -32,16 +30,16 @@ def is_ordered(run: RunRecord) -> bool:
 
 def pods_of(settings: Settings, run: RunRecord) -> list[PodHost]:
     """The pods of the training as hosts, named as the run's workers."""
-    return _hosts(settings, TRAIN, len(run.workers))
+    return pods_of_component(settings, TRAIN, size=len(run.workers))
 
 
 @contextlib.contextmanager
 def reached(settings: Settings, run: RunRecord) -> Iterator[Host]:
     """A host that sees the volume. Raises Resumable, and as `cluster_of`."""
-    host = _first([*pods_of(settings, run), *pod_hosts(settings, target_of(settings))])
-    if host is not None:
-        yield host
-        return
+    for host in (*pods_of(settings, run), *pod_hosts(settings, target_of(settings))):
+        if _refusal(host) is None:
+            yield host
+            return
     with cluster_of(settings, changes=True) as cluster, _made(settings, cluster, run) as made:
         yield made
 
@@ -58,7 +56,7 @@ def _made(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host
     print(f"making pod {READER}, which reads the volume", flush=True)
     cluster.apply([found])
     try:
-        (host,) = _hosts(settings, READER, 1)
+        (host,) = pods_of_component(settings, READER)
         until = time.monotonic() + settings.cluster.ready_within_sec
         while (error := _refusal(host)) is not None:
             if time.monotonic() > until:
@@ -67,17 +65,6 @@ def _made(settings: Settings, cluster: Cluster, run: RunRecord) -> Iterator[Host
         yield host
     finally:
         cluster.delete([found], wait_sec=_DELETE_SEC)
-
-
-def _hosts(settings: Settings, component: str, size: int) -> list[PodHost]:
-    fleet = settings.fleet
-    pods = fleet.pods.model_copy(update={"selector": f"{SELECTOR}{component}"})
-    changed = settings.model_copy(update={"fleet": fleet.model_copy(update={"size": size, "pods": pods})})
-    return [replace(host, container="bench") for host in pod_hosts(changed, target_of(settings))]
-
-
-def _first(hosts: list[PodHost]) -> Host | None:
-    return next((host for host in hosts if _refusal(host) is None), None)
 
 
 def _refusal(host: Host) -> str | None:

@@ -12,7 +12,7 @@ from remote.image.documents import signature
 from remote.image.documents.signature import KeyWrong, NeedsPassPhrase
 from remote.image.names import Reference
 from tasks.connect import registry, secrets
-from tasks.errors import UsageError
+from tasks.errors import UsageError, ending_as
 from tasks.settings.load import Settings
 
 
@@ -22,13 +22,11 @@ def signing_key(settings: Settings) -> EllipticCurvePrivateKey | None:
     if name is None:
         return None
     pem = secrets.read(settings, "image.sign_key", name).reveal()
-    try:
+    with ending_as(UsageError, KeyWrong, before=f"image.sign_key: {name}: "):
         try:
             return signature.private_key(pem, None)
         except NeedsPassPhrase:
             return signature.private_key(pem, _pass_phrase(settings, name))
-    except KeyWrong as error:
-        raise UsageError(f"image.sign_key: {name}: {error}") from None
 
 
 def verifying_key(settings: Settings) -> EllipticCurvePublicKey | None:

@@ -21,7 +21,7 @@ from tasks.connect import registry
 from tasks.connect.buildvm import build_vm
 from tasks.connect.registry import address
 from tasks.connect.secrets import registry_password
-from tasks.errors import TaskFailed, UsageError, cannot_write, one_line
+from tasks.errors import TaskFailed, UsageError, one_line, touching, writing
 from tasks.image import profiles
 from tasks.image.build import client
 from tasks.image.documents.audit import audit
@@ -51,10 +51,8 @@ def write_documents(context: Context, *, push: bool) -> None:
     if where is not None and about.repository != where.repository:
         raise UsageError(f"{name} was not pushed to {where.repository} as it is now; `inv push`, then the same again")
     contents = _contents(name, ended.stdout, ended.stderr)
-    try:
+    with touching(lock, "; `inv image.lock` makes it"):
         inside = bom.parts(contents, lock.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{lock}: {error.strerror}; `inv image.lock` makes it") from None
     how = {"profile": settings.image.profile, "target": settings.image.target, "image": name}
     documents = {
         "bom.cdx.json": bom.cyclonedx(about, inside),
@@ -63,13 +61,11 @@ def write_documents(context: Context, *, push: bool) -> None:
     }
     texts = {file: json.dumps(document, indent=1) + "\n" for file, document in documents.items()}
     folder = settings.results_folder / "image"
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             write_atomic(folder / file, text.encode())
         found = audit(lock, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from None
     kinds = [sum(one.kind == kind for one in inside) for kind in ("python", "debian", "model")]
     print(
         f"{about.repository}@{about.digest}: {kinds[0]} Python packages, {kinds[1]} Debian packages, {kinds[2]} models"

@@ -18,13 +18,12 @@ from oci.circuit_breaker import NoCircuitBreakerStrategy
 from oci.exceptions import ClientError, ServiceError
 from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
-from oci.retry import RetryStrategyBuilder
 from oci.signer import AbstractBaseSigner
 
-from tasks.errors import Resumable, UsageError
+from tasks.errors import Resumable, UsageError, ending_as
 from tasks.settings.load import Settings
 from tasks.tenancy.access.failures import Asked, Asker, NotFound, explain
-from tasks.tenancy.access.instance import NO_TOKEN, instance_signer, root
+from tasks.tenancy.access.instance import NO_TOKEN, instance_signer, patience, root
 from tasks.tenancy.access.profile import Profile, check_ocid, check_region, ocid_kind, read_profile
 from tasks.tenancy.access.signing import Signature, signature_of
 
@@ -60,7 +59,7 @@ class Access:
             dict(self.config),
             signer=self.signer,
             timeout=(CONNECT_SEC, READ_SEC),
-            retry_strategy=_patience(),
+            retry_strategy=patience(ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC),
             circuit_breaker_strategy=NoCircuitBreakerStrategy(),
             skip_deserialization=True,
             **({"service_endpoint": ENDPOINT} if ENDPOINT else {}),
@@ -186,10 +185,8 @@ def compartment_of(settings: Settings, entry: Access) -> tuple[str, str]:
     if ocid_kind(wanted):
         check_ocid("tenancy.compartment", wanted, "compartment")
         asked = Asked(doing=f"looking for compartment {wanted}", right="inspect compartments")
-        try:
+        with ending_as(UsageError, NotFound, before="tenancy.compartment: no such compartment, or not for this user; "):
             return wanted, str(entry.one(asked, client.get_compartment, wanted)["name"])
-        except NotFound as error:
-            raise UsageError(f"tenancy.compartment: no such compartment, or not for this user; {error}") from None
     asked = Asked(doing="listing compartments", right="inspect compartments")
     listed = entry.all(asked, client.list_compartments, entry.tenancy, compartment_id_in_subtree=True)
     named = [one for one in listed if one.get("name") == wanted and one.get("lifecycleState", "ACTIVE") == "ACTIVE"]
@@ -209,11 +206,3 @@ def namespace_of(entry: Access) -> str:
     client = entry.client(ObjectStorageClient)
     namespace: str = entry.of_kind(asked, entry.response(asked, client.get_namespace).data, str)
     return namespace
-
-
-def _patience() -> Any:
-    return RetryStrategyBuilder(
-        max_attempts=ATTEMPTS,
-        total_elapsed_time_seconds=TOTAL_SEC,
-        retry_max_wait_between_calls_seconds=LONGEST_PAUSE_SEC,
-    ).get_retry_strategy()

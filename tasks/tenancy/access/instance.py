@@ -27,15 +27,11 @@ NO_TOKEN = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataErro
 
 def instance_signer() -> Any:
     """The SDK's signer for an instance. Raises UsageError, and Resumable where the service may answer later."""
-    patience = RetryStrategyBuilder(
-        max_attempts=ATTEMPTS,
-        total_elapsed_time_seconds=TOTAL_SEC,
-        retry_max_wait_between_calls_seconds=LONGEST_PAUSE_SEC,
-    ).get_retry_strategy()
+    asked_again = patience(ATTEMPTS, TOTAL_SEC, LONGEST_PAUSE_SEC)
     try:
         return InstancePrincipalsSecurityTokenSigner(
-            retry_strategy=patience,
-            federation_client_retry_strategy=patience,
+            retry_strategy=asked_again,
+            federation_client_retry_strategy=asked_again,
             federation_client_circuit_breaker_strategy=NoCircuitBreakerStrategy(),
             federation_endpoint=FEDERATION,
         )
@@ -53,6 +49,15 @@ def instance_signer() -> Any:
             f"{_SETTING}: no instance's credentials here ({root(error)}); it "
             "works on an instance of the tenancy that is in a dynamic group; elsewhere set tenancy.auth: config"
         ) from None
+
+
+def patience(attempts: int, total_sec: float, longest_pause_sec: float) -> Any:
+    """How often, and for how long, the SDK asks again."""
+    return RetryStrategyBuilder(
+        max_attempts=attempts,
+        total_elapsed_time_seconds=total_sec,
+        retry_max_wait_between_calls_seconds=longest_pause_sec,
+    ).get_retry_strategy()
 
 
 def root(error: BaseException) -> str:

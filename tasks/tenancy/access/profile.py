@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.records.durable import read_regular
 from remote.hosts.command import Secret
-from tasks.errors import UsageError
+from tasks.errors import UsageError, touching
 from tasks.settings.layers import shown
 
 _MOST_BYTES = 1 << 20
@@ -153,10 +153,8 @@ def _path(file: Path, text: str) -> Path:
 
 
 def _content(path: Path, what: str) -> bytes:
-    try:
+    with touching(f"{what}: {shown(path)}: cannot be read"):
         return read_regular(path, most_bytes=_MOST_BYTES)
-    except OSError as error:
-        raise UsageError(f"{what}: {shown(path)}: cannot be read: {error.strerror}") from None
 
 
 def _session_token(path: Path, name: str, region: str, now: float) -> Secret:

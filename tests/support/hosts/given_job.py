@@ -18,17 +18,21 @@ BENCH_THERE = "fake_bench.py"
 _PULL_SECRET = "registry"
 
 
-def given_volume(cluster: GivenCluster) -> list[dict[str, Any]]:
-    """The volume of --cluster-volume under a name of this namespace alone, its claim, and the image's pull secret."""
+def shared_volume(name: str, namespace: str, **spec: Any) -> list[dict[str, Any]]:
+    """A volume and the claim `shared` on it, bound to each other by name."""
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    name = {"name": cluster.home}
-    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": cluster.home}
-    spec = {**common, **(cluster.gift.volume or {}), "capacity": {"storage": "1Gi"}, "claimRef": bound_to}
-    claim = {**common, "volumeName": cluster.home, "resources": {"requests": {"storage": "1Gi"}}}
-    made: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": name, "spec": spec},
+    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": namespace}
+    volume = {**common, **spec, "capacity": {"storage": "1Gi"}, "claimRef": bound_to}
+    claim = {**common, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
         {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim},
     ]
+
+
+def given_volume(cluster: GivenCluster) -> list[dict[str, Any]]:
+    """The volume of --cluster-volume under a name of this namespace alone, its claim, and the image's pull secret."""
+    made = shared_volume(cluster.home, cluster.home, **(cluster.gift.volume or {}))
     if cluster.gift.registry_user and cluster.gift.password:
         login = {"registry": Image.parse(cluster.gift.image).registry, "user": cluster.gift.registry_user}
         password = Secret(cluster.gift.password)

@@ -4,8 +4,6 @@ Also an operator that can be killed: run as a program, this file drives a Fleet 
 itself with SIGKILL at the moment it is told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -20,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, Unpack
 
 import pytest
 
@@ -38,7 +36,7 @@ from remote.fleet.ledger import Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
 from remote.fleet.worker import Launch  # noqa: E402
 from remote.hosts.command import Command  # noqa: E402
-from remote.hosts.host import Completed, Host, HostUnreachable, Readable  # noqa: E402
+from remote.hosts.host import Completed, Host, HostUnreachable, How  # noqa: E402
 from remote.hosts.local import LocalHost  # noqa: E402
 from remote.jobs.agent import Agent  # noqa: E402
 
@@ -47,13 +45,39 @@ PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system 
 QUICK = Limits(lost_after_sec=0.5, give_up_after_sec=PATIENCE_SEC, grace_sec=5.0, every_sec=0.05)
 
 
-def wait_for(what: Callable[[], object], said: str) -> None:
-    """Until `what()` holds; the test fails with `said` when it never does."""
-    deadline = time.monotonic() + PATIENCE_SEC
-    while not what():
+def wait_for(what: Callable[[], Any], said: str, seconds: float = PATIENCE_SEC) -> Any:
+    """The first true value of `what()`; the test fails with `said` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"never happened: {said}")
+            raise AssertionError(f"waited {seconds:.0f} s for {said}")
         time.sleep(0.01)
+    return found
+
+
+@contextlib.contextmanager
+def meanwhile(act: Callable[[], object], stop: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """`act` in another thread while the block runs; what it raises comes through. A block that fails calls `stop`."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        stop()
+        raise
+    finally:
+        thread.join(PATIENCE_SEC)
+    assert not thread.is_alive(), f"{act} does not come to its end"
+    if failures:
+        raise failures[0]
 
 
 def processes_under(folder: Path) -> dict[int, str]:
@@ -108,7 +132,7 @@ class LocalFleet:
         self.folder = folder
         self.log = folder / "bench.log"
 
-    def __enter__(self) -> LocalFleet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
@@ -221,43 +245,13 @@ class LocalFleet:
         )
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        flags = {
-            "--trial": f"{folder}/{TRIAL_FILE}",
-            "--out": f"{folder}/{OUT_FOLDER}",
-            "--trial-id": planned.trial_id,
-            "--worker": host.name,
-            "--run-id": "r1",
-            "--attempt": str(attempt),
-        }
-        words = [word for pair in flags.items() for word in pair]
-        return Command(
-            argv=(sys.executable, "-S", "-B", str(FAKE_BENCH), "run", *words),
-            environment={"FAKE_BENCH_LOG": str(self.log)},
-        )
+        return run_fake_bench(host, planned, attempt, folder, log=str(self.log))
 
     @contextlib.contextmanager
     def running(self, fleet: Fleet) -> Iterator[Fleet]:
         """The fleet at work in a thread of its own; on leaving it is waited for, and what it raised comes through."""
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                fleet.run()
-            except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
-                failures.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
+        with meanwhile(fleet.run, fleet.stop):
             yield fleet
-        except BaseException:
-            fleet.stop()
-            raise
-        finally:
-            thread.join(PATIENCE_SEC)
-        assert not thread.is_alive(), "the fleet does not come to its end"
-        if failures:
-            raise failures[0]
 
     def winner(self, trial_id: str) -> tuple[int, str]:
         """The attempt and the worker behind a trial's end."""
@@ -288,6 +282,22 @@ class LocalFleet:
     def reasons(self) -> dict[str, str | None]:
         ledger = Ledger(self.run_folder / LEDGER_FILE)
         return {trial_id: entry.reason for trial_id, entry in ledger.entries.items()}
+
+
+def run_fake_bench(
+    host: Host, planned: PlannedTrial, attempt: int, folder: str, *, log: str, bench: str = str(FAKE_BENCH)
+) -> Command:
+    """What starts the stand-in bench there; it notes in `log` what it does."""
+    flags = {
+        "--trial": f"{folder}/{TRIAL_FILE}",
+        "--out": f"{folder}/{OUT_FOLDER}",
+        "--trial-id": planned.trial_id,
+        "--worker": host.name,
+        "--run-id": "r1",
+        "--attempt": str(attempt),
+    }
+    words = [word for pair in flags.items() for word in pair]
+    return Command(argv=(*host.python, "-S", "-B", bench, "run", *words), environment={"FAKE_BENCH_LOG": log})
 
 
 def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
@@ -370,19 +380,12 @@ class CuttableHost:
     def python(self) -> tuple[str, ...]:
         return self.host.python
 
-    def run(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | Readable | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-        timeout_sec: float,
-        idle_timeout_sec: float | None = None,
-    ) -> Completed:
+    def run(self, command: Command, **how: Unpack[How]) -> Completed:
         self.before(command)
         self._check()
         left = next(self.cuts, None)
         gathered = bytearray()
+        on_stdout = how.get("on_stdout")
 
         def hear(piece: bytes) -> None:
             nonlocal left
@@ -396,9 +399,7 @@ class CuttableHost:
                 if len(kept) < len(piece):
                     raise HostUnreachable(f"{self.name}: the stream was cut")
 
-        completed = self.host.run(
-            command, stdin=stdin, on_stdout=hear, timeout_sec=timeout_sec, idle_timeout_sec=idle_timeout_sec
-        )
+        completed = self.host.run(command, **how | {"on_stdout": hear})
         self._check()
         return dataclasses.replace(completed, stdout=bytes(gathered))
 

@@ -1,15 +1,13 @@
 """What the tests of transfers have in common: folders of files, and a wire that breaks where one wants."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from pathlib import Path
+from typing import Self, Unpack
 
 import pytest
 
 from remote.hosts.command import Command
-from remote.hosts.host import Completed, HostUnreachable, Readable
+from remote.hosts.host import Completed, HostUnreachable, How, Readable
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
@@ -52,30 +50,19 @@ def put_program(local: LocalFleet) -> None:
 class Narrow(CuttableHost):
     """A wire whose n-th stream of files breaks after so many bytes: of the whole answer, or of the bulk sent."""
 
-    def breaks(self, after: list[int]) -> Narrow:
+    def breaks(self, after: list[int]) -> Self:
         self.after = after
         return self
 
-    def run(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | Readable | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-        timeout_sec: float,
-        idle_timeout_sec: float | None = None,
-    ) -> Completed:
+    def run(self, command: Command, **how: Unpack[How]) -> Completed:
         if self.after and {"send", "receive"} & set(command.argv):
             left = self.after.pop(0)
             if "send" in command.argv:
                 self.cuts = iter([left])
             else:
-                assert stdin is not None
-                assert not isinstance(stdin, bytes)
-                stdin = Breaking(stdin, left)
-        return super().run(
-            command, stdin=stdin, on_stdout=on_stdout, timeout_sec=timeout_sec, idle_timeout_sec=idle_timeout_sec
-        )
+                assert hasattr(how["stdin"], "read")
+                how["stdin"] = Breaking(how["stdin"], left)
+        return super().run(command, **how)
 
 
 class Breaking:

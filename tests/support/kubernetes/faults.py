@@ -2,8 +2,9 @@
 
 import asyncio
 import fnmatch
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 ENDINGS = (
     "close-1000-without-status",  # the kubelet or containerd died: exit 0 in every client
@@ -23,7 +24,29 @@ ENDINGS = (
 
 
 @dataclass(kw_only=True)
-class ExecFault:
+class Counted:
+    nth: int = 1
+    times: int = 1
+    seen: int = 0
+    struck: int = 0
+
+
+Fault = TypeVar("Fault", bound=Counted)
+
+
+def _due(matching: Iterable[Fault]) -> Fault | None:
+    """Count what happens on every armed fault that matches; the first one whose turn it is."""
+    found = None
+    for fault in matching:
+        fault.seen += 1
+        if found is None and fault.nth <= fault.seen < fault.nth + fault.times:
+            fault.struck += 1
+            found = fault
+    return found
+
+
+@dataclass(kw_only=True)
+class ExecFault(Counted):
     """End the `nth` matching exec (counted from the arming, 1 is the next) and the `times - 1` after it as `how` says.
 
     It strikes after exactly `after_stdout_bytes` of standard output or `after_stdin_bytes` of input; with neither, when
@@ -33,15 +56,11 @@ class ExecFault:
     """
 
     how: str
-    nth: int = 1
-    times: int = 1
     pod: str = "*"
     containing: str = ""
     after_stdout_bytes: int | None = None
     after_stdin_bytes: int | None = None
     keep_running: bool = True
-    seen: int = 0
-    struck: int = 0
 
     def __post_init__(self) -> None:
         if self.how not in ENDINGS:
@@ -49,7 +68,7 @@ class ExecFault:
 
 
 @dataclass(kw_only=True)
-class AnswerFault:
+class AnswerFault(Counted):
     """Answer the `nth` matching request and the `times - 1` after it with `status`, or only late.
 
     `path` is a shell pattern on the whole path. `status` 0 means the true answer, after `delay_sec`.
@@ -59,12 +78,8 @@ class AnswerFault:
     reason: str = "InternalError"
     message: str = "an error on the server has prevented the request from succeeding"
     delay_sec: float = 0.0
-    nth: int = 1
-    times: int = 1
     method: str = "*"
     path: str = "*"
-    seen: int = 0
-    struck: int = 0
 
 
 @dataclass(kw_only=True)
@@ -81,25 +96,12 @@ class Faults:
         self.moving.set()
 
     def of_exec(self, pod: str, argv: list[str]) -> ExecFault | None:
-        """Count this exec on every armed fault that matches; the first one whose turn it is."""
-        found = None
-        for fault in self.execs:
-            if fnmatch.fnmatch(pod, fault.pod) and fault.containing in " ".join(argv):
-                fault.seen += 1
-                if found is None and fault.nth <= fault.seen < fault.nth + fault.times:
-                    fault.struck += 1
-                    found = fault
-        return found
+        words = " ".join(argv)
+        return _due(one for one in self.execs if fnmatch.fnmatch(pod, one.pod) and one.containing in words)
 
     def of_request(self, method: str, path: str) -> AnswerFault | None:
-        found = None
-        for fault in self.answers:
-            if fnmatch.fnmatch(method, fault.method) and fnmatch.fnmatch(path, fault.path):
-                fault.seen += 1
-                if found is None and fault.nth <= fault.seen < fault.nth + fault.times:
-                    fault.struck += 1
-                    found = fault
-        return found
+        matching = (one for one in self.answers if fnmatch.fnmatch(method, one.method))
+        return _due(one for one in matching if fnmatch.fnmatch(path, one.path))
 
     def denies(self, **asked: Any) -> bool:
         """Whether a rule refuses `verb` on `resource` (`pods/exec`) to `user`; each rule is of shell patterns."""

@@ -1,14 +1,12 @@
 """All parts of the cluster together, and what tests may do to them from outside the API."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import signal
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.kubernetes import pki
 from tests.support.kubernetes.api.answers import Json
@@ -52,7 +50,7 @@ class World:
         for index in range(configuration["nodes"]):
             self.nodes.add(index, configuration["gpus"], tainted=configuration["tainted"])
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> Self:
         await self.server.start()
         self._tasks.add(asyncio.create_task(self._control()))
         return self

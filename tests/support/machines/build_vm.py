@@ -10,8 +10,6 @@ is built on it unchanged, with a lock of one small wheel. What that does not cov
 lock.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
@@ -23,13 +21,13 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tests.support.forked import AS_INV, INV, ForkServer
+from tests.support.hosts.local_fleet import wait_for
 from tests.support.machines import base_image as base_image
 from tests.support.machines.machine import require
 from tests.support.machines.network import FAR_VM, USER, VM, Network, running_network
@@ -65,7 +63,7 @@ class BuildVm:
         self._typed: list[subprocess.Popen[str]] = []
         self._server = ForkServer(self.folder, INV, lambda argv, **options: network.laptop.start(*argv, **options))
 
-    def __enter__(self) -> BuildVm:
+    def __enter__(self) -> Self:
         self._server.__enter__()
         return self
 
@@ -325,14 +323,7 @@ class BuildVm:
     def own(self, path: Path) -> None:
         self.vm.run("chown", "-R", USER, str(path))
 
-    def wait_for(self, holds: Any, what: str, seconds: float = WAIT_SEC) -> Any:
-        deadline = time.monotonic() + seconds
-        while True:
-            found = holds()
-            if found:
-                return found
-            assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-            time.sleep(0.05)
+    wait_for = staticmethod(wait_for)
 
     def _answers(self) -> bool:
         url = f"https://{REGISTRY}/v2/"

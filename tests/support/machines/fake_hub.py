@@ -15,30 +15,23 @@ import json
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.support.machines.answering import Answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 100_000  # files above this are "LFS": known by sha256
 MODEL = "org/tiny"
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Answering):
     protocol_version = "HTTP/1.1"
     folder: Path
     lock = threading.Lock()
 
-    def log_message(self, *_: object) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self._answer(head=True)
-
     def do_GET(self) -> None:
-        self._answer(head=False)
-
-    def _answer(self, *, head: bool) -> None:
         faults = json.loads((self.folder / "faults").read_text())
         path = self.path.partition("?")[0]
         authorized = self.headers.get("Authorization") == f"Bearer {faults.get('token', 'none')}"
@@ -48,13 +41,15 @@ class Hub(BaseHTTPRequestHandler):
             revision = path.rpartition("/revision/")[2] if "/revision/" in path else "main"
             if revision not in ("main", "v1", COMMIT):
                 return self._refuse(404, "RevisionNotFound", "Invalid rev id")
-            return self._send(json.dumps(self._info(faults)).encode(), "application/json", head)
+            return self._send(json.dumps(self._info(faults)).encode(), "application/json")
         if path.startswith(f"/{MODEL}/resolve/"):
             if faults.get("gated") and not authorized:
                 code = 403 if self.headers.get("Authorization") else 401
                 return self._refuse(code, "GatedRepo", f"Access to model {MODEL} is restricted.")
-            return self._file(path.split("/", 5)[5], faults, head)
+            return self._file(path.split("/", 5)[5], faults)
         return self._refuse(404, "RepoNotFound", "Repository not found")
+
+    do_HEAD = do_GET
 
     def _info(self, faults: dict[str, Any]) -> dict[str, Any]:
         siblings = []
@@ -67,7 +62,7 @@ class Hub(BaseHTTPRequestHandler):
         return {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "private": False, "gated": bool(faults.get("gated")),
                 "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
 
-    def _file(self, name: str, faults: dict[str, Any], head: bool) -> None:
+    def _file(self, name: str, faults: dict[str, Any]) -> None:
         path = self.folder / "files" / name
         if not path.is_file():
             return self._refuse(404, "EntryNotFound", "Entry not found")
@@ -77,29 +72,23 @@ class Hub(BaseHTTPRequestHandler):
             content = content[:50_000] + bytes([content[50_000] ^ 1]) + content[50_001:]
         if faults.get("truncate") == name:
             content = content[:-1000]
-        return self._send(content, "application/octet-stream", head, etag=etag, faults=faults)
+        return self._send(content, "application/octet-stream", etag=etag, faults=faults)
 
     def _send(
-        self, content: bytes, kind: str, head: bool, *, etag: str | None = None, faults: dict[str, Any] | None = None
+        self, content: bytes, kind: str, *, etag: str | None = None, faults: dict[str, Any] | None = None
     ) -> None:
         faults, asked = faults or {}, self.headers.get("Range")
         start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
-        body = content[start:]
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        body, status, is_head = content[start:], 206 if asked else 200, self.command == "HEAD"
+        headers = {"Content-Type": kind, "Content-Length": str(len(body))}
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if etag is not None:
-            self.send_header("ETag", f'"{etag}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Accept-Ranges", "bytes")
-        self.end_headers()
-        sent = 0
-        if not head:
-            sent = self._pump(body, faults)
-        self._note(206 if asked else 200, asked, sent)
-        if not head and sent < len(body):
+            headers |= {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        self.begin(status, headers)
+        sent = 0 if is_head else self._pump(body, faults)
+        self._note(status, asked, sent)
+        if not is_head and sent < len(body):
             self.close_connection = True
 
     def _pump(self, body: bytes, faults: dict[str, Any]) -> int:
@@ -123,14 +112,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         body = json.dumps({"error": message}).encode()
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", message)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        why = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
+        self.reply(status, body, why)
         self._note(status, None, 0)
 
     def _note(self, status: int, asked: str | None, sent: int) -> None:

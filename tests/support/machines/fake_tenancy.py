@@ -20,7 +20,6 @@ import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -29,6 +28,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.fake_buckets import NAMESPACE, Buckets, Wrong
 from tests.support.machines.fake_instance import FakeInstance
 
@@ -164,19 +164,17 @@ class FakeTenancy:
         class Handler(_Handler):
             tenancy = outer
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = Serving(Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http{'s' if tls else ''}://{self._server.host}"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self._server.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: object) -> None:
+        self._server.__exit__(*error)
 
     def reset(self) -> None:
         """As new, with one cluster, one GPU pool, one repository and one export."""
@@ -271,32 +269,17 @@ def usual_world() -> World:
     )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # head and body are two writes, and the second waited 40 ms for the client's word
     tenancy: FakeTenancy
     _is_lost = False
-
-    def log_message(self, *_: object) -> None:
-        return
 
     def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - of the base class
         return email.utils.format_datetime(self._now(), usegmt=True)
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.tenancy.skew_sec)
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -322,6 +305,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(*self.tenancy.instance.answer(path, self._signable(), body))
         with self.tenancy.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
+
+    do_GET = do_HEAD = do_POST = do_PUT = _answer
 
     def _refused(self, body: bytes) -> str | None:
         headers = self._signable()
@@ -419,14 +404,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._is_lost:
             self.close_connection = True
             return
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body) + (100 if cut else 0)))
-        self.send_header("opc-request-id", "REQUEST/7")
-        for name, value in (extra or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        length = {"Content-Length": str(len(body) + 100)} if cut else {}
+        self.reply(status, body, {"content-type": kind, "opc-request-id": "REQUEST/7", **length, **(extra or {})})
         if cut:
             self.close_connection = True

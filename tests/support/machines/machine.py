@@ -13,8 +13,6 @@ their first process, which the kernel kills when the test process dies. Needs Li
 What this does not cover: another kernel, another clock, a disk that fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json
@@ -26,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pytest
 
@@ -75,7 +73,7 @@ class Machine:
         self._started: list[subprocess.Popen[Any]] = []
         self.pid = 0
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
         (self.folder / "home").mkdir()
         shutil.copytree("/etc", self.folder / "etc", symlinks=True, ignore_dangling_symlinks=True)
@@ -219,7 +217,7 @@ class Link:
         self.card, self.other_card = f"to-{other.name}"[:15], f"to-{one.name}"[:15]
         self._is_cut = False
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> Self:
         peer = ("type", "veth", "peer", "name", self.other_card, "netns", str(self.other.pid))
         # Not through `run`: the other machine's process number counts in this machine's numbering.
         subprocess.run(

@@ -6,14 +6,12 @@
 Not covered: logins, TLS, uploads in pieces, deletion; tests/system has Debian's registry for those.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.machines.answering import Answering, Serving
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 
@@ -22,32 +20,16 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-class OciRegistry(ThreadingHTTPServer):
+class OciRegistry(Serving):
     """`blobs` and `manifests` by digest, `tags` to digests. A page of the list has `page_size` entries."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, bytes] = {}
         self.tags: dict[str, str] = {}
         self.lists, self.page_size, self.next_page_at = True, 2, ""
         self.fails_once: list[tuple[str, str]] = []  # method and part of a path that is answered with 503, once
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
 
     def put(self, content: bytes, *tags: str) -> str:
         """A manifest, as if somebody had pushed it; its digest."""
@@ -66,7 +48,7 @@ class OciRegistry(ThreadingHTTPServer):
         return found
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     server: OciRegistry
 
     def _what(self) -> tuple[str, str]:
@@ -81,14 +63,13 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "referrers" and self.server.lists:
             self._list(name)
         elif kind == "manifests" and (digest := self.server.tags.get(name, name)) in self.server.manifests:
-            self._answer(200, self.server.manifests[digest])
+            self.reply(200, self.server.manifests[digest])
         elif kind == "blobs" and name in self.server.blobs:
-            self._answer(200, self.server.blobs[name])
+            self.reply(200, self.server.blobs[name])
         else:
-            self._answer(404)
+            self.reply(404)
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
+    do_HEAD = do_GET
 
     def _list(self, digest: str) -> None:
         found, first = self.server.referrers(digest), int(parse_qs(urlsplit(self.path).query).get("n", ["0"])[0])
@@ -96,12 +77,12 @@ class _Handler(BaseHTTPRequestHandler):
         more = {}
         if until < len(found):
             more["Link"] = f'<{self.server.next_page_at}{urlsplit(self.path).path}?n={until}>; rel="next"'
-        self._answer(
+        self.reply(
             200, json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": found[first:until]}).encode(), more
         )
 
     def do_POST(self) -> None:
-        self._answer(202, b"", {"Location": f"{self.path}one"})
+        self.reply(202, b"", {"Location": f"{self.path}one"})
 
     def do_PUT(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
@@ -112,28 +93,17 @@ class _Handler(BaseHTTPRequestHandler):
             subject = (json.loads(content).get("subject") or {}).get("digest")
             digest = self.server.put(content, *([] if name.startswith("sha256:") else [name]))
             assert name in (digest, *self.server.tags)
-            self._answer(201, b"", {"OCI-Subject": subject} if subject and self.server.lists else {})
+            self.reply(201, b"", {"OCI-Subject": subject} if subject and self.server.lists else {})
         else:
             (digest,) = parse_qs(urlsplit(self.path).query)["digest"]
             assert digest == digest_of(content)
             self.server.blobs[digest] = content
-            self._answer(201)
+            self.reply(201)
 
     def _failing(self) -> bool:
         for fault in self.server.fails_once:
             if fault[0] == self.command and fault[1] in self.path:
                 self.server.fails_once.remove(fault)
-                self._answer(503)
+                self.reply(503)
                 return True
         return False
-
-    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass

@@ -8,10 +8,10 @@ A prompt that is not in `answers` is answered with `otherwise`. `reason` is the 
 """
 
 import json
-import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
+
+from tests.support.machines.answering import Answering, Serving
 
 
 class StandIn:
@@ -24,12 +24,12 @@ class StandIn:
         self.reason, self.otherwise, self.broken, self.address = reason, otherwise, broken, address
         self.asked: list[dict[str, Any]] = []
 
-    def __enter__(self) -> "StandIn":
+    def __enter__(self) -> Self:
         stand_in = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Answering):
             def do_GET(self) -> None:
-                self.reply({"object": "list", "data": [{"id": name, "object": "model"} for name in stand_in.models]})
+                self.say({"object": "list", "data": [{"id": name, "object": "model"} for name in stand_in.models]})
 
             def do_POST(self) -> None:
                 document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -37,9 +37,9 @@ class StandIn:
                 text, reason = stand_in.answer(document)
                 is_chat = self.path == "/v1/chat/completions"
                 said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-                self.reply({"choices": [{"index": 0, "finish_reason": reason, **said}]})
+                self.say({"choices": [{"index": 0, "finish_reason": reason, **said}]})
 
-            def reply(self, document: dict[str, Any]) -> None:
+            def say(self, document: dict[str, Any]) -> None:
                 status, body, headers = 200, json.dumps(document).encode(), {"Content-Type": "application/json"}
                 if self.path == "/health":
                     body = b""
@@ -47,23 +47,14 @@ class StandIn:
                     status, body = 401, b'{"error": "Unauthorized"}'
                 elif stand_in.broken is not None:
                     status, body, headers = stand_in.broken
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
+                self.reply(status, body, headers)
 
-            def log_message(self, *_words: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(self.address, Handler)
-        self.url = f"http://{self.address[0]}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self._server = Serving(Handler, self.address).__enter__()
+        self.url = f"http://{self._server.host}"
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: object) -> None:
+        self._server.__exit__(*error)
 
     def answer(self, document: Mapping[str, Any]) -> tuple[str, str]:
         """The text for what was asked, and why it ends there."""

@@ -12,8 +12,6 @@ switch that fits decides. With `certificate` and `key` the proxy speaks TLS; `ne
 Not covered: HTTP/2, and pipelined requests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import ssl
@@ -21,9 +19,10 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Self
+
+from tests.support.machines.answering import Answering, Serving
 
 PIECE = 1 << 16
 
@@ -108,7 +107,7 @@ class RegistryProxy:
         self._armed: list[_Armed] = []
         self._lock, self._released = threading.Lock(), threading.Event()
         with network():
-            self._server = _Server(listen, _Handler)
+            self._server = _Server(_Handler, listen)
         self._server.proxy = self
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -117,20 +116,15 @@ class RegistryProxy:
 
     @property
     def host(self) -> str:
-        address, port = self._server.server_address[:2]
-        return f"{address!s}:{port}"
+        return self._server.host
 
-    def __enter__(self) -> RegistryProxy:
-        serve = {"poll_interval": 0.02}
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs=serve, daemon=True)
-        self._thread.start()
+    def __enter__(self) -> Self:
+        self._server.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(60)
+        self._server.__exit__(*error)
 
     def arm(self, switch: Switch, *, method: str | None = None, path: str = "", times: int | None = None) -> None:
         """Strike requests of `method` (None: any) whose path holds `path`; `times` None: until `disarm`."""
@@ -178,15 +172,14 @@ class RegistryProxy:
         return made
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(Serving):
     proxy: RegistryProxy
 
     def handle_error(self, *_: object) -> None:
         """A client that hangs up, or does not speak TLS, is part of the game."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     protocol_version = "HTTP/1.1"
     server: _Server
 
@@ -266,10 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         for _ in self._body():
             pass
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - the library's names
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
 
 _OWN = ("content-length", "transfer-encoding", "connection")

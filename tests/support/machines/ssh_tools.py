@@ -1,9 +1,7 @@
 """What the SSH tests share: a host seen from the network's laptop, and patience cut to a test's size."""
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +11,8 @@ from remote.hosts.command import Command
 from remote.hosts.host import Completed
 from remote.ssh.config import Destination
 from remote.ssh.host import SshHost
+from tests.support.hosts.local_fleet import meanwhile as meanwhile
+from tests.support.hosts.local_fleet import wait_for as wait_for
 from tests.support.machines.network import Network
 
 PATIENCE_SEC = 60.0
@@ -39,34 +39,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.ssh.connection, "_KERNEL", kernel)
     monkeypatch.setattr(remote.ssh.connection, "_PULSE_SEC", 0.5)
     monkeypatch.setattr(remote.ssh.connection, "_PULSE_DEADLINE_SEC", 5.0)
-
-
-def wait_for(what: Callable[[], object], said: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SEC
-    while not what():
-        assert time.monotonic() < deadline, f"never happened: {said}"
-        time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def meanwhile(act: Callable[[], object]) -> Iterator[None]:
-    """`act` in another thread while the block runs; what it raises comes through."""
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            act()
-        except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
-            failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join(PATIENCE_SEC)
-    if failures:
-        raise failures[0]
 
 
 def vm_runs(network: Network, pattern: str) -> bool:

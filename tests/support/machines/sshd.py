@@ -6,8 +6,6 @@
 `sshd.logins()` counts what the server itself let in. Not covered: PAM, passwords, certificates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os
@@ -17,7 +15,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -57,7 +55,7 @@ class Sshd:
         self.host_key = folder / "host_key"
         self._process: subprocess.Popen[Any] | None = None
 
-    def __enter__(self) -> Sshd:
+    def __enter__(self) -> Self:
         (self.folder / "authorized").mkdir(parents=True)
         keygen(self.host_key)
         self.start()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,22 +23,23 @@ ONE_PIXEL = bytes.fromhex(
 )
 
 
+def summarized(folder: Path, **how: Any) -> tuple[Summary, Run]:
+    showcase.write(folder, **how)
+    run = load(folder)
+    return summarize(run), run
+
+
 @pytest.fixture(scope="session")
 def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """Two A10 nodes, every kind of trial, two configurations out of memory. Read it, do not write."""
-    folder = tmp_path_factory.mktemp("a10")
-    showcase.write(folder, workers=2, machine=showcase.A10, out_of_memory=("no-checkpointing", "seq-2048"))
-    run = load(folder)
-    return summarize(run), run
+    lost = ("no-checkpointing", "seq-2048")
+    return summarized(tmp_path_factory.mktemp("a10"), workers=2, machine=showcase.A10, out_of_memory=lost)
 
 
 @pytest.fixture(scope="session")
 def h200(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """One H200, every kind of trial. Read it, do not write."""
-    folder = tmp_path_factory.mktemp("h200")
-    showcase.write(folder)
-    run = load(folder)
-    return summarize(run), run
+    return summarized(tmp_path_factory.mktemp("h200"))
 
 
 @pytest.fixture

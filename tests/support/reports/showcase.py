@@ -97,18 +97,10 @@ def write(
         for name in names
         for n in range(1, repeats + 1)
     ]
-    record = RunRecord(
-        run_id=run_id,
-        created_at="2026-11-20T18:15:00+00:00",
-        suite="all",
-        profile="gpu",
-        spread="replicate" if workers > 1 else "shard",
-        fleet_kind="kubernetes",
-        workers=names,
-        planned=plans,
-        settings={},
-        provenance={"git_sha": "0123456789abcdef0123456789abcdef01234567", "git_dirty": False},
-    )
+    when, spread = "2026-11-20T18:15:00+00:00", "replicate" if workers > 1 else "shard"
+    where = {"profile": "gpu", "fleet_kind": "kubernetes"}
+    record = synthetic.record(run_id=run_id, created_at=when, suite="all", spread=spread, planned=plans, **where)
+    record = replace(record, workers=names)
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder)
     free_at: dict[str, float] = {}  # seconds after the run's start: a worker takes one trial after the other

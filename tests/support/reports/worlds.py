@@ -62,18 +62,8 @@ class World:
             for name in names
             for turn in range(self.repeats)
         ]
-        return RunRecord(
-            run_id="before",
-            created_at="2026-03-01T10:15:00+00:00",
-            suite=self.suite,
-            profile="gpu",
-            spread="replicate",
-            fleet_kind="kubernetes",
-            workers=names,
-            planned=planned,
-            settings={},
-            provenance={},
-        )
+        where = {"profile": "gpu", "fleet_kind": "kubernetes", "provenance": {}}
+        return replace(synthetic.record(run_id="before", suite=self.suite, planned=planned, **where), workers=names)
 
     @functools.cached_property
     def blank(self) -> tuple[TrialResult, ...]:

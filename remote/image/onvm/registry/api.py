@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import io
 import json
 import re
 import ssl
@@ -17,9 +16,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from remote.image.onvm.job import Failed
 
@@ -66,6 +65,11 @@ def login_of(folder: str, host: str) -> str | None:
     return None
 
 
+class _Answer(NamedTuple):
+    headers: Any
+    content: bytes
+
+
 class Registry:
     """One repository: what a tag or digest is there, and whether the login may push. All methods raise Failed."""
 
@@ -94,10 +98,8 @@ class Registry:
 
     def manifest_bytes(self, name: str) -> bytes | None:
         """The same as it was sent, by its digest if `name` is one; None where there is none."""
-        url = f"{self.base}/{self.path}/manifests/{name}"
-        content = self._authorized(lambda more: self._open(url, {"Accept": ", ".join(MANIFESTS), **more}))
+        content = self._verified("manifests", name, {"Accept": ", ".join(MANIFESTS)})
         if content is not None:
-            self._check_digest(name, content)
             self._manifest(content)
         return content
 
@@ -121,31 +123,27 @@ class Registry:
 
     def _page(self, url: str) -> tuple[bytes | None, str | None]:
         """A page of a list, and the address of the next one."""
-        links: list[str] = []
-
-        def get(more: dict[str, str]) -> bytes:
-            return self._open(url, {"Accept": INDEX, **more}, then=lambda got, _: links.append(got.get("Link", "")))
-
-        content = self._authorized(get)
-        following = re.match(r'<([^>]+)>; *rel="?next"?', links[-1] if links else "")
+        answer = self._ask(url, {"Accept": INDEX})
+        if answer is None:
+            return None, None
+        following = re.match(r'<([^>]+)>; *rel="?next"?', answer.headers.get("Link", ""))
         if following is None:
-            return content, None
+            return answer.content, None
         url = urllib.parse.urljoin(url, following[1])
         if _origin(url) != _origin(self.base):
             raise Failed("refused", f"{self.host} continues its list at {_name_of(url)}; refused")
-        return content, url
+        return answer.content, url
 
     def blob(self, digest: str) -> bytes | None:
         """A small blob, verified; None where there is none."""
-        url = f"{self.base}/{self.path}/blobs/{digest}"
-        content = self._authorized(lambda more: self._open(url, more, most=BLOB_BYTES))
-        if content is not None:
-            self._check_digest(digest, content)
-        return content
+        return self._verified("blobs", digest, most=BLOB_BYTES)
 
-    def _check_digest(self, name: str, content: bytes) -> None:
-        if name.startswith("sha256:") and name != digest_of(content):
+    def _verified(self, kind: str, name: str, headers: dict[str, str] | None = None, **how: Any) -> bytes | None:
+        """Held against its digest, where `name` is one; None where there is none."""
+        answer = self._ask(f"{self.base}/{self.path}/{kind}/{name}", headers, **how)
+        if answer is not None and name.startswith("sha256:") and name != digest_of(answer.content):
             raise Failed("refused", f"{self.host} answers with other bytes than {name} for {self.path}; refused")
+        return None if answer is None else answer.content
 
     def _manifest(self, content: bytes) -> dict[str, Any]:
         try:
@@ -168,77 +166,50 @@ class Registry:
         """
         url = f"{self.base}/{self.path}/blobs/uploads/"
         try:
-            begun = self._authorized(lambda more: self._open(url, more, method="POST", then=self._drop))
+            begun = self._ask(url, method="POST")
         except Failed as failed:
             if failed.kind in ("unauthorized", "forbidden"):
                 raise
             return
         if begun is None:
             raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
+        with contextlib.suppress(ValueError, Failed):  # it expires by itself as well
+            place = urllib.parse.urljoin(url, begun.headers.get("Location", url))
+            if place != url and _origin(place) == _origin(self.base):
+                self._ask(place, method="DELETE")
 
     def has_blob(self, digest: str) -> bool:
         url = f"{self.base}/{self.path}/blobs/{digest}"
-        return self._authorized(lambda more: self._open(url, more, method="HEAD")) is not None
+        return self._ask(url, method="HEAD") is not None
 
     def send_blob(self, content: Path | bytes, digest: str) -> None:
         """Upload a file, or bytes, whole. The registry compares its digest before it keeps it."""
-        places: list[str] = []
-        begin = f"{self.base}/{self.path}/blobs/uploads/"
-        self._authorized(
-            lambda more: self._open(
-                begin, more, method="POST", then=lambda got, _: places.append(got.get("Location", ""))
-            )
-        )
-        if not places or not places[-1]:
+        begun = self._ask(f"{self.base}/{self.path}/blobs/uploads/", method="POST")
+        place = None if begun is None else begun.headers.get("Location")
+        if not place:
             raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
-        url = urllib.parse.urljoin(f"{self.base}/", places[-1])
+        url = urllib.parse.urljoin(f"{self.base}/", place)
         if not (url.startswith("https://") or (self.base.startswith("http://") and _is_loopback(url))):
             raise Failed("refused", f"{self.host} asks for the upload at {url}, which is not https; refused")
         url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
-        ours = _origin(url) == _origin(self.base)  # the login goes nowhere else
-
-        def put(more: dict[str, str]) -> bytes:
-            size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-            headers |= more if ours else {}
-            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
-                return self._open(url, headers, method="PUT", data=file)
-
-        if self._authorized(put) is None:
+        if self._ask(url, {"Content-Type": "application/octet-stream"}, method="PUT", data=content) is None:
             raise Failed("transient", f"{self.host} no longer knows an upload to {self.path}")
 
     def send_manifest(self, name: str, content: bytes, kind: str) -> bool:
         """Put a manifest under a tag or its digest; whether the registry itself lists it with its subject (OCI 1.1)."""
         url = f"{self.base}/{self.path}/manifests/{name}"
-        subjects: list[str] = []
-
-        def put(more: dict[str, str]) -> bytes:
-            headers = {"Content-Type": kind, **more}
-            return self._open(
-                url,
-                headers,
-                method="PUT",
-                data=content,
-                then=lambda got, _: subjects.append(got.get("OCI-Subject", "")),
-            )
-
-        if self._authorized(put) is None:
+        answer = self._ask(url, {"Content-Type": kind}, method="PUT", data=content)
+        if answer is None:
             raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
-        return any(subjects)
+        return bool(answer.headers.get("OCI-Subject"))
 
-    def _drop(self, got: Any, headers: dict[str, str]) -> None:
-        place = got.get("Location")
-        url = urllib.parse.urljoin(f"{self.base}/", place or "")
-        if place and _origin(url) == _origin(self.base):
-            with contextlib.suppress(OSError, ValueError, Failed):  # it expires by itself as well
-                self._open(url, headers, method="DELETE")
-
-    def _authorized(self, ask: Callable[[dict[str, str]], bytes]) -> bytes | None:
-        """The answer to a question that takes the login's header; None for 404."""
+    def _ask(self, url: str, headers: dict[str, str] | None = None, **how: Any) -> _Answer | None:
+        """As `_open`, with the login, which goes to this registry alone; None for 404."""
         for is_last in (False, True):
             login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             try:
-                return ask({} if login is None else {"Authorization": login})
+                more = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
+                return self._open(url, {**(headers or {}), **more}, **how)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
@@ -256,16 +227,19 @@ class Registry:
         headers: dict[str, str],
         *,
         method: str = "GET",
-        data: Any = None,
+        data: bytes | Path | None = None,
         most: int = MANIFEST_BYTES,
-        then: Callable[[Any, dict[str, str]], None] | None = None,
-    ) -> bytes:
-        """The body of the answer. `data` is sent: bytes, or a file. `then` gets the headers of answer and request."""
+    ) -> _Answer:
+        """The answer. `data` is sent: bytes, or a file's content."""
         content = bytearray()
         data = b"" if method == "POST" else data
-        request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - https, or this machine
+        if isinstance(data, Path):
+            headers = {**headers, "Content-Length": str(data.stat().st_size)}
         try:
-            with self.opener.open(request, timeout=ASK_SEC) as answer:
+            with contextlib.ExitStack() as stack:
+                body: Any = stack.enter_context(data.open("rb")) if isinstance(data, Path) else data
+                request = urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 - https, or this machine
+                answer = stack.enter_context(self.opener.open(request, timeout=ASK_SEC))
                 until = time.monotonic() + ASK_SEC
                 while piece := answer.read1(_PIECE):
                     content += piece
@@ -277,12 +251,10 @@ class Registry:
                         raise TimeoutError(f"an answer that is not complete after {ASK_SEC:.0f} s")
                 if getattr(answer, "length", None):  # read1 takes the end of a cut answer for the end of the answer
                     raise ConnectionResetError(f"the answer ended {answer.length} bytes early")
-                if then is not None:
-                    then(answer.headers, headers)
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
             raise
-        return bytes(content)
+        return _Answer(answer.headers, bytes(content))
 
     def _token(self, challenge: str) -> str:
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
@@ -292,7 +264,7 @@ class Registry:
         realm = fields.get("realm", "")
         self._check_realm(realm)
         try:
-            answer = json.loads(self._open(f"{realm}?{query}", headers, most=TOKEN_BYTES))
+            answer = json.loads(self._open(f"{realm}?{query}", headers, most=TOKEN_BYTES).content)
             return str(answer.get("token") or answer["access_token"])
         except urllib.error.HTTPError as error:
             if error.code in PASSING:

@@ -6,14 +6,11 @@
 `look`, all that stands beside an image; `attach` and `sign`, to put something there. Answers in one JSON line.
 """
 
-from __future__ import annotations
-
 import json
 import sys
-import time
 from typing import Any
 
-from remote.image.onvm.job import ATTEMPTS, Failed
+from remote.image.onvm.job import Failed, retried
 from remote.image.onvm.registry import beside
 from remote.image.onvm.registry.api import Registry
 
@@ -27,18 +24,14 @@ def main() -> int:
 
 def ask(asked: dict[str, Any]) -> dict[str, Any]:
     """The answer; or `kind` and `message` of what failed. What may pass is tried again, save where only asked."""
-    for attempt in range(1, ATTEMPTS + 1):
-        registry = Registry(asked["host"], asked["path"], asked["login"], asked["token_hosts"])
-        try:
-            return _answer(registry, asked)
-        except Failed as failed:
-            if failed.kind != "transient" or "do" not in asked or attempt == ATTEMPTS:
-                return {"kind": failed.kind, "message": str(failed)}
-        time.sleep(FIRST_WAIT_SEC * 2 ** (attempt - 1))
-    raise AssertionError("unreachable")
+    try:
+        return retried(lambda: _answer(asked), FIRST_WAIT_SEC) if "do" in asked else _answer(asked)
+    except Failed as failed:
+        return {"kind": failed.kind, "message": str(failed)}
 
 
-def _answer(registry: Registry, asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    registry = Registry(asked["host"], asked["path"], asked["login"], asked["token_hosts"])
     do = asked.get("do")
     if do == "look":
         return beside.look(registry, asked["name"])

@@ -30,7 +30,8 @@ def attach(registry: Registry, subject: str, documents: list[Mapping[str, Any]])
     A document is `kind` (a media type), `title`, `text` and `notes`. The same document again is the same manifest.
     """
     image = _image(registry, subject)
-    about = {"mediaType": _kind(image), "digest": subject, "size": len(image)}
+    kind = str(json.loads(image).get("mediaType") or MANIFEST)
+    about = {"mediaType": kind, "digest": subject, "size": len(image)}
     _send(registry, EMPTY_CONTENT)
     digests, lists = [], BY_REGISTRY
     for one in documents:
@@ -39,8 +40,8 @@ def attach(registry: Registry, subject: str, documents: list[Mapping[str, Any]])
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "artifactType": one["kind"],
-            "config": {"mediaType": EMPTY, "digest": digest_of(EMPTY_CONTENT), "size": len(EMPTY_CONTENT)},
-            "layers": [_descriptor(one["kind"], text, {TITLE: one["title"]})],
+            "config": descriptor(EMPTY, EMPTY_CONTENT),
+            "layers": [descriptor(one["kind"], text, {TITLE: one["title"]})],
             "subject": about,
             "annotations": dict(one["notes"]),
         }
@@ -48,7 +49,7 @@ def attach(registry: Registry, subject: str, documents: list[Mapping[str, Any]])
         _send(registry, text)
         if not registry.send_manifest(digest_of(content), content, MANIFEST):
             lists = f"tag {tag_of(subject)}"
-            entry = {**_descriptor(MANIFEST, content, one["notes"]), "artifactType": one["kind"]}
+            entry = {**descriptor(MANIFEST, content, one["notes"]), "artifactType": one["kind"]}
             _enlist(registry, subject, entry)
         digests.append(digest_of(content))
     listed = {one["digest"] for one in _listed(registry, subject)[0]}
@@ -63,20 +64,11 @@ def sign(registry: Registry, subject: str, payload: str, signature: str) -> dict
     text, tag = payload.encode(), f"{tag_of(subject)}.sig"
     there = registry.manifest(tag)
     layers = [one for one in _layers(there) if isinstance(one.get("digest"), str)]
-    layers.append(_descriptor(PAYLOAD, text, {SIGNATURE: signature}))
-    config = {
-        "architecture": "",
-        "os": "",
-        "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
-    }
-    written = json.dumps(config).encode()
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": _descriptor(CONFIG, written),
-        "layers": layers,
-    }
+    layers.append(descriptor(PAYLOAD, text, {SIGNATURE: signature}))
+    rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
+    written = json.dumps({"architecture": "", "os": "", "config": {}, "rootfs": rootfs}).encode()
+    parts = {"config": descriptor(CONFIG, written), "layers": layers}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, **parts}
     content = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     for part in (text, written):
         _send(registry, part)
@@ -88,9 +80,7 @@ def sign(registry: Registry, subject: str, payload: str, signature: str) -> dict
 
 def look(registry: Registry, name: str) -> dict[str, Any]:
     """An image by its tag or digest: its manifest, its configuration, and all that stands beside it."""
-    content = registry.manifest_bytes(name)
-    if content is None:
-        raise Failed("usage", f"{registry.host} has no {name} in {registry.path}; `inv push` puts it there")
+    content = _image(registry, name)
     digest, manifest = digest_of(content), json.loads(content)
     listed, lists = _listed(registry, digest)
     config = _blob(registry, fields(manifest.get("config")).get("digest"))
@@ -112,14 +102,18 @@ def tag_of(subject: str) -> str:
 def _listed(registry: Registry, subject: str) -> tuple[list[Mapping[str, Any]], str]:
     found, lists = registry.referrers(subject), BY_REGISTRY
     if found is None:
-        there, lists = registry.manifest(tag_of(subject)), f"tag {tag_of(subject)}"
-        found = [] if there is None else entries(there[1].get("manifests"))
+        found, lists = _kept(registry, subject), f"tag {tag_of(subject)}"
     return [one for one in found if isinstance(one.get("digest"), str)], lists
 
 
-def _enlist(registry: Registry, subject: str, entry: Mapping[str, Any]) -> None:
+def _kept(registry: Registry, subject: str) -> list[dict[str, Any]]:
+    """The list that we keep where the registry has none."""
     there = registry.manifest(tag_of(subject))
-    listed = [] if there is None else entries(there[1].get("manifests"))
+    return [] if there is None else entries(there[1].get("manifests"))
+
+
+def _enlist(registry: Registry, subject: str, entry: Mapping[str, Any]) -> None:
+    listed = _kept(registry, subject)
     if any(one.get("digest") == entry["digest"] for one in listed):
         return
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
@@ -155,15 +149,11 @@ def _blob(registry: Registry, digest: object) -> str | None:
     return None if content is None else content.decode(errors="replace")
 
 
-def _image(registry: Registry, subject: str) -> bytes:
-    content = registry.manifest_bytes(subject)
+def _image(registry: Registry, name: str) -> bytes:
+    content = registry.manifest_bytes(name)
     if content is None:
-        raise Failed("usage", f"{registry.host} has no {subject} in {registry.path}; `inv push` puts it there")
+        raise Failed("usage", f"{registry.host} has no {name} in {registry.path}; `inv push` puts it there")
     return content
-
-
-def _kind(content: bytes) -> str:
-    return str(json.loads(content).get("mediaType") or MANIFEST)
 
 
 def _send(registry: Registry, content: bytes) -> None:
@@ -172,6 +162,7 @@ def _send(registry: Registry, content: bytes) -> None:
         registry.send_blob(content, digest)
 
 
-def _descriptor(kind: str, content: bytes, notes: Mapping[str, str] | None = None) -> dict[str, Any]:
+def descriptor(kind: str, content: bytes, notes: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a manifest says of one part."""
     more = {"annotations": dict(notes)} if notes else {}
     return {"mediaType": kind, "digest": digest_of(content), "size": len(content), **more}

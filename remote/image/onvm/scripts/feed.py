@@ -1,7 +1,5 @@
 """Hands all of standard input to the named pipe at PATH, once the job there has made it: `python -c THIS PATH`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

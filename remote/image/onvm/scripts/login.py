@@ -6,8 +6,6 @@ The folder is in memory where the VM has such a place. Its empty entry keeps the
 keyring.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -153,14 +153,14 @@ def test_the_hubs_failures_have_their_kinds() -> None:
     errors = pytest.importorskip("huggingface_hub.errors")
     response = type("Response", (), {"status_code": 503, "headers": {}, "request": None})()
     known = {name: type(name, (Exception,), {}) for name in ("GatedRepoError", "RevisionNotFoundError", "ConnectError")}
-    assert failure(asked, known["GatedRepoError"]())["kind"] == "unauthorized"
-    assert failure(asked, known["RevisionNotFoundError"]())["kind"] == "usage"
-    assert failure(asked, known["ConnectError"]("refused"))["kind"] == "transient"
-    assert failure(asked, OSError(28, "No space left on device"))["kind"] == "full"
-    assert failure(asked, ValueError("odd"))["kind"] == "failed"
+    assert failure(asked, known["GatedRepoError"]())[0] == "unauthorized"
+    assert failure(asked, known["RevisionNotFoundError"]())[0] == "usage"
+    assert failure(asked, known["ConnectError"]("refused"))[0] == "transient"
+    assert failure(asked, OSError(28, "No space left on device"))[0] == "full"
+    assert failure(asked, ValueError("odd"))[0] == "failed"
     busy = Exception("busy")
     busy.response = response  # type: ignore[attr-defined]
-    assert failure(asked, busy)["kind"] == "transient"
+    assert failure(asked, busy)[0] == "transient"
     assert issubclass(errors.GatedRepoError, Exception)
     assert {errors.RevisionNotFoundError.__name__, errors.RepositoryNotFoundError.__name__} == {
         "RevisionNotFoundError",

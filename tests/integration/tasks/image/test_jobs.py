@@ -87,7 +87,7 @@ def test_ones_own_job_is_stopped_and_another_verb_is_left_alone(
 
 def test_a_colleagues_job_is_stopped_by_nobody_who_was_not_asked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(agent, REQUEST) as job:
-        monkeypatch.setattr(vmjob, "me", lambda: "alice@elsewhere")
+        monkeypatch.setattr(jobs, "me", lambda: "alice@elsewhere")
         with pytest.raises(Refused, match=r"was started by .*, not by alice@elsewhere: ask there"):
             jobs.cancel(agent, "push")
         assert job.status().state is JobState.RUNNING

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json, Refusal
 from tests.support.kubernetes.controllers.events import Recorder
-from tests.support.kubernetes.store.store import Store, now, suffix
+from tests.support.kubernetes.store.store import Store, condition, now, suffix
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -318,12 +318,4 @@ def _complete() -> tuple[str, ...]:
 
 
 def _condition(kind: str, reason: str, message: str) -> Json:
-    stamp = now()
-    return {
-        "type": kind,
-        "status": "True",
-        "lastProbeTime": stamp,
-        "lastTransitionTime": stamp,
-        "reason": reason,
-        "message": message,
-    }
+    return condition(kind, "True", lastProbeTime=now(), reason=reason, message=message)

@@ -68,13 +68,26 @@ def test_silence_is_borne_for_as_long_as_the_limit_and_no_longer(patience: Patie
     assert Clock.now < 20
 
 
-def test_a_pod_whose_image_lacks_python_is_lost_and_waits_for_no_login(patience: Patience) -> None:
-    """Nothing that the operator can renew helps, and other pods may have it."""
+def refused() -> OperatorRefused:
+    return OperatorRefused("worker-1: getting credentials: exec: failed; log in again")
 
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (HostError("worker-1: no space left on device"), Unable, "no space left"),
+        # Nothing that the operator can renew helps, and other pods may have it.
+        (CannotRun('worker-1: "python3": executable file not found in $PATH'), Unable, "executable file not found"),
+        (refused(), ShutOut, "log in again"),
+    ],
+)
+def test_a_host_that_cannot_or_may_not_be_used_is_left_at_once(
+    patience: Patience, error: Exception, kind: type[Exception], words: str
+) -> None:
     def ask() -> None:
-        raise CannotRun('worker-1: "python3": executable file not found in $PATH')
+        raise error
 
-    with pytest.raises(Unable):
+    with pytest.raises(kind, match=words):
         patience.ask("worker-1", ask)
     assert Clock.now == 0
 
@@ -95,15 +108,6 @@ def test_a_host_at_another_job_is_busy_and_not_lost(patience: Patience) -> None:
 
     with pytest.raises(WorkerBusy, match=r"busy with /w/runs/theirs/a\.1"):
         patience.ask("worker-1", ask)
-
-
-def test_a_host_that_cannot_do_what_every_host_can_is_lost_at_once(patience: Patience) -> None:
-    def ask() -> None:
-        raise HostError("worker-1: no space left on device")
-
-    with pytest.raises(Unable, match="no space left"):
-        patience.ask("worker-1", ask)
-    assert Clock.now == 0
 
 
 def test_whoever_asks_is_stopped_while_waiting(patience: Patience) -> None:
@@ -164,10 +168,6 @@ def test_nobody_is_waited_for_once_nothing_is_left_to_do(patience: Patience) -> 
     assert Clock.now < 30
 
 
-def refused() -> OperatorRefused:
-    return OperatorRefused("worker-1: getting credentials: exec: failed; log in again")
-
-
 class Following:
     """Stands for a job: how long each time it was followed, in seconds, and that it runs."""
 
@@ -186,15 +186,6 @@ def test_more_workers_than_streams_are_looked_at_in_turn(workers: int, for_sec: 
     many.stopping, job = Clock(), Following()
     many.watch(cast("Job", job), lambda _: None, "progress.json")
     assert (job.asked, Clock.now) == ([for_sec], waits_sec)
-
-
-def test_an_operator_who_is_refused_shuts_out_the_fleet_and_loses_no_host(patience: Patience) -> None:
-    def ask() -> None:
-        raise refused()
-
-    with pytest.raises(ShutOut, match="log in again"):
-        patience.ask("worker-1", ask)
-    assert Clock.now == 0
 
 
 def test_a_night_without_credentials_gives_no_host_up(patience: Patience) -> None:

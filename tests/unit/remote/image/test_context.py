@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from remote.image.context import SLOTS, ContextError, ModelFile, ModelFolder, code_files, digest_of_code, slots
+from remote.image.context import SLOTS, ContextError, ModelFolder, code_files, digest_of_code, slots
+from remote.jobs.transfer import FileEntry
 from tests.support.paths import ROOT
 
 
 def model(name: str, *files: tuple[str, int]) -> ModelFolder:
-    made = tuple(ModelFile(path=path, size=size, sha256="0" * 64) for path, size in files)
+    made = tuple(FileEntry(path=path, size=size, sha256="0" * 64) for path, size in files)
     return ModelFolder(name=name, folder=f"/share/{name}", files=made, manifest_sha256="1" * 64)
 
 

@@ -7,15 +7,14 @@ Not covered: TLS, and the engine's own requests, which tests/system has.
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from remote.image.onvm.job import Failed
 from remote.image.onvm.registry import api as registries
 from remote.image.onvm.registry.api import Registry
+from tests.support.machines.answering import Answering, Serving
 from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
@@ -23,37 +22,23 @@ MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "siz
 DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
 
 
-class OneManifest(BaseHTTPRequestHandler):
+class OneManifest(Answering):
     """A registry that has one manifest under every name, and takes uploads."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(MANIFEST)))
-        self.end_headers()
-        self.wfile.write(MANIFEST)
+        self.reply(200, MANIFEST)
 
     def do_POST(self) -> None:
-        self.send_response(202)
-        self.send_header("Location", "/v2/ns/repo/blobs/uploads/one")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.reply(202, headers={"Location": "/v2/ns/repo/blobs/uploads/one"})
 
     def do_DELETE(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.reply(204)
 
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), OneManifest) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
-        thread.join(60)
+    with Serving(OneManifest) as running:
+        yield f"http://{running.host}"
 
 
 @pytest.fixture
@@ -62,10 +47,7 @@ def proxy(upstream: str) -> Iterator[RegistryProxy]:
         yield running
 
 
-@pytest.fixture
-def elsewhere(upstream: str) -> Iterator[RegistryProxy]:
-    with RegistryProxy(upstream=upstream) as running:
-        yield running
+elsewhere = proxy  # another one, beside it
 
 
 def registry(proxy: RegistryProxy, **options: object) -> Registry:

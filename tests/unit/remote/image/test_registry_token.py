@@ -5,69 +5,49 @@ Not covered: TLS, which tests/system has with a registry of Debian's.
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from remote.image.onvm.job import Failed
 from remote.image.onvm.registry.api import Registry
+from tests.support.machines.answering import Answering, Serving
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()
 
 
-class Server(ThreadingHTTPServer):
+class Server(Serving):
     """A registry and its token service; `login_status` is what the latter answers, `realm` where it is said to be."""
 
-    daemon_threads = True
     login_status = 200
     realm: str | None = None
     token_body = b'{"token": "one for all"}'
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.asked: list[tuple[str, str]] = []
 
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     server: Server
 
     def do_GET(self) -> None:
         server, authorization = self.server, self.headers.get("Authorization", "")
         server.asked.append((self.path, authorization))
         if self.path.startswith("/token"):
-            self.answer(server.login_status, server.token_body)
+            self.reply(server.login_status, server.token_body)
         elif authorization == "Bearer one for all":
-            self.answer(200, MANIFEST)
+            self.reply(200, MANIFEST)
         else:
             realm = f"http://{server.host}/token" if server.realm is None else server.realm
-            self.answer(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.reply(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def failure(registry: Registry) -> Failed:

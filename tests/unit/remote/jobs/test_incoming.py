@@ -6,7 +6,6 @@ over real hosts.
 
 import io
 import json
-import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.onhost.files import VERBS
 from remote.jobs.transfer import pull
+from tests.support.hosts.moving import fill, tree
 
 
 @dataclass(kw_only=True)
@@ -61,18 +61,6 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause before a second try, and no wait for the disk: a power cut is not among the faults here."""
     monkeypatch.setattr(transfer.time, "sleep", lambda _: None)
     monkeypatch.setattr("os.fsync", lambda _: None)
-
-
-def fill(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
-    content = {name: random.Random(name).randbytes(size) for name, size in sizes.items()}
-    for name, held in content.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(held)
-    return content
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 SIZES = {"a": 30, "deep/b": 41, "empty": 0}

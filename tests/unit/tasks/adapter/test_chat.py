@@ -9,6 +9,7 @@ import pytest
 from invoke import Context
 
 from tasks.adapter import chat
+from tasks.adapter import trained as training
 from tasks.adapter.trained import Trained
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
@@ -40,12 +41,13 @@ def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
         hear("an answer\x1b[2J\nof two lines")
 
     monkeypatch.setattr(chat, "open_training", lambda _settings, _run: trained)
-    monkeypatch.setattr(chat, "worker_for", lambda _settings, _trained: (None, "/there"))
-    monkeypatch.setattr(chat, "adapter_work", work)
+    monkeypatch.setattr(training, "workers", lambda _settings: [None])
+    monkeypatch.setattr(training, "refuse_busy_workers", lambda _settings, _hosts: None)
+    monkeypatch.setattr(training, "adapter_work", work)
     typed("one\ntwo\n\n\nthree", monkeypatch, tmp_path)
     chat.chat(Context(), "adapter", None, model=None, key_file=None)
     assert (asked[0]["what"], asked[0]["conversations"]) == ("chat", [["one", "two"], ["three"]])
-    assert asked[0]["model_sha256"] == "m" * 64
+    assert (asked[0]["model_sha256"], asked[0]["adapter"]) == ("m" * 64, str(trained.adapter))
     assert capsys.readouterr().out == "an answer\\x1b[2J\nof two lines\n"
     typed("\n \n", monkeypatch, tmp_path)
     with pytest.raises(UsageError, match="no question on standard input"):

@@ -12,7 +12,7 @@ from bench.records import Trial
 from bench.records.durable import sha256_of
 from bench.records.layout import LEDGER_FILE, SUMS_FILE
 from bench.records.result import End
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from remote.cluster.diagnosis.finding import Finding
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
@@ -21,17 +21,13 @@ from tasks.cluster.wait import Patience
 from tasks.connect.pushed import image_of
 from tasks.errors import UsageError
 from tasks.fleet.uncollected import DISCARDED_FILE, discard, not_whole, uncollected
-from tasks.settings.load import Settings, load
+from tasks.settings.load import load
+from tests.support.reports import synthetic
 
 Make = Callable[..., Context]
 HEX = "sha256:" + "ab" * 32
 TARGET = Target(context="dev", cluster="c", user="u", namespace="qlora-fleet", server="https://dev:6443")
 IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
-
-
-def settings(project: Path, context: Make, text: str = "") -> Settings:
-    (project / "f.yaml").write_text(text or "{}")
-    return load(context("f.yaml"))
 
 
 def written(project: Path, text: str) -> None:
@@ -41,7 +37,7 @@ def written(project: Path, text: str) -> None:
 
 def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> None:
     written(project, json.dumps(IMAGE))
-    image = image_of(settings(project, context))
+    image = image_of(load(context()))
     assert (image.reference, image.size_bytes) == (f"fra.ocir.io/ns/r@{HEX}", 7)
 
 
@@ -50,13 +46,13 @@ def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
     requires: object, least: int, project: Path, context: Make
 ) -> None:
     written(project, json.dumps({**IMAGE, "requires": requires}))
-    found = settings(project, context)
+    found = load(context())
     assert need_of(found, image_of(found)).drivers.since == least
 
 
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
     written(project, json.dumps(IMAGE))
-    assert image_of(settings(project, context, f"cluster: {{image: 'h/other@{HEX}'}}")).repository == "h/other"
+    assert image_of(load(context(text=f"cluster: {{image: 'h/other@{HEX}'}}"))).repository == "h/other"
 
 
 @pytest.mark.parametrize(
@@ -73,33 +69,23 @@ def test_without_a_pushed_image_there_is_one_line(text: str | None, words: str, 
     if text is not None:
         written(project, text)
     with pytest.raises(UsageError, match=r"image\.json") as caught:
-        image_of(settings(project, context))
+        image_of(load(context()))
     assert words in str(caught.value)
 
 
-def test_a_tag_alone_is_refused_with_the_reason(project: Path, context: Make) -> None:
+def test_a_tag_alone_is_refused_with_the_reason(context: Make) -> None:
     with pytest.raises(UsageError, match=r"cluster\.image: .*names no digest, and a tag can move"):
-        image_of(settings(project, context, "cluster: {image: 'fra.ocir.io/ns/r:1.0'}"))
+        image_of(load(context(text="cluster: {image: 'fra.ocir.io/ns/r:1.0'}")))
 
 
 def run(results: Path, make_trial: Callable[..., Trial], run_id: str = "r1", **changes: Any) -> tuple[Path, Ledger]:
     """A run of one trial over pods, as `inv bench` leaves it when it has only been planned."""
     planned = PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")
-    fields: dict[str, Any] = {
-        "run_id": run_id,
-        "created_at": "2026-11-20T12:00:00+00:00",
-        "suite": "test",
-        "profile": "tiny",
-        "spread": "shard",
-        "fleet_kind": "pods",
-        "workers": ["worker-0"],
-        "planned": [planned],
-        "settings": {},
-        "provenance": {"cluster": {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}},
-    }
+    cluster = {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}
+    given = {"run_id": run_id, "planned": [planned], "fleet_kind": "pods", "provenance": {"cluster": cluster}}
     folder = results / run_id
     folder.mkdir(parents=True)
-    RunRecord(**(fields | changes)).write(folder)
+    synthetic.record(**(given | changes)).write(folder)
     return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
 
 

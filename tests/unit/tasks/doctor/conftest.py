@@ -1,7 +1,6 @@
 """Facts about a project of the test's own, and a cluster that answers what the test says."""
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,12 +65,11 @@ class GivenCluster:
 
 
 @pytest.fixture
-def facts(project: Path, context: Callable[..., Context]) -> MakeFacts:
+def facts(context: Callable[..., Context]) -> MakeFacts:
     """Facts with these settings (YAML); with `cluster`, that one answers."""
 
     def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None) -> Facts:
-        (project / "own.yaml").write_text(text)
-        made = context("own.yaml")
+        made = context(text=text)
         found = Facts(load(made), made.config, frozenset(only))
         if cluster is not None:
             found.cluster = Shared(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]

@@ -26,7 +26,7 @@ A_DIGEST = "sha256:" + "ab" * 32
 PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
 
 
-def named(checks: tuple[Check, ...], name: str) -> Check:
+def named(checks: list[Check], name: str) -> Check:
     return next(check for check in checks if check.name == name)
 
 
@@ -132,7 +132,7 @@ def test_settings_as_shipped_for_a_cluster_contradict_nothing(facts: MakeFacts, 
 def test_the_files_that_count_are_named(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "2")
     said = ask(named(settings.CHECKS, "files"), facts("fleet: {size: 3}"))
-    assert "read: invoke.yaml, own.yaml, and 1 variable INVOKE_*" in said.found
+    assert "read: invoke.yaml, f.yaml, and 1 variable INVOKE_*" in said.found
 
 
 def test_a_password_file_that_others_may_read(facts: MakeFacts, ask: Ask, project: Path) -> None:

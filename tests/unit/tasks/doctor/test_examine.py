@@ -101,38 +101,32 @@ ENDS: dict[str, tuple[list[Answer], int]] = {
 
 @pytest.mark.parametrize("name", ENDS)
 def test_the_exit_code_follows_from_the_marks(
-    name: str, facts: MakeFacts, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    name: str, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, code = ENDS[name]
-    facts()
     monkeypatch.setattr(doctor, "CHECKS", (check("one", lambda _: said),))
     if code == 0:
-        doctor.examine_all(context("own.yaml"), None, as_json=False, document=False)
+        doctor.examine_all(context(), None, as_json=False, document=False)
         return
     with pytest.raises(TaskFailed) as ended:
-        doctor.examine_all(context("own.yaml"), None, as_json=False, document=False)
+        doctor.examine_all(context(), None, as_json=False, document=False)
     assert ended.value.exit_code == code
     assert "test one" in str(ended.value)
 
 
 def test_neighbours_that_were_not_asked_for_one_reason_share_a_line(
-    facts: MakeFacts,
-    context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts()
     checks = (check("a", lambda _: fine("good")), raises(NotAsked("no VM")), raises(NotAsked("no VM")))
     monkeypatch.setattr(doctor, "CHECKS", checks)
-    doctor.examine_all(context("own.yaml"), None, as_json=False, document=False)
+    doctor.examine_all(context(), None, as_json=False, document=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["✓ test a good", f"{Mark.UNASKED.value} test, 2 checks no VM"]
     assert lines[2].startswith(f"1 fine ✓, 2 not asked {Mark.UNASKED.value}; 3 checks in ")
 
 
 def test_a_subject_that_is_none_is_refused_with_those_there_are(
-    facts: MakeFacts, context: Callable[..., Context]
+    context: Callable[..., Context],
 ) -> None:
-    facts()
     with pytest.raises(UsageError, match=r"--only: there is no subject 'clustr'; there are machine, settings"):
-        doctor.examine_all(context("own.yaml"), "machine,clustr", as_json=False, document=False)
+        doctor.examine_all(context(), "machine,clustr", as_json=False, document=False)

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
+from tasks.connect import workers
 from tasks.errors import Resumable
 from tasks.fleet import monitor
 from tasks.fleet.monitor import Look, Watch
+from tasks.settings.load import load
 
 GPU = {
     "gpu": 0,
@@ -139,11 +142,9 @@ def test_a_slow_worker_keeps_nobody_waiting():
         watch.close()
 
 
+@pytest.mark.parametrize("ask", [workers.sample, lambda _, host: workers._answer(host, Command(argv=("bench",)))])
 @pytest.mark.parametrize("stdout", [b"", b'{"gpus": ['])
-def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeypatch, tmp_path, stdout):
-    from tasks.connect import workers
-    from tasks.settings.load import load
-
+def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeypatch, tmp_path, stdout, ask):
     monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
     with pytest.raises(HostUnreachable, match="cut short"):
-        workers.sample(load(context()), LocalHost(name="w", workdir=str(tmp_path)))
+        ask(load(context()), LocalHost(name="w", workdir=str(tmp_path)))

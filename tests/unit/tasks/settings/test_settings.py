@@ -62,9 +62,8 @@ def test_folders_are_relative_to_the_project(project: Path, context: Make) -> No
     assert (found.root, found.workspace, found.results_folder) == (project, project, project / "results")
 
 
-def test_an_absolute_workspace_stays_as_it_is(project: Path, context: Make) -> None:
-    (project / "f.yaml").write_text("fleet: {workspace: /srv/my work}")
-    assert load(context("f.yaml")).workspace == Path("/srv/my work")
+def test_an_absolute_workspace_stays_as_it_is(context: Make) -> None:
+    assert load(context(text="fleet: {workspace: /srv/my work}")).workspace == Path("/srv/my work")
 
 
 def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +79,8 @@ def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.Monk
     assert size() == 13, "invoke.yaml as shipped names every setting; a user's own file must count for something"
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "14")
     assert size() == 14
-    (project / "f.yaml").write_text("fleet: {size: 15}")
+    found = context(text="fleet: {size: 15}")
     assert size() == 15
-    found = context("f.yaml")
     found.config.fleet = {"size": 16}
     assert load(found).fleet.size == 16
     assert load(found).fleet.max_attempts == 9, "a layer changes only what it names"
@@ -219,9 +217,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[:40].encode("unicode_escape").decode())
-def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, project: Path, context: Make) -> None:
-    (project / "f.yaml").write_text(text)
-    assert refusal(context("f.yaml")) == MISTAKES[text]
+def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, context: Make) -> None:
+    assert refusal(context(text=text)) == MISTAKES[text]
 
 
 @pytest.mark.parametrize(
@@ -267,22 +264,18 @@ def test_a_mistake_in_the_environment_is_one_line_with_the_variable(
 
 
 @pytest.mark.parametrize("text", ["2e-4", "2E-04", "0.2e-3", "'2e-4'"])
-def test_a_number_with_an_exponent_is_a_number_though_yaml_takes_it_for_text(
-    text: str, project: Path, context: Make
-) -> None:
-    (project / "f.yaml").write_text(f"bench: {{learning_rate: {text}}}")
-    assert load(context("f.yaml")).bench.learning_rate == 2e-4
+def test_a_number_with_an_exponent_is_a_number_though_yaml_takes_it_for_text(text: str, context: Make) -> None:
+    assert load(context(text=f"bench: {{learning_rate: {text}}}")).bench.learning_rate == 2e-4
 
 
 @pytest.mark.parametrize("text", ["1e9999", "1e-9999", "-1e0", "e5", "1e"])
-def test_an_exponent_that_leads_out_of_the_range_is_refused(text: str, project: Path, context: Make) -> None:
-    (project / "f.yaml").write_text(f"bench: {{learning_rate: {text}}}")
-    assert refusal(context("f.yaml")).startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
+def test_an_exponent_that_leads_out_of_the_range_is_refused(text: str, context: Make) -> None:
+    said = refusal(context(text=f"bench: {{learning_rate: {text}}}"))
+    assert said.startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
 
 
-def test_cpus_may_be_a_number(project: Path, context: Make) -> None:
-    (project / "f.yaml").write_text("cluster: {cpu: 4, memory: 64Gi}")
-    assert load(context("f.yaml")).cluster.cpu == "4"
+def test_cpus_may_be_a_number(context: Make) -> None:
+    assert load(context(text="cluster: {cpu: 4, memory: 64Gi}")).cluster.cpu == "4"
 
 
 def test_every_setting_that_is_suggested_exists() -> None:
@@ -304,9 +297,8 @@ def test_the_layer_that_set_the_value_is_the_one_named(
     assert refusal(context()).startswith("~/.invoke.yaml:2: bench.seed: ")
     monkeypatch.setenv("INVOKE_BENCH_SEED", "z")
     assert refusal(context()).startswith("environment INVOKE_BENCH_SEED: bench.seed: ")
-    (project / "f.yaml").write_text("bench: {seed: 5}\n")
-    assert load(context("f.yaml")).bench.seed == 5, "a wrong value that does not count does no harm"
-    program = context("f.yaml")
+    program = context(text="bench: {seed: 5}\n")
+    assert load(program).bench.seed == 5, "a wrong value that does not count does no harm"
     program.config.bench = {"seed": "w"}
     assert refusal(program).startswith("set by a program: bench.seed: ")
 
@@ -349,9 +341,8 @@ def test_a_missing_invoke_yaml_is_said_with_the_way_to_get_it_back(project: Path
 
 
 @pytest.mark.parametrize("value", ["x" * 5000, "9" * 4000, "9" * 5000, "0x" + "f" * 5000], ids=lambda text: text[:3])
-def test_a_long_value_leaves_room_for_the_message(value: str, project: Path, context: Make) -> None:
-    (project / "f.yaml").write_text(f"fleet: {{size: {value}}}")
-    message = refusal(context("f.yaml"))
+def test_a_long_value_leaves_room_for_the_message(value: str, context: Make) -> None:
+    message = refusal(context(text=f"fleet: {{size: {value}}}"))
     assert len(message) < 160
     assert message.endswith("found a number too long to show") or not value.startswith("0x")
 
@@ -367,11 +358,8 @@ def test_a_long_value_leaves_room_for_the_message(value: str, project: Path, con
         ("overlay: pod", "cluster.overlay: expected one of pods, preemptible"),
     ],
 )
-def test_a_mistake_in_the_clusters_section_says_what_it_may_hold(
-    text: str, words: str, project: Path, context: Make
-) -> None:
-    (project / "f.yaml").write_text(f"cluster:\n  {text}\n")
-    assert refusal(context("f.yaml")).startswith(f"f.yaml:2: {words}")
+def test_a_mistake_in_the_clusters_section_says_what_it_may_hold(text: str, words: str, context: Make) -> None:
+    assert refusal(context(text=f"cluster:\n  {text}\n")).startswith(f"f.yaml:2: {words}")
 
 
 def test_a_yes_or_no_setting_comes_from_the_environment_too(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,27 +372,24 @@ def test_a_yes_or_no_setting_comes_from_the_environment_too(context: Make, monke
 
 @pytest.mark.parametrize("place", ["file", "environment"])
 def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
-    place: str, project: Path, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: str, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if place == "file":
-        (project / "f.yaml").write_text("cluster:\n  registry_user: ns/me-in-a-file\n")
-        runtime, user, where = "f.yaml", "ns/me-in-a-file", "f.yaml:2"
+        text, user, where = "cluster:\n  registry_user: ns/me-in-a-file\n", "ns/me-in-a-file", "f.yaml:2"
     else:
         monkeypatch.setenv("INVOKE_CLUSTER_REGISTRY_USER", "ns/me")
-        runtime, user, where = None, "ns/me", "environment INVOKE_CLUSTER_REGISTRY_USER"
+        text, user, where = None, "ns/me", "environment INVOKE_CLUSTER_REGISTRY_USER"
     for _ in range(2):  # a command loads its settings more than once
-        assert load(context(runtime)).registry.user == user
+        assert load(context(text=text)).registry.user == user
     assert capsys.readouterr().err == f"{where}: cluster.registry_user is now registry.user; rename it there\n"
 
 
 def test_an_old_name_that_says_nothing_is_dropped_and_one_that_contradicts_is_refused(
-    project: Path, context: Make, capsys: pytest.CaptureFixture[str]
+    context: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (project / "f.yaml").write_text("registry: {user: ns/a}\ncluster: {registry_user: null}\n")
-    assert load(context("f.yaml")).registry.user == "ns/a"
+    assert load(context(text="registry: {user: ns/a}\ncluster: {registry_user: null}\n")).registry.user == "ns/a"
     assert capsys.readouterr().err == ""
-    (project / "f.yaml").write_text("registry: {user: ns/a}\ncluster: {registry_user: ns/b}\n")
-    assert refusal(context("f.yaml")) == (
+    assert refusal(context(text="registry: {user: ns/a}\ncluster: {registry_user: ns/b}\n")) == (
         "f.yaml:2: cluster.registry_user is now registry.user, and both are set, "
         'to "ns/b" and "ns/a"; remove the old one'
     )

@@ -55,11 +55,6 @@ def tenancy(_server: FakeTenancy, project: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def settings(project: Path, context: Callable[..., Context]) -> Callable[[str], Settings]:
+def settings(context: Callable[..., Context]) -> Callable[[str], Settings]:
     """Settings with some changed, given as YAML."""
-
-    def make(text: str = "{}") -> Settings:
-        (project / "f.yaml").write_text(text)
-        return load(context("f.yaml"))
-
-    return make
+    return lambda text="{}": load(context(text=text))

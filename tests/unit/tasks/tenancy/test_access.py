@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -84,9 +85,8 @@ def test_an_error_of_the_api_is_one_line_with_what_to_do(
     tenancy: FakeTenancy, settings: Make, fault: tuple[int, str], kind: type[TaskFailed], words: str
 ) -> None:
     tenancy.fail("/clusters", *fault)
-    with pytest.raises(kind) as raised:
+    with pytest.raises(kind, match=re.escape(words)) as raised:
         listed(settings())
-    assert words in str(raised.value)
     assert "REQUEST/7" in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -157,9 +157,8 @@ def test_a_compartment_is_found_by_its_name(settings: Make) -> None:
 )
 def test_a_wrong_setting_is_one_line(settings: Make, text: str, words: str) -> None:
     chosen = settings(f"tenancy: {{{text}}}")
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=re.escape(words)):
         compartment_of(chosen, access(chosen))
-    assert words in str(raised.value)
 
 
 def test_two_compartments_of_one_name_are_both_named(tenancy: FakeTenancy, settings: Make) -> None:

@@ -131,11 +131,10 @@ def test_a_change_that_fails_says_why(tenancy: FakeTenancy, context: Make) -> No
         resize(context(), typed(grow="1"))
 
 
-def test_a_change_that_takes_too_long_goes_on_by_itself(tenancy: FakeTenancy, context: Make, project: Path) -> None:
+def test_a_change_that_takes_too_long_goes_on_by_itself(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.world.work = [{"status": "IN_PROGRESS"}]
-    (project / "f.yaml").write_text("cluster: {ready_within_sec: 1.0}")
     with pytest.raises(Resumable, match=r"it goes on by itself: `inv tenancy.nodes` shows it"):
-        resize(context("f.yaml"), typed(grow="1"))
+        resize(context(text="cluster: {ready_within_sec: 1.0}"), typed(grow="1"))
 
 
 def test_the_pools_are_shown_with_what_they_cost(context: Make, capsys: Said) -> None:

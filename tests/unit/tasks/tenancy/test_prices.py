@@ -66,8 +66,7 @@ def test_a_table_of_ones_own_keeps_its_comments_and_other_shapes(project: Path, 
     )
     text += "    on_demand: { amount: 9, unit: USD per GPU hour, source: me, dated: 2026-01-01 }\n"
     own.write_text(text)
-    (project / "f.yaml").write_text("cost: {prices: mine.yaml}")
-    take_prices(context("f.yaml"), "USD", yes=True)
+    take_prices(context(text="cost: {prices: mine.yaml}"), "USD", yes=True)
     written = own.read_text()
     assert "VM.GPU.OTHER.1: # mine" in written
     assert "the published A10 results" in written

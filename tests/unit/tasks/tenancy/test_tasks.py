@@ -1,5 +1,6 @@
 """`inv tenancy` and its verbs against a stand-in of Oracle Cloud: what is printed, written, asked and refused."""
 
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -112,13 +113,9 @@ def test_a_repository_without_the_right_names_the_policy(tenancy: FakeTenancy, c
         ("docker.io/r", "is not of this tenancy"),
     ],
 )
-def test_a_repository_elsewhere_is_refused(
-    tenancy: FakeTenancy, context: Make, project: Path, image: str, words: str
-) -> None:
-    (project / "f.yaml").write_text(f"registry: {{image: '{image}'}}")
-    with pytest.raises(UsageError) as raised:
-        make_repository(context("f.yaml"), None, immutable=False)
-    assert words in str(raised.value)
+def test_a_repository_elsewhere_is_refused(tenancy: FakeTenancy, context: Make, image: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        make_repository(context(text=f"registry: {{image: '{image}'}}"), None, immutable=False)
     assert not tenancy.bodies
 
 
@@ -192,9 +189,8 @@ def test_a_kubeconfig_that_cannot_be_read_is_never_written_over(
     service: FakeTenancy, context: Make, project: Path, text: str, words: str
 ) -> None:
     (project / "kube").write_text(text)
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=re.escape(words)):
         write_kubeconfig(context(), None, None, "kube")
-    assert words in str(raised.value)
     assert (project / "kube").read_text() == text
     assert service.requests == []
 
@@ -220,9 +216,8 @@ def test_a_kubeconfig_of_the_service_that_is_none_is_not_written(
     service: FakeTenancy, context: Make, project: Path, answer: str, words: str
 ) -> None:
     service.world.kubeconfig = answer
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=re.escape(words)):
         write_kubeconfig(context(), None, None, "kube")
-    assert words in str(raised.value)
     assert not (project / "kube").exists()
 
 

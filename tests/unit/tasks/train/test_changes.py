@@ -13,18 +13,15 @@ from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.train import changes, planned
 from tasks.train.planned import TRIAL_ID
+from tests.support.reports import synthetic
 
 
 @pytest.fixture
 def run(settings: Callable[..., Settings]) -> RunRecord:
     """A training with the defaults, read again as from its file."""
     trial = planned.trial_of(settings(), None, workers=2, max_hours=None)
-    return RunRecord(
-        run_id="20260101-000000-train", created_at="", suite="train", profile="tiny", spread="shard",
-        fleet_kind="local", workers=["worker-0", "worker-1"],
-        planned=[PlannedTrial(trial_id=TRIAL_ID, trial=trial)],
-        settings=json.loads(json.dumps(settings().public())), provenance={},
-    )  # fmt: skip
+    plan, public = PlannedTrial(trial_id=TRIAL_ID, trial=trial), json.loads(json.dumps(settings().public()))
+    return synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
 
 
 def test_the_same_settings_change_nothing_and_limits_never_do(run: RunRecord, settings: Any) -> None:

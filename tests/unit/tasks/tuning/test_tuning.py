@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from bench.records import ALL_LINEAR, Trial
-from bench.records.interval import summarize
-from bench.records.result import End, Metrics, Steps, TrialResult
+from bench.records.result import End, Steps, TrialResult
+from bench.records.run import PlannedTrial
 from tasks.errors import UsageError
 from tasks.tuning import answer, record, search, space, surrogate
 from tasks.tuning.space import Candidate, MemoryLimit, Observation
+from tests.support.reports import synthetic
 
 GIB = 2**30
 RECIPES = ("reference", "stock", "fast")
@@ -310,30 +311,11 @@ def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_f
 
 
 def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEEDED) -> TrialResult:
-    metrics = Metrics(
-        step_time_sec=summarize([1.0, 1.0]),
-        samples_per_sec=1.0,
-        tokens_per_sec=rate,
-        useful_tokens_per_sec=rate,
-        padding_percent=0.0,
-        first_loss=2.0,
-        last_loss=1.0,
-        peak_vram_bytes=peak,
-        peak_rss_bytes=1,
-        load_time_sec=1.0,
-    )
     steps = Steps(
         step_time_sec=[1.0, 1.0], samples=[1, 1], tokens=[2000, 2000], useful_tokens=[rate, rate], loss=[2.0, 1.0]
     )
-    return TrialResult(
-        trial_id=trial.trial_id,
-        trial=trial,
-        status=status,
-        reason=None,
-        worker="worker-0",
-        metrics=metrics,
-        steps=steps,
-    )
+    made = synthetic.result(PlannedTrial(trial_id=trial.trial_id, trial=trial), status=status)
+    return dataclasses.replace(made, steps=steps, metrics=synthetic.metrics_of(steps, peak_vram_bytes=peak))
 
 
 def figures(index: int, rate: float, gib: float) -> answer.Measured:
@@ -420,7 +402,7 @@ def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
     [
         (lambda text: text[: len(text) // 2], "cannot be used"),
         (lambda text: text.replace('"schema_version": 2', '"schema_version": 9'), "expected 2, found 9"),
-        (lambda text: text.replace('"limit_bytes"', '"limit"'), "cannot be used: 'limit_bytes'"),
+        (lambda text: text.replace('"limit_bytes"', '"limit"'), "cannot be used: limit: unknown field"),
     ],
 )
 def test_a_damaged_search_is_refused_with_what_to_type(tmp_path, damage, says):

@@ -1,0 +1,44 @@
+"""What HTTP stand-ins share: a server that serves while its `with` lasts, and an answer in one call."""
+
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+
+class Answering(BaseHTTPRequestHandler):
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def reply(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        self.begin(status, {"Content-Length": str(len(body)), **(headers or {})})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """A test's output is its own."""
+
+
+class Serving(ThreadingHTTPServer):
+    """In a thread, over plain HTTP, at `host`."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        super().__init__(address, handler)
+
+    @property
+    def host(self) -> str:
+        address, port = self.server_address[:2]
+        return f"{address!s}:{port}"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join(60)
