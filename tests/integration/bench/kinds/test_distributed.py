@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -129,15 +130,17 @@ def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_tr
     reported = Reported(record)
     marked: list[str] = []
     record.on_phase = marked.append
-    reported.take({"phase": "measure"})
     table = [[0.5, 2.0, 8, 512, 400, float("nan")], [0.7, 4.0, 8, 512, 300, float("nan")]]
-    reported.take({"step": {"kind": "on", "block": 0, "table": table}})
-    reported.take({"step": {"kind": "off", "block": 0, "table": table}})
+    lines = [
+        {"phase": "measure"},
+        *({"step": {"kind": kind, "block": 0, "table": table}} for kind in ("on", "off")),
+        {"phase": "measure", "phase_sec": 2.5},
+    ]
+    reported.take(SimpleNamespace(lines=lambda: lines))
     steps = record.steps
     assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
     assert (steps.tokens, steps.useful_tokens) == ([512], [350])
     assert reported.slowest("off") == [[0.7]]
-    reported.take({"phase": "measure", "phase_sec": 2.5})
     assert (record.phases, marked) == ({"measure": 2.5}, ["measure", ""])
 
 

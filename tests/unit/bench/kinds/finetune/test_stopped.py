@@ -10,9 +10,11 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.ends import Stopped
+from bench.harness.record import Request
+from bench.kinds.distributed import distributed
 from bench.kinds.distributed.machines import Machines
 from bench.kinds.distributed.torchrun import RankKilled, RankStopped, Seen, Torchrun
-from bench.kinds.finetune import finetune
+from bench.kinds.finetune import finetune, material
 from bench.kinds.finetune.rank import Rank
 from bench.kinds.finetune.steps.group import Group
 from bench.records.result import End
@@ -27,19 +29,21 @@ def test_a_machine_says_whether_its_rank_could_end_its_step(tmp_path, monkeypatc
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, log=lambda _: []
     )
-    monkeypatch.setattr(finetune, "Link", lambda *_: contextlib.nullcontext(link))
-    monkeypatch.setattr(finetune, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
-    monkeypatch.setattr(finetune, "_job_here", lambda *_: SimpleNamespace(to_text=lambda: "{}"))
+    monkeypatch.setattr(distributed, "Link", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(finetune, "check_inputs", lambda _: (SimpleNamespace(sha256="m"), None, None))
+    monkeypatch.setattr(material, "load", lambda *_: (SimpleNamespace(sha256="d"), False))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
 
     def check() -> None:
         if next(asked):
             raise Stopped(End.PREEMPTED, "stopped by SIGTERM")
 
+    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     machines = Machines(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     trial = tiny_training.plan(tmp_path, tmp_path, world_size=2)
     with pytest.raises(Stopped):
-        finetune.follow(SimpleNamespace(), trial, machines, SimpleNamespace(check=check))
+        finetune.follow(request, trial, machines, SimpleNamespace(check=check))
     assert ended == [said]
 
 
