@@ -158,14 +158,8 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
         return Mark(value=None, words=f"{ended}{more}", published=reference)
     ratio = configurations.ratio(row.measured, centre.measured, rate)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
-    return Mark(
-        value=ratio.value,
-        words=f"{_times(ratio)}{verdict}{more}",
-        low=ratio.low,
-        high=ratio.high,
-        tone=OTHER_TONE if ratio.verdict else BASELINE_TONE,
-        published=reference,
-    )
+    tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
+    return rows.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
 
 
 def _times(ratio: Ratio) -> str:
