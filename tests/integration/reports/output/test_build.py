@@ -19,38 +19,24 @@ from reports.read.run import ReportError
 from reports.summary.prices import Pricing
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
+from tests.support.reports.synthetic import plan_of
+from tests.support.reports.written import HOSTILE, check_hostile, page_text, read
 
 NOTE = "These numbers say nothing about an A10"
-HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
-
-
-def read(made, name: str) -> str:
-    return (made.index.parent / name).read_text(encoding="utf-8")
-
-
-def page_text(made) -> str:
-    """What a reader sees: the page without its tags, styles and drawings."""
-    body = re.sub(r"<(style|script|svg)\b.*?</\1>", "", read(made, "index.html"), flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
-
-
-def plan_of(run, trial_id):
-    return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
 def rewrite(folder, run, of, **more):
     """Write again the results for which `of` gives other fields of the fingerprint."""
     for plan in run.planned:
         if (changed := of(plan)) is not None:
-            fingerprint = synthetic.fingerprint(**changed)
-            synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=fingerprint, **more))
+            synthetic.rewrite(folder, plan, exact=True, fingerprint=synthetic.fingerprint(**changed), **more)
 
 
 def fail(folder, run, *names, status=End.FAILED, reason="no luck"):
     """The trials of these names ended so; without names, all of them."""
     for plan in run.planned:
         if not names or plan.trial.name in names:
-            synthetic.write_result(folder, synthetic.result(plan, status=status, reason=reason))
+            synthetic.rewrite(folder, plan, status=status, reason=reason)
 
 
 def test_golden_numbers_reach_every_file(exact):
@@ -74,8 +60,7 @@ def test_golden_numbers_reach_every_file(exact):
 
 
 def test_a_good_run_exits_0_and_says_that_nothing_failed(exact):
-    assert exact.exit_code == 0
-    assert exact.counts == {End.SUCCEEDED: 8}
+    assert (exact.exit_code, exact.counts) == (0, {End.SUCCEEDED: 8})
     assert "Nothing. 8 planned trials succeeded" in page_text(exact)
 
 
@@ -174,9 +159,7 @@ def test_a_hostile_name_is_text_everywhere(folder):
     hostile = synthetic.trial(HOSTILE[:80], reason=HOSTILE)
     run = synthetic.record((synthetic.quick()[0], hostile), created_at=HOSTILE, suite=HOSTILE)
     synthetic.write_run(folder, run)
-    synthetic.write_result(
-        folder, synthetic.result(run.planned[-1], status=End.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
-    )
+    synthetic.rewrite(folder, run.planned[-1], status=End.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
     (folder / "trials" / "<img src=x>").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a script without glyphs in the figures' font is no reason to fail
@@ -185,16 +168,8 @@ def test_a_hostile_name_is_text_everywhere(folder):
     assert len(scripts(page)) == 1
     assert "alert" not in scripts(page)[0]
     assert "<img" not in page
-    assert HOSTILE in page_text(made)
     _Parses().feed(page)
-    markdown = read(made, "report.md")
-    assert "<script" not in markdown
-    assert "<img" not in markdown
-    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
-    for row in csv.reader(io.StringIO(read(made, "summary.csv"))):
-        assert not any(cell.startswith(("=", "+", "@")) for cell in row)
-    assert any(cell.startswith("'=cmd") for row in csv.reader(io.StringIO(read(made, "summary.csv"))) for cell in row)
+    assert any(cell.startswith("'=cmd") for cell in check_hostile(made, "summary.csv"))
     assert any(one["configuration"] == HOSTILE[:80] for one in json.loads(read(made, "summary.json"))["configurations"])
 
 
@@ -220,14 +195,8 @@ class _Parses(html.parser.HTMLParser):
 
 def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
     run = synthetic.exact_run(folder)
-    failed = synthetic.result(
-        plan_of(run, "optimized.worker-3"),
-        status=End.OUT_OF_MEMORY,
-        reason="tried to allocate 2 GiB",
-        steps=4,
-        log_tail=["the last line"],
-    )
-    synthetic.write_result(folder, failed)
+    why = {"status": End.OUT_OF_MEMORY, "reason": "tried to allocate 2 GiB", "log_tail": ["the last line"]}
+    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), steps=4, **why)
     made = build(folder)
     said = page_text(made)
     assert made.exit_code == 1
@@ -240,10 +209,8 @@ def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_trials_steps_are_in_no_average(folder):
     run = synthetic.exact_run(folder)
-    slow = synthetic.result(
-        plan_of(run, "optimized.worker-3"), status=End.PREEMPTED, reason="SIGTERM", steps=15, step_time_sec=9.0
-    )
-    synthetic.write_result(folder, slow)
+    slow = {"status": End.PREEMPTED, "reason": "SIGTERM", "steps": 15, "step_time_sec": 9.0}
+    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), **slow)
     row = next(row for row in build(folder).rows if row.label == "optimized")
     assert (row.measured.n_workers, row.measured.n_steps) == (3, 45)
     assert row.measured.step_time_sec.high == pytest.approx(0.08)
@@ -389,18 +356,20 @@ def test_a_worker_with_another_driver_is_named(folder):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_condition_that_differs_is_a_caution(folder):
-    run = synthetic.exact_run(folder)
-    rewrite(folder, run, lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"}, step_time_sec=0.1)
-    said = "Not every trial ran under the same conditions: recipe differs; the fingerprint says where."
-    assert build(folder).cautions == (said,)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
-    run = synthetic.exact_run(folder)
-    rewrite(folder, run, lambda _: {"cpu_allowed_cores": 2})
-    assert any("4 workers of 1 thread shared 2 cores" in caution for caution in build(folder).cautions)
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"},
+            "Not every trial ran under the same conditions: recipe differs; the fingerprint says where.",
+        ),
+        (lambda _: {"cpu_allowed_cores": 2}, "4 workers of 1 thread shared 2 cores"),
+    ],
+)
+def test_a_condition_that_differs_and_too_few_cores_are_a_caution(folder, told, said):
+    rewrite(folder, synthetic.exact_run(folder), told, step_time_sec=0.1)
+    (caution,) = build(folder).cautions
+    assert said in caution
 
 
 def test_enough_cores_are_no_contention(exact):
@@ -419,9 +388,7 @@ def test_pods_on_machines_of_their_own_do_not_contend(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_slow_worker_is_pointed_out(folder):
     run = synthetic.exact_run(folder)
-    synthetic.write_result(
-        folder, synthetic.result(plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
-    )
+    synthetic.rewrite(folder, plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
     assert any("baseline: the slowest worker took 1.50x" in caution for caution in build(folder).cautions)
 
 
@@ -465,7 +432,7 @@ def test_the_page_is_written_last(exact):
 @pytest.mark.usefixtures("undrawn")
 def test_every_field_of_summary_json_is_documented(folder):
     run = synthetic.exact_run(folder)
-    synthetic.write_result(folder, synthetic.result(run.planned[0], status=End.FAILED, reason="x"))
+    synthetic.rewrite(folder, run.planned[0], status=End.FAILED, reason="x")
     document = json.loads(read(build(folder), "summary.json"))
     documented = Path("reports/README.md")
     words = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / documented).read_text()))
@@ -478,8 +445,8 @@ def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
     run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
     for plan in run.planned[:210]:
-        failed = synthetic.result(plan, worker="worker-1", status=End.FAILED, reason="no luck", log_tail=["x" * 200])
-        synthetic.write_result(folder, failed)
+        failed = {"status": End.FAILED, "reason": "no luck", "log_tail": ["x" * 200]}
+        synthetic.rewrite(folder, plan, worker="worker-1", **failed)
     made = build(folder)
     said = page_text(made)
     assert "201 slower configurations are in summary.json." in said
