@@ -14,9 +14,10 @@ import pytest
 
 from bench.commands import run
 from bench.data.inputs import InputError
-from bench.harness.record import Clock, Record, Request
+from bench.harness.record import Request
 from bench.machine import cpuwait, isolation, nvml, sampler, telemetry
 from bench.records.result import End, TrialResult
+from tests.support.faults import until
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -33,14 +34,6 @@ def library(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return module
-
-
-@pytest.fixture
-def make_record(tmp_path, make_trial):
-    def make(**changes):
-        return Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), make_trial(**changes), Clock())
-
-    return make
 
 
 def test_the_stand_in_has_no_name_that_the_real_library_lacks():
@@ -103,18 +96,6 @@ def test_without_library_or_driver_there_is_nothing_to_read(library, monkeypatch
     assert nvml.sample()["gpus"] == []
 
 
-def rows_of(library, monkeypatch, *, sees_host_pids, before, then):
-    """What the sampler says of others, first with the processes `before` on the GPU, then with `then`."""
-    library.add(processes=before)
-    monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
-    times = iter((0.0, 0.0, 9.0, 9.0))
-    watched = sampler.GpuSampler(nvml.gpus_here(), lambda: next(times))
-    said = [watched.read([100, 101])]
-    library.GPUS[0]["processes"] = then
-    said.append(watched.read([100, 101]))
-    return [row["gpu_other_processes"] for (row,) in said]
-
-
 @pytest.mark.parametrize(
     ("sees_host_pids", "before", "then", "said"),
     [
@@ -127,7 +108,14 @@ def rows_of(library, monkeypatch, *, sees_host_pids, before, then):
     ],
 )
 def test_other_processes_are_named_or_unknown_never_guessed(library, monkeypatch, sees_host_pids, before, then, said):
-    assert rows_of(library, monkeypatch, sees_host_pids=sees_host_pids, before=before, then=then) == said
+    library.add(processes=before)
+    monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
+    times = iter((0.0, 0.0, 9.0, 9.0))
+    watched = sampler.GpuSampler(nvml.gpus_here(), lambda: next(times))
+    found = [watched.read([100, 101])]
+    library.GPUS[0]["processes"] = then
+    found.append(watched.read([100, 101]))
+    assert [row["gpu_other_processes"] for (row,) in found] == said
 
 
 def test_a_row_for_each_gpu_and_one_where_there_is_none(library):
@@ -207,13 +195,7 @@ def _fake_in_processes(monkeypatch):
 
 
 def rows_in(path, phase, count):
-    until = time.monotonic() + 30.0
-    while time.monotonic() < until:
-        rows = telemetry.read(path)
-        if sum(one["phase"] == phase for one in rows) >= count:
-            return rows
-        time.sleep(0.05)
-    raise AssertionError(f"not {count} rows of {phase} in {path}")
+    until(lambda: sum(one["phase"] == phase for one in telemetry.read(path)) >= count, f"{count} rows of {phase}")
 
 
 @pytest.fixture
@@ -262,10 +244,8 @@ def test_a_killed_trial_leaves_its_telemetry_and_no_sampler(tmp_path):
     finally:
         parent.kill()
         parent.wait()
-    until = time.monotonic() + 20.0
-    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
-        assert time.monotonic() < until, "the sampler outlives its trial"
-        time.sleep(0.05)
+    line = Path(f"/proc/{child}/cmdline")
+    until(lambda: not line.exists() or not line.read_bytes(), "the sampler to end with its trial")
     assert len(telemetry.read(tmp_path / "telemetry.csv")) >= 3
 
 
@@ -330,10 +310,7 @@ def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(is_there, chosen, said
         isolation.require_gpu([], is_there=is_there, chosen=chosen)
     assert "profile tiny" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_gpu_without_the_library_to_ask_it_is_still_a_gpu():
-    isolation.require_gpu([], is_there=True, chosen=None)
+    isolation.require_gpu([], is_there=True, chosen=None)  # one without the library to ask it is still a GPU
 
 
 def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, make_trial):

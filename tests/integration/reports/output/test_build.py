@@ -17,6 +17,7 @@ from bench.records.result import End
 from reports.output.build import build
 from reports.read.run import ReportError
 from reports.summary.prices import Pricing
+from tests.support.faults import full_disk
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
 from tests.support.reports.synthetic import plan_of
@@ -415,11 +416,7 @@ def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     made = build(folder)
     before = made.index.read_bytes()
     synthetic.write_run(folder, exact=True, speeds={"optimized": 0.3})
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("reports.output.build.write_atomic", full)
+    monkeypatch.setattr("reports.output.build.write_atomic", full_disk)
     with pytest.raises(ReportError, match="No space left on device"):
         build(folder)
     assert made.index.read_bytes() == before

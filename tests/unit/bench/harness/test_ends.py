@@ -8,6 +8,7 @@ import pytest
 
 from bench.harness.ends import Stopped, Stops, end_of
 from bench.records.result import End
+from tests.support.faults import OutOfMemoryError
 
 
 @pytest.fixture
@@ -64,10 +65,6 @@ def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
 
 def test_without_a_stop_nothing_is_raised(stops):
     stops.check()
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named as torch's own."""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from bench.harness.progress import TAIL_LINES, Log, ProgressFile, StepsFile
 from bench.records import schema
 from bench.records.run import Progress
+from tests.support.faults import full_disk
 
 
 def progress(phase: str, step: int) -> Progress:
@@ -24,10 +25,7 @@ def test_the_log_prints_every_line_and_keeps_the_last(capsys):
 
 
 def test_a_log_that_cannot_be_printed_is_kept(monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("builtins.print", full)
+    monkeypatch.setattr("builtins.print", full_disk)
     log = Log(lambda: 0.0)
     log("first")
     log("second")

@@ -10,11 +10,8 @@ from bench.kinds import inference
 from bench.kinds.decoding import Answer
 from bench.kinds.inference import Generation, attend_to_all, batch_sizes, check_length
 from bench.stack import Stack
+from tests.support.faults import OutOfMemoryError
 from tests.support.kept_record import KeptRecord
-
-
-class OutOfMemoryError(RuntimeError):
-    """By the name that torch's own has."""
 
 
 class Tokens:

@@ -14,6 +14,7 @@ from bench.records.interval import Interval, quantile, summarize
 from bench.records.result import End, Metrics, Steps, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.sealed import ResultError
+from tests.support.faults import full_disk
 
 
 @pytest.fixture
@@ -157,10 +158,7 @@ def test_a_run_comes_back_equal_and_is_no_trial_result(make_trial, tmp_path: Pat
 def test_a_failed_write_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch):
     write_atomic(tmp_path / "f", b"old")
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_atomic(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"

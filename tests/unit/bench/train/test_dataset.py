@@ -1,6 +1,5 @@
 """What is held out is never trained on, what is made is kept and trusted only whole, and a look shows the targets."""
 
-import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from bench.records import schema
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.trial import TrialError
 from bench.train import cache, check, dataset, examples, rows
+from tests.support.faults import full_disk
 
 
 def write(path: Path, numbers: Sequence[int], *, answer: str = "yes") -> str:
@@ -138,10 +138,7 @@ def test_more_examples_than_a_record_may_hold_values_are_kept_too(
 def test_examples_that_cannot_be_kept_are_refused_where_and_why(
     tmp_path: Path, model_folder: Path, tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     spec, cached = spec_of(write(tmp_path / "d.jsonl", range(5))), tmp_path / "cache"
     with pytest.raises(InputError, match=f"{cached}: examples cannot be kept: No space left on device; free some"):
         check.examples_of(spec, model_folder, lambda: tokenizer_of("chatml"), cached)

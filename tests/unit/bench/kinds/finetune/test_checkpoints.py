@@ -1,7 +1,6 @@
 """A checkpoint is whole or not taken; the newest whole one of this training is gone on from, and nothing else."""
 
 import dataclasses
-import errno
 import json
 import os
 from pathlib import Path
@@ -14,6 +13,7 @@ from bench.kinds.finetune.checkpoints.checkpoint import Broken, History, Manifes
 from bench.kinds.finetune.checkpoints.resume import Identity, Journal, restarted
 from bench.records import schema
 from tests.support import tiny_training
+from tests.support.faults import full_disk
 
 NOW = Identity(model="a" * 64, data="b" * 64, code="c" * 64, settings={"lora_rank": 16, "training.schedule": "cosine"})
 VALUES = {
@@ -139,10 +139,7 @@ def test_writing_again_replaces_and_what_cannot_be_written_leaves_nothing(tmp_pa
     write(tmp_path, 3)
     checkpoint.verified(broken)
 
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

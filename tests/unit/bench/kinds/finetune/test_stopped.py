@@ -1,7 +1,6 @@
 """A machine is told to stop, and a step takes longer than it has: the training is preempted, and has not failed."""
 
 import contextlib
-import errno
 import signal
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from bench.kinds.finetune.rank import Rank
 from bench.kinds.finetune.steps.group import Group
 from bench.records.result import End
 from tests.support import tiny_training
+from tests.support.faults import full_disk
 
 
 @pytest.mark.parametrize(("code", "said"), [(None, {"stopped": [1]}), (0, {})])
@@ -68,12 +68,9 @@ def test_the_first_machine_calls_that_preempted(tmp_path):
 
 
 def test_a_disk_that_is_full_at_the_end_can_be_put_right_and_the_training_has_not_failed(tmp_path):
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     rank = Rank.__new__(Rank)
     rank.rank, rank.job, rank.trial = 0, SimpleNamespace(out=tmp_path), SimpleNamespace(model="model")
-    rank.group, rank.loop = Group(None), SimpleNamespace(write_adapter=full)
+    rank.group, rank.loop = Group(None), SimpleNamespace(write_adapter=full_disk)
     rank.lines, rank.signs = lambda **_: None, SimpleNamespace(move=lambda _: None)
     trainer = SimpleNamespace(
         communication_percent=lambda: None, told=list, adapter=lambda: (7, {}), answered=lambda _: [],
