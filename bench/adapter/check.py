@@ -12,7 +12,6 @@ Each example's loss is compared with that of the first form, pair by pair; plain
 itself. The first form's loss must also be the one that the training has recorded.
 """
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +83,7 @@ class Checker:
             start = time.monotonic()
             self.say(f"{name}: measuring {len(self.examples)} held-out examples")
             losses, given = measured()
-            self._free()
+            stack.free(self.modules.torch, is_cuda=self.placement.is_cuda)
             found = evaluate.evaluation(0, losses, first, self.targets)
             if not math.isfinite(found.loss):
                 raise InputError(f"{name}: the held-out loss is {found.loss}; the adapter or the base is damaged")
@@ -167,11 +166,6 @@ class Checker:
     def _plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[answering.Given]]:
         losses = plain_losses(self.modules.torch, model, self.material.data.validation)
         return losses, answering.answer(self.modules, model, self.tokenizer, self.asked, ends)
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.placement.is_cuda:
-            self.modules.torch.cuda.empty_cache()
 
 
 def plain_losses(torch: Any, model: Any, examples: Sequence[Any]) -> list[float]:

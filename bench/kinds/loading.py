@@ -8,7 +8,6 @@ Each phase is measured alone: reading every byte of the files, copying the tenso
 weights there. A load overlaps them, so they need not add up to it.
 """
 
-import gc
 import json
 import re
 import time
@@ -25,6 +24,7 @@ from bench.machine import pagecache
 from bench.qlora.session import Session, open_session
 from bench.qlora.step import load_base
 from bench.records.interval import Interval, summarize
+from bench.stack import free
 
 WARM_REPEATS = 3
 # The check itself and other readers of the folder leave a few pages.
@@ -136,7 +136,7 @@ class Loading:
         """Load the model as training does, and free everything."""
         self.stops.check()
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
-        self._free()
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         before = self._reserved()
         counted = watch_host_peak()
         if cuda is not None:
@@ -153,7 +153,7 @@ class Loading:
             held, peak = cuda.memory_allocated() - allocated, cuda.max_memory_allocated() - allocated
             self.record.peak_vram_bytes = max(self.record.peak_vram_bytes or 0, cuda.max_memory_allocated())
         del model
-        self._free()
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if before is not None:
             left = (self._reserved() or 0) - before
         return Load(
@@ -207,7 +207,7 @@ class Loading:
         self.add_repeated("read_time_sec", warm, cache="warm", resident_percent=percent(resident))
         self._pass(self.files[:1])  # warm-up
         passes = [self._pass(self.files) for _ in range(WARM_REPEATS)]
-        self._free()
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if self.session.placement.is_cuda:
             self.add_repeated("move_time_sec", [move for move, _ in passes], source="pageable host memory")
         else:
@@ -273,8 +273,3 @@ class Loading:
     def _reserved(self) -> int | None:
         """Bytes that the allocator holds on the device, in use or not."""
         return self.session.modules.torch.cuda.memory_reserved() if self.session.placement.is_cuda else None
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.session.placement.is_cuda:
-            self.session.modules.torch.cuda.empty_cache()
