@@ -73,12 +73,6 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path, damage, na
         find(tmp_path)
 
 
-def test_one_under_another_steps_name_or_of_another_format_is_not_taken(tmp_path):
-    write(tmp_path, 3).rename(tmp_path / "step-00000009")
-    with pytest.raises(Broken, match="its manifest is of step 3"):
-        checkpoint.verified(tmp_path / "step-00000009")
-
-
 def test_another_data_model_or_setting_is_refused_field_by_field(tmp_path):
     write(tmp_path, 3)
     other = dataclasses.replace(NOW, data="d" * 64, settings={**NOW.settings, "lora_rank": 8})
@@ -133,7 +127,9 @@ def test_which_layers_are_recomputed_decides_what_fast_computes():
     assert every_fourth == resume.settings_of(dataclasses.replace(fast, checkpoint_every=4, offload_checkpoints=True))
 
 
-def test_writing_again_replaces_and_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_not_taken(
+    tmp_path, monkeypatch
+):
     broken = write(tmp_path, 3)
     cut(broken / checkpoint.ADAPTER)
     write(tmp_path, 3)
@@ -143,6 +139,9 @@ def test_writing_again_replaces_and_what_cannot_be_written_leaves_nothing(tmp_pa
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+    broken.rename(tmp_path / "step-00000009")
+    with pytest.raises(Broken, match="its manifest is of step 3"):
+        checkpoint.verified(tmp_path / "step-00000009")
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
