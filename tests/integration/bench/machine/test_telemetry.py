@@ -144,7 +144,7 @@ def row(phase="measure", at=0.0, **values):
     )
 
 
-def test_means_are_over_the_measured_window_alone():
+def test_means_are_over_the_measured_window_alone_and_without_one_over_all_and_say_so():
     rows = [row("load", gpu_utilization_percent="0")] * 50
     rows += [row(gpu_utilization_percent=str(80 + number % 20)) for number in range(100)]
     rows += [row("", gpu_utilization_percent="0")] * 50
@@ -153,15 +153,12 @@ def test_means_are_over_the_measured_window_alone():
     assert one.interval is not None
     assert one.interval.n == 20
     assert one.interval.low <= 89.5 <= one.interval.high
-
-
-def test_a_trial_that_never_measured_is_summed_up_whole_and_says_so():
     (one,) = telemetry.sum_up([row("load", process_cpu_percent="50"), row("load")]).measurements
     assert (one.value, one.interval, one.context) == (50.0, None, {"window": "trial"})
     assert telemetry.sum_up([]) == telemetry.Summary()
 
 
-def test_heat_is_a_flag_and_a_power_cap_is_a_number():
+def test_heat_is_a_flag_a_power_cap_a_number_and_another_process_a_flag_with_the_most_it_held():
     rows = [row(gpu_clock_limits="sw_power_cap")] * 34 + [row(gpu_clock_limits="none")] * 64
     rows += [row(gpu_clock_limits="sw_power_cap hw_slowdown hw_thermal_slowdown")] * 2
     found = telemetry.sum_up([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
@@ -170,9 +167,6 @@ def test_heat_is_a_flag_and_a_power_cap_is_a_number():
         "throttled: hw_thermal_slowdown in 2 % of samples",
     ]
     assert [(one.name, one.value) for one in found.measurements] == [("gpu_power_capped_percent", 36.0)]
-
-
-def test_another_process_is_one_flag_with_the_most_it_held():
     rows = [row(gpu_other_processes=said) for said in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
     assert telemetry.sum_up(rows).flags == [
         "another process (pid 7, 2,048 MiB) was on the GPU",
@@ -325,14 +319,12 @@ def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, m
     assert isolation.examine(nvml.gpus_here(), make_trial(profile="gpu", kind="distributed")).flags == []
 
 
-def test_a_shared_gpu_is_flagged_with_whom_it_is_shared(library, make_trial):
+def test_a_shared_gpu_is_flagged_with_whom_it_is_shared_or_after_a_wait_as_somebodys(library, make_trial):
     library.add(processes=[(4711, 3 * GIB)])
     assert isolation.examine(nvml.gpus_here(), make_trial()).flags == [
         "GPU 0 is shared: another process (pid 4711, 3,072 MiB) was on it before"
     ]
-
-
-def test_memory_that_nobody_visible_holds_is_waited_for_and_then_flagged(library, make_trial):
+    library.GPUS.clear()
     library.add(used=3 * GIB)
     (gpu,) = nvml.gpus_here()
     found = isolation.examine([gpu], make_trial(), settle_sec=0.0)

@@ -60,11 +60,6 @@ def test_golden_numbers_reach_every_file(exact):
     assert (float(line["samples_ratio"]), line["samples_verdict"]) == (pytest.approx(4.0), "faster")
 
 
-def test_a_good_run_exits_0_and_says_that_nothing_failed(exact):
-    assert (exact.exit_code, exact.counts) == (0, {End.SUCCEEDED: 8})
-    assert "Nothing. 8 planned trials succeeded" in page_text(exact)
-
-
 def test_the_tiny_profile_says_so_in_every_file(exact):
     for name in ("report.md", "summary.csv", "summary.json"):
         assert NOTE in read(exact, name), name
@@ -85,18 +80,28 @@ def test_the_gpu_profile_needs_no_note(folder):
     assert NOTE not in page_text(made)
 
 
-def test_run_date_code_suite_and_spread_are_shown(exact):
+def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_or_contended(exact):
+    assert (exact.exit_code, exact.counts, exact.cautions) == (0, {End.SUCCEEDED: 8}, ())
     said = page_text(exact)
-    for fact in (synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"):
+    for fact in (
+        *(synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"),
+        "Nothing. 8 planned trials succeeded",
+        # Useful tokens tell what samples hide.
+        "optimized reached 2.00x (2.00 to 2.00) the rate of baseline",
+        "a sample of at most 64 tokens is not the same work as one of at most 128",
+    ):
         assert fact in said
+    assert "US$" not in said
+    assert json.loads(read(exact, "summary.json"))["price"] is None
 
 
-def test_figures_stand_beside_the_page_and_in_it(exact):
+def test_figures_stand_beside_the_page_which_is_written_last_and_in_it(exact):
     names = {path.name for path in exact.files if path.parent.name == "figures"}
     drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves", "14_worker_map")
     assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in exact.files if path.suffix == ".png")
     assert read(exact, "index.html").count('role="img" aria-label="') == 2 * len(drawn)  # each wide and narrow
+    assert exact.files[-1].name == "index.html"
 
 
 def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(exact):
@@ -131,7 +136,7 @@ def scripts(page: str) -> list[str]:
     return re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.DOTALL | re.IGNORECASE)
 
 
-def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alone(exact):
+def test_the_page_refers_to_nothing_outside_itself_allows_its_own_script_alone_and_has_unique_ids(exact):
     page = read(exact, "index.html")
     (ours,) = scripts(page)
     allowed = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
@@ -141,10 +146,6 @@ def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alo
     assert not re.search(r"""(?:src|href)="(?!data:|\#)""", page)
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
-
-
-def test_ids_in_the_page_are_unique(exact):
-    page = read(exact, "index.html")
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
@@ -229,8 +230,9 @@ def test_missing_and_rejected_are_listed_by_name(folder):
     assert (made.exit_code, len(made.missing), len(made.rejected)) == (1, 2, 1)
 
 
-def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
+def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure_of_an_earlier_one(folder):
     run = synthetic.exact_run(folder)
+    figures = build(folder).index.parent / "figures"
     fail(folder, run)
     made = build(folder)
     assert made.exit_code == 1
@@ -238,13 +240,6 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
     assert made.finding in page_text(made)
     assert "no trial succeeded: 4 FAILED" in page_text(made)
     assert not [path for path in made.files if path.suffix in (".png", ".svg")]
-
-
-def test_a_report_of_failures_takes_the_old_figures_away(folder):
-    run = synthetic.exact_run(folder)
-    figures = build(folder).index.parent / "figures"
-    fail(folder, run)
-    build(folder)
     assert list(figures.iterdir()) == []
 
 
@@ -293,12 +288,6 @@ def test_slower_configurations_are_not_called_faster(folder):
     assert finding.startswith("No configuration was faster than baseline: the next, optimized, processed 0.50x")
 
 
-def test_useful_tokens_tell_what_samples_hide(exact):
-    said = page_text(exact)
-    assert "optimized reached 2.00x (2.00 to 2.00) the rate of baseline" in said
-    assert "a sample of at most 64 tokens is not the same work as one of at most 128" in said
-
-
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     synthetic.exact_run(folder)
     made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
@@ -318,17 +307,15 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     assert 'data-label="$3.60 per GPU hour, as set"' in read(made, "index.html"), "two prices may be equal dollars"
 
 
-def test_without_a_price_there_are_no_dollars(exact):
-    assert "US$" not in page_text(exact)
-    assert json.loads(read(exact, "summary.json"))["price"] is None
-
-
 @pytest.mark.usefixtures("undrawn")
-def test_a_price_without_a_source_is_refused_before_anything_is_written(folder):
+def test_a_price_without_a_source_is_refused_before_anything_is_written_and_a_folder_in_the_way_named(folder):
     synthetic.exact_run(folder)
     with pytest.raises(ReportError, match=r"cost\.price_source: a price needs its source"):
         build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))
     assert not (folder / "report").exists()
+    (folder / "report").write_text("in the way")
+    with pytest.raises(ReportError, match=r"report.*cannot be written"):
+        build(folder)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -373,10 +360,6 @@ def test_a_condition_that_differs_and_too_few_cores_are_a_caution(folder, told, 
     assert said in caution
 
 
-def test_enough_cores_are_no_contention(exact):
-    assert exact.cautions == ()
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_pods_on_machines_of_their_own_do_not_contend(folder):
     run = synthetic.exact_run(folder, fleet_kind="kubernetes")
@@ -403,14 +386,6 @@ def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_folder_that_cannot_be_written_is_named(folder):
-    synthetic.exact_run(folder)
-    (folder / "report").write_text("in the way")
-    with pytest.raises(ReportError, match=r"report.*cannot be written"):
-        build(folder)
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     synthetic.exact_run(folder)
     made = build(folder)
@@ -420,10 +395,6 @@ def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     with pytest.raises(ReportError, match="No space left on device"):
         build(folder)
     assert made.index.read_bytes() == before
-
-
-def test_the_page_is_written_last(exact):
-    assert exact.files[-1].name == "index.html"
 
 
 @pytest.mark.usefixtures("undrawn")

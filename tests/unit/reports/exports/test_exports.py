@@ -104,7 +104,7 @@ def test_the_same_run_gives_the_same_event_file(bench):
     assert len(payloads(before)) == 3 + 18
 
 
-def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_reads(trained):
+def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_reads_and_a_cut_one_completed(trained):
     written_so_far(trained, {"evaluation": HELD_OUT}, step(1))
     export(trained, ["tensorboard"])
     path = event_file(trained, "train")
@@ -114,11 +114,6 @@ def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_rea
     assert path.stat().st_ino == inode
     assert path.read_bytes().startswith(before)
     assert len(payloads(path.read_bytes())) == len(payloads(before)) + 1
-
-
-def test_a_file_that_was_cut_is_completed(trained):
-    export(trained, ["tensorboard"])
-    path = event_file(trained, "train")
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
     export(trained, ["tensorboard"])

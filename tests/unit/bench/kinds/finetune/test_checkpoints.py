@@ -127,9 +127,7 @@ def test_which_layers_are_recomputed_decides_what_fast_computes():
     assert every_fourth == resume.settings_of(dataclasses.replace(fast, checkpoint_every=4, offload_checkpoints=True))
 
 
-def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_not_taken(
-    tmp_path, monkeypatch
-):
+def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_not_taken(tmp_path, monkeypatch):
     broken = write(tmp_path, 3)
     cut(broken / checkpoint.ADAPTER)
     write(tmp_path, 3)
