@@ -111,22 +111,12 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
     beside = published.beside(run)
     known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
+    samples = [_effect(row, centre, "samples_per_sec", one) for (row, *_), one in zip(found, factors, strict=True)]
+    tokens = [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found]
     panels = marks.shared(
         [
-            Panel(title=title, marks=tuple(effects), kind="dots", log=True, at=1.0)
-            for title, effects in (
-                (
-                    f"Samples per second, x {CENTRE}",
-                    [
-                        _effect(row, centre, "samples_per_sec", one)
-                        for (row, *_), one in zip(found, factors, strict=True)
-                    ],
-                ),
-                (
-                    f"Useful tokens per second, x {CENTRE}",
-                    [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found],
-                ),
-            )
+            Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, at=1.0)
+            for rate, effects in (("Samples per second", samples), ("Useful tokens per second", tokens))
         ]
     )
     shown = any(one is not None for one in factors)
