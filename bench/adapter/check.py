@@ -22,11 +22,10 @@ from typing import Any
 
 from bench import stack
 from bench.adapter import answering, lora
-from bench.adapter.merge import shards_of
+from bench.adapter.merge import shapes_of
 from bench.adapter.same import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
-from bench.data.safetensors_header import read_header
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
 from bench.kinds.finetune import evaluate, material
@@ -59,7 +58,7 @@ class Checker:
         model, adapter = Path(wish.trial.model), Path(wish.adapter)
         check_base(model, adapter, wish.model_sha256)
         self.model_sha256 = check_model(model).sha256
-        shapes = {n: s for name in shards_of(model) for n, s in read_header(model / name).shapes.items()}
+        shapes = {name: shape for shapes in shapes_of(model).values() for name, shape in shapes.items()}
         self.lora = lora.read(adapter, shapes)
         if wish.merged is not None:
             check_model(Path(wish.merged))

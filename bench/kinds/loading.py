@@ -8,7 +8,6 @@ Each phase is measured alone: reading every byte of the files, copying the tenso
 weights there. A load overlaps them, so they need not add up to it.
 """
 
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import Inputs
-from bench.data.model_folder import INDEX, WEIGHTS
+from bench.data.model_folder import weight_files
 from bench.harness.ends import Stops
 from bench.harness.record import Record, peak_rss_bytes
 from bench.machine import pagecache
@@ -86,14 +85,6 @@ def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
         loads = [first, *bench.measure_cold(), *bench.measure_warm()]
         bench.add_memory(loads)
         bench.measure_phases()
-
-
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of the model: those that its index names, or the only one."""
-    if (folder / WEIGHTS).is_file():
-        return (folder / WEIGHTS,)
-    placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    return tuple(folder / name for name in sorted(set(placed.values())))
 
 
 def percent(share: float | None) -> float | None:

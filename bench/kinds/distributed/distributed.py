@@ -59,7 +59,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, machines))
         hub = None if machines is None else open_things.enter_context(Hub(machines, trial.world_size, ranks.folder))
         try:
-            code = watch(ranks, hub, stops, lambda: reported.take(ranks))
+            code = watch(ranks, hub, stops, reported.take)
             settle(code, ranks, hub, stops, limits, has_failed=code != 0)
         except (RankFailed, RankGone, RankOutOfMemory) as error:
             tell(record, ranks, error)
@@ -67,14 +67,14 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     report(record, reported, backend)
 
 
-def watch(ranks: Torchrun, hub: Hub | None, stops: Stops, take: Callable[[], None]) -> int | None:
-    """Call `take` until the ranks have ended or another machine reports a failure; torchrun's exit code."""
+def watch(ranks: Torchrun, hub: Hub | None, stops: Stops, take: Callable[[dict[str, Any]], None]) -> int | None:
+    """Hand rank 0's lines on until the ranks have ended or another machine reports a failure; torchrun's exit code."""
     while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
         stops.check()
-        take()
+        ranks.hand_on(take)
         ranks.look()
         time.sleep(POLL_SEC)
-    take()
+    ranks.hand_on(take)
     return code
 
 
@@ -229,12 +229,8 @@ class Reported:
         self.buckets: list[int] = []
         self.peaks: dict[str, list[float]] = {}
 
-    def take(self, ranks: Torchrun) -> None:
-        """Rank 0's lines since the last call."""
-        for line in ranks.lines():
-            self._take(line)
-
-    def _take(self, line: dict[str, Any]) -> None:
+    def take(self, line: dict[str, Any]) -> None:
+        """One of rank 0's lines."""
         record = self.record
         if "step" in line:
             self._step(**line["step"])

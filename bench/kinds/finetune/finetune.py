@@ -83,7 +83,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
             _until_ended(story, ranks, hub, stops, limits)
         except Stopped:
             let_end(ranks.folder, ranks.poll)
-            story.take(ranks)
+            ranks.hand_on(story.take)
             done = f"after step {story.step}, with a checkpoint" if story.stop else "before a step was done"
             record.log(f"stopped {done}")
             raise
@@ -163,11 +163,11 @@ def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *,
 def _until_ended(story: Story, ranks: Torchrun, hub: Hub | None, stops: Stops, limits: Limits) -> None:
     """Take the ranks' lines until they have ended. Raises what ended them."""
     try:
-        code = watch(ranks, hub, stops, lambda: story.take(ranks))
+        code = watch(ranks, hub, stops, story.take)
         stops.check()
         settle(code, ranks, hub, stops, limits, has_failed=code != 0 and not story.stop)
     except (RankFailed, RankGone, RankOutOfMemory) as error:
-        story.take(ranks)
+        ranks.hand_on(story.take)
         tell(story.record, ranks, error)
         if isinstance(error, RankStopped):
             raise Stopped(End.PREEMPTED, str(error)) from None

@@ -5,7 +5,6 @@ from typing import Any
 
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
-from bench.kinds.distributed.torchrun import Torchrun
 from bench.kinds.finetune.checkpoints.checkpoint import History, State
 from bench.kinds.finetune.checkpoints.resume import Found, Journal, restarted
 from bench.records import schema
@@ -40,12 +39,8 @@ class Story:
         """How many steps are done."""
         return len(self._history.columns["step"])
 
-    def take(self, ranks: Torchrun) -> None:
-        """Rank 0's lines since the last call."""
-        for line in ranks.lines():
-            self._take(line)
-
-    def _take(self, line: dict[str, Any]) -> None:
+    def take(self, line: dict[str, Any]) -> None:
+        """One of rank 0's lines."""
         record = self.record
         if "step" in line:
             self._step(**line["step"])

@@ -19,6 +19,7 @@ from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES, History
 from bench.kinds.finetune.checkpoints.resume import Identity
 from bench.kinds.finetune.checkpoints.weights import Snapshot, Weights
 from bench.records import schema
+from bench.records.durable import sync_folder
 from bench.records.layout import ADAPTER_FOLDER
 from bench.records.training import CheckpointFacts
 
@@ -138,5 +139,7 @@ def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) 
     for path in part.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
+    sync_folder(part)
     os.rename(part, place)
+    sync_folder(out)
     return {path.name: path.stat().st_size for path in sorted(place.iterdir())}

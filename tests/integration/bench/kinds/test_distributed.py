@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -129,7 +128,8 @@ def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_tr
         *({"step": {"kind": kind, "block": 0, "table": table}} for kind in ("on", "off")),
         {"phase": "measure", "phase_sec": 2.5},
     ]
-    reported.take(SimpleNamespace(lines=lambda: lines))
+    for line in lines:
+        reported.take(line)
     steps = record.steps
     assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
     assert (steps.tokens, steps.useful_tokens) == ([512], [350])

@@ -2,13 +2,15 @@
 
 import json
 import os
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.data.model_folder import weight_files
 from bench.kinds import loading
-from bench.kinds.loading import Drop, Load, Loading, weight_files
+from bench.kinds.loading import Drop, Load, Loading
 from bench.machine import pagecache
 from tests.support.kept_record import KeptRecord
 
@@ -59,8 +61,9 @@ def test_dropping_leaves_the_content_alone(tmp_path):
 
 def test_the_weights_are_the_one_file_or_those_the_index_names(model_folder, tmp_path):
     (model_folder / "consolidated.safetensors").touch()  # the same weights once more, as some publishers add them
-    assert weight_files(model_folder) == (model_folder / "model.safetensors",)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"b": "2", "a": "1", "c": "2"}}))
+    shutil.copy(tmp_path / "model.safetensors.index.json", model_folder)
+    assert weight_files(model_folder) == (model_folder / "model.safetensors",)
     assert weight_files(tmp_path) == (tmp_path / "1", tmp_path / "2")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.data import model_folder
 from bench.data.inputs import InputError, Refused
-from bench.kinds.finetune.checkpoints import checkpoint, resume
+from bench.kinds.finetune.checkpoints import checkpoint, keeper, resume
 from bench.kinds.finetune.checkpoints.checkpoint import Broken, History, Manifest, State
 from bench.kinds.finetune.checkpoints.resume import Identity, Journal, restarted
 from bench.records import schema
@@ -171,3 +172,11 @@ def test_too_little_room_is_refused_before_the_first_step(tmp_path):
     resume.require_room(tmp_path, 1)
     with pytest.raises(InputError, match="MiB free, and checkpoints need"):
         resume.require_room(tmp_path, 1 << 60)
+
+
+def test_an_adapter_goes_with_every_file_that_the_training_read_its_template_from(tmp_path: Path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in model_folder.TOKENIZER_FILES:
+        (model / name).write_text("{}")
+    assert set(model_folder.TOKENIZER_FILES) <= keeper.write_adapter(tmp_path, {}, "{}", model).keys()

@@ -57,7 +57,9 @@ def test_ranks_whose_torchrun_is_killed_were_killed_and_have_not_failed(tmp_path
 
 
 def test_the_first_machine_calls_that_preempted(tmp_path):
-    ranks = SimpleNamespace(folder=tmp_path, poll=lambda: 1, look=lambda: None, log=lambda _: [])
+    ranks = SimpleNamespace(
+        folder=tmp_path, poll=lambda: 1, look=lambda: None, log=lambda _: [], hand_on=lambda _: None
+    )
     words = "one of its workers was told to stop, and rank 1 had no time to end its step"
     ranks.failure = lambda: RankStopped(words)
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
