@@ -113,12 +113,12 @@ class Checker:
 
     def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[answering.Given]]]]]:
         yield TRAINED, self._trained
-        yield BF16, lambda: self._plain(self._with_adapter(), self.ends)
+        yield BF16, self._with_adapter
         for base in ("bf16", "nf4") if self.trial.base_precision == "nf4" else ("bf16",):
             yield MERGED.format(base), partial(self._of_merged, base)
         if self.wish.merged is not None:
             folder = Path(self.wish.merged)
-            yield FOLDER, lambda: self._plain(model := self._loaded(folder), ends_of(model))
+            yield FOLDER, lambda: self._plain(model := self._loaded(folder), evaluate.ends_of(model))
 
     def _trained(self) -> tuple[list[float], list[answering.Given]]:
         step, peft_model = lora.as_trained(self.modules, self.trial, self.placement, Path(self.wish.adapter))
@@ -130,17 +130,13 @@ class Checker:
         with evaluate.evaluating(self.modules.torch, step.model), step.precision():
             return losses, answering.answer(self.modules, peft_model, self.tokenizer, self.asked, self.ends)
 
+    def _with_adapter(self) -> tuple[list[float], list[answering.Given]]:
+        model = self._loaded(Path(self.trial.model))
+        return self._plain(self.modules.peft.PeftModel.from_pretrained(model, self.wish.adapter), self.ends)
+
     def _of_merged(self, base: str) -> tuple[list[float], list[answering.Given]]:
-        return self._plain(self._merged(base), self.ends)
-
-    def _with_adapter(self) -> Any:
-        return self.modules.peft.PeftModel.from_pretrained(self._loaded(Path(self.trial.model)), self.wish.adapter)
-
-    def _merged(self, base: str) -> Any:
-        model, merged = (
-            self._loaded(Path(self.trial.model)),
-            lora.Merged(modules=self.modules, lora=self.lora, base=base),
-        )
+        model = self._loaded(Path(self.trial.model))
+        merged = lora.Merged(modules=self.modules, lora=self.lora, base=base)
         missing = set(self.lora.pairs)
         with self.modules.torch.no_grad():
             for name, weight in model.named_parameters():
@@ -148,7 +144,7 @@ class Checker:
                 missing.discard(name)
         if missing:
             raise InputError(f"{self.trial.model}: transformers has no weight {min(missing)}; it cannot be merged")
-        return model
+        return self._plain(model, self.ends)
 
     def _loaded(self, folder: Path) -> Any:
         """The folder's model by plain transformers: its weights as bf16, in the dtype of the products."""
@@ -177,9 +173,3 @@ def plain_losses(torch: Any, model: Any, examples: Sequence[Any]) -> list[float]
             counted = torch.tensor(list(example.targets[1:]), device=device)
             found.append(float((losses.double() * counted).sum()))
     return found
-
-
-def ends_of(model: Any) -> list[int]:
-    """The tokens at which a server ends an answer, by the model's own files."""
-    given = getattr(model.generation_config, "eos_token_id", None)
-    return [one for one in (given if isinstance(given, list) else [given]) if one is not None]

@@ -120,7 +120,7 @@ def answer(
     stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]], most: int
 ) -> tuple[str, bool]:
     """(the model's greedy answer to a conversation, at most `most` tokens long, whether it ended by itself)."""
-    ends = {tokenizer.eos_token_id, *_listed(getattr(peft_model.generation_config, "eos_token_id", None))} - {None}
+    ends = {tokenizer.eos_token_id, *ends_of(peft_model)} - {None}
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with evaluating(stack.torch, step.model), step.precision():
@@ -143,8 +143,10 @@ def greedy(
     return tokenizer.decode(made, skip_special_tokens=True).strip(), bool(made) and made[-1] in ends
 
 
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def ends_of(model: Any) -> list[int]:
+    """The tokens at which a server ends an answer, by the model's own files."""
+    given = getattr(model.generation_config, "eos_token_id", None)
+    return [one for one in (given if isinstance(given, (list, tuple)) else [given]) if one is not None]
 
 
 def _uncompiled(torch: Any) -> Any:
