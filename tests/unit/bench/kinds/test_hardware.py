@@ -80,7 +80,7 @@ def test_operands_rotate_and_are_random_and_together_larger_than_asked(on_cpu):
     assert all(result.std() > 1 for result in results)
 
 
-def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain(on_cpu, monkeypatch):
+def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain_and_a_slow_call_is_sampled_least(on_cpu, monkeypatch):
     asked: list[int] = []
 
     def timer(_session: object, _call: object, calls: int) -> float:
@@ -91,9 +91,6 @@ def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain(on_cpu, monkeypat
     samples = hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02)
     assert asked == [1, 3] + [20] * 10
     assert samples == pytest.approx([1e-4] * 10)
-
-
-def test_a_slow_call_is_sampled_the_least_number_of_times(on_cpu, monkeypatch):
     monkeypatch.setattr(hardware, "_cpu_timer", lambda _session, _call, calls: calls * 3.0)
     assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.LEAST_SAMPLES
 

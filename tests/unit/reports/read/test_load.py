@@ -21,19 +21,15 @@ def the_rejected(folder: Path) -> tuple[str, str]:
     return one.file, one.reason
 
 
-def test_a_whole_run_is_one_row_per_trial_and_one_per_step(folder):
-    synthetic.write_run(folder)
+def test_a_whole_run_is_one_row_per_trial_in_the_plans_order_and_one_per_step(folder):
+    planned = synthetic.write_run(folder).planned
     run = load(folder)
+    assert run.trials["trial_id"].tolist() == [plan.trial_id for plan in planned]
     assert (len(run.trials), len(run.results), run.missing, run.rejected) == (8, 8, (), ())
     assert len(run.steps) == 8 * (3 + 15)
     one = run.steps[run.steps["trial_id"] == FIRST]
     assert one["step"].tolist() == list(range(1, 19))
     assert one["phase"].tolist() == ["warmup"] * 3 + ["measure"] * 15
-
-
-def test_rows_keep_the_order_of_the_plan(folder):
-    planned = synthetic.write_run(folder).planned
-    assert load(folder).trials["trial_id"].tolist() == [plan.trial_id for plan in planned]
 
 
 def test_a_folder_without_run_json_is_an_error_that_asks_whether_it_is_a_run(tmp_path):
