@@ -30,11 +30,12 @@ from typing import Any
 
 from bench.data import model_folder
 from bench.records.durable import sha256_of, sync_folder
+from bench.records.layout import MANIFEST_FILE
 from bench.records.sealed import ResultError, read_sealed, write_sealed
 from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 
 FORMAT = 1
-MANIFEST, STATE, STEPS = "MANIFEST.json", "state.json", "steps.f64"
+MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # What is kept with an adapter: what the training reads, and what other programs may.
 TOKENIZER_FILES = (*model_folder.TOKENIZER_FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")

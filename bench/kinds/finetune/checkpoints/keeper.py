@@ -46,7 +46,6 @@ class Keeper:
         self._identity, self._world_size, self._keep, self._say = identity, world_size, keep, say
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
-        self.stopped_sec = 0.0
 
     def take(self, state: State, history: History, *, wait: bool = False) -> CheckpointFacts | None:
         """Begin a checkpoint of this moment. None where the one before is still being written; `wait` waits for both.
