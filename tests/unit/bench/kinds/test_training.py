@@ -13,7 +13,7 @@ from bench.commands.trial_flags import changed
 from bench.data.inputs import InputError
 from bench.harness import ends, out_of_memory, phases
 from bench.harness.phases import PHASES, PhaseClock
-from bench.harness.record import Record
+from bench.harness.record import Clock, Record, Request
 from bench.kinds import training
 from bench.predict import footprint
 from bench.records import RECIPES, Trial, TrialError
@@ -109,10 +109,10 @@ def test_a_trial_that_measured_no_step_has_no_phases_and_phases_are_no_steps(rec
     ],
 )
 def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_that_ran(
-    make_trial, make_record, model_folder, built, notes, counted_as
+    make_trial, model_folder, tmp_path, built, notes, counted_as
 ):
     trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, products="eight")
-    record = make_record(trial)
+    record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
     record.fingerprint |= {"recipe": built, "recipe_notes": notes}
     training._add_prediction(record)
     (found,) = record.measurements
