@@ -135,3 +135,10 @@ def _quieten(transformers: Any) -> None:
     transformers.utils.logging.disable_progress_bar()
     # 5.23 renames gradient checkpointing to activation checkpointing; the old names work in every version we run on.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
+
+
+def free(torch: Any, *, is_cuda: bool) -> None:
+    """Give back the memory of what nothing refers to any more."""
+    gc.collect()
+    if is_cuda:
+        torch.cuda.empty_cache()

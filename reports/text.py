@@ -5,7 +5,7 @@ HTML is escaped by jinja2; Markdown and CSV are escaped here.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 UNKNOWN = "unknown"
@@ -100,6 +100,12 @@ def size(amount: float) -> str:
 def count(amount: int, one: str, many: str | None = None) -> str:
     """`1 worker`, `4 workers`; `many` where an s is not enough: `4 workers were`."""
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+
+
+def from_to(numbers: Iterable[int]) -> str:
+    """`4`, `2 to 1,000`: the smallest and the largest."""
+    smallest, *others = sorted(set(numbers))
+    return f"{smallest:,} to {others[-1]:,}" if others else f"{smallest:,}"
 
 
 def listing(items: list[str]) -> str:

@@ -4,12 +4,12 @@ A prompt is the beginning of a held-out example, token by token as in training; 
 known, and so is the token that ends it. An answer that is longer than `limit` of the known one did not end.
 """
 
-import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.data.inputs import InputError
+from bench.kinds.finetune.evaluate import greedy
 from bench.train.examples import Example
 
 TIMES, LEAST_TOKENS = 4, 64
@@ -57,24 +57,8 @@ def answer(modules: Any, model: Any, tokenizer: Any, asked: Sequence[Question], 
     """The model's answers, each ended by one of `ends` or by its limit. Raises InputError without any end."""
     if not ends:
         raise InputError("no token ends an answer: eos_token_id is missing in the model's files")
-    torch = modules.torch
-    device = next(model.parameters()).device
     found = []
     for one in asked:
-        settings = modules.transformers.GenerationConfig(
-            max_new_tokens=one.limit, do_sample=False, use_cache=True, eos_token_id=sorted(ends),
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        )  # fmt: skip
-        ids = torch.tensor([one.prompt], device=device)
-        with torch.no_grad(), _uncompiled(torch):
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-        made = out[0, len(one.prompt) :].tolist()
-        text = tokenizer.decode(made, skip_special_tokens=True).strip()
-        found.append(Given(text=text, has_ended=bool(made) and made[-1] in ends))
+        text, has_ended = greedy(modules, model, tokenizer, one.prompt, ends, one.limit)
+        found.append(Given(text=text, has_ended=has_ended))
     return found
-
-
-def _uncompiled(torch: Any) -> Any:
-    """The recipe stock compiles its layers; they would be compiled again for each length of an answer."""
-    stance = getattr(torch.compiler, "set_stance", None)
-    return contextlib.nullcontext() if stance is None else stance("force_eager")

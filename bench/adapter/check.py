@@ -12,7 +12,6 @@ Each example's loss is compared with that of the first form, pair by pair; plain
 itself. The first form's loss must also be the one that the training has recorded.
 """
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +22,10 @@ from typing import Any
 
 from bench import stack
 from bench.adapter import answering, lora
-from bench.adapter.merge import shards_of
+from bench.adapter.merge import shapes_of
 from bench.adapter.same import check_base
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
-from bench.data.safetensors_header import read_header
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
 from bench.kinds.finetune import evaluate, material
@@ -60,7 +58,7 @@ class Checker:
         model, adapter = Path(wish.trial.model), Path(wish.adapter)
         check_base(model, adapter, wish.model_sha256)
         self.model_sha256 = check_model(model).sha256
-        shapes = {n: s for name in shards_of(model) for n, s in read_header(model / name).shapes.items()}
+        shapes = {name: shape for shapes in shapes_of(model).values() for name, shape in shapes.items()}
         self.lora = lora.read(adapter, shapes)
         if wish.merged is not None:
             check_model(Path(wish.merged))
@@ -84,7 +82,7 @@ class Checker:
             start = time.monotonic()
             self.say(f"{name}: measuring {len(self.examples)} held-out examples")
             losses, given = measured()
-            self._free()
+            stack.free(self.modules.torch, is_cuda=self.placement.is_cuda)
             found = evaluate.evaluation(0, losses, first, self.targets)
             if not math.isfinite(found.loss):
                 raise InputError(f"{name}: the held-out loss is {found.loss}; the adapter or the base is damaged")
@@ -115,12 +113,12 @@ class Checker:
 
     def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[answering.Given]]]]]:
         yield TRAINED, self._trained
-        yield BF16, lambda: self._plain(self._with_adapter(), self.ends)
+        yield BF16, self._with_adapter
         for base in ("bf16", "nf4") if self.trial.base_precision == "nf4" else ("bf16",):
             yield MERGED.format(base), partial(self._of_merged, base)
         if self.wish.merged is not None:
             folder = Path(self.wish.merged)
-            yield FOLDER, lambda: self._plain(model := self._loaded(folder), ends_of(model))
+            yield FOLDER, lambda: self._plain(model := self._loaded(folder), evaluate.ends_of(model))
 
     def _trained(self) -> tuple[list[float], list[answering.Given]]:
         step, peft_model = lora.as_trained(self.modules, self.trial, self.placement, Path(self.wish.adapter))
@@ -132,17 +130,13 @@ class Checker:
         with evaluate.evaluating(self.modules.torch, step.model), step.precision():
             return losses, answering.answer(self.modules, peft_model, self.tokenizer, self.asked, self.ends)
 
+    def _with_adapter(self) -> tuple[list[float], list[answering.Given]]:
+        model = self._loaded(Path(self.trial.model))
+        return self._plain(self.modules.peft.PeftModel.from_pretrained(model, self.wish.adapter), self.ends)
+
     def _of_merged(self, base: str) -> tuple[list[float], list[answering.Given]]:
-        return self._plain(self._merged(base), self.ends)
-
-    def _with_adapter(self) -> Any:
-        return self.modules.peft.PeftModel.from_pretrained(self._loaded(Path(self.trial.model)), self.wish.adapter)
-
-    def _merged(self, base: str) -> Any:
-        model, merged = (
-            self._loaded(Path(self.trial.model)),
-            lora.Merged(modules=self.modules, lora=self.lora, base=base),
-        )
+        model = self._loaded(Path(self.trial.model))
+        merged = lora.Merged(modules=self.modules, lora=self.lora, base=base)
         missing = set(self.lora.pairs)
         with self.modules.torch.no_grad():
             for name, weight in model.named_parameters():
@@ -150,7 +144,7 @@ class Checker:
                 missing.discard(name)
         if missing:
             raise InputError(f"{self.trial.model}: transformers has no weight {min(missing)}; it cannot be merged")
-        return model
+        return self._plain(model, self.ends)
 
     def _loaded(self, folder: Path) -> Any:
         """The folder's model by plain transformers: its weights as bf16, in the dtype of the products."""
@@ -168,11 +162,6 @@ class Checker:
         losses = plain_losses(self.modules.torch, model, self.material.data.validation)
         return losses, answering.answer(self.modules, model, self.tokenizer, self.asked, ends)
 
-    def _free(self) -> None:
-        gc.collect()
-        if self.placement.is_cuda:
-            self.modules.torch.cuda.empty_cache()
-
 
 def plain_losses(torch: Any, model: Any, examples: Sequence[Any]) -> list[float]:
     """Each example's summed loss, one example at a time, from the logits of a transformers model."""
@@ -184,9 +173,3 @@ def plain_losses(torch: Any, model: Any, examples: Sequence[Any]) -> list[float]
             counted = torch.tensor(list(example.targets[1:]), device=device)
             found.append(float((losses.double() * counted).sum()))
     return found
-
-
-def ends_of(model: Any) -> list[int]:
-    """The tokens at which a server ends an answer, by the model's own files."""
-    given = getattr(model.generation_config, "eos_token_id", None)
-    return [one for one in (given if isinstance(given, list) else [given]) if one is not None]

@@ -23,7 +23,7 @@ from bench import stack
 from bench.adapter import lora, shard
 from bench.adapter.same import check_base
 from bench.data.inputs import InputError
-from bench.data.model_folder import INDEX, WEIGHTS, check_model, config_of
+from bench.data.model_folder import INDEX, check_model, config_of, weight_files
 from bench.data.safetensors_header import read_header
 from bench.data.tokenizer import load_tokenizer
 from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES
@@ -60,7 +60,7 @@ def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
     """Make the folder, or go on with it, or verify it. Raises InputError, Refused and OSError."""
     model, adapter, out = Path(wish.model), Path(wish.adapter), Path(wish.out)
     check_base(model, adapter, wish.model_sha256)
-    shards = {name: read_header(model / name).shapes for name in shards_of(model)}
+    shards = shapes_of(model)
     found = lora.read(adapter, {name: shape for shapes in shards.values() for name, shape in shapes.items()})
     facts = MergeFacts(
         base=wish.base,
@@ -87,11 +87,9 @@ def merge(wish: Wish, say: Callable[[str], None]) -> MergeFacts:
     return facts
 
 
-def shards_of(model: Path) -> list[str]:
-    """The names of a model's files of weights."""
-    if not (model / INDEX).is_file():
-        return [WEIGHTS]
-    return sorted(set(json.loads((model / INDEX).read_bytes())["weight_map"].values()))
+def shapes_of(model: Path) -> dict[str, Shapes]:
+    """The shapes of a model's tensors, by its files of weights."""
+    return {path.name: read_header(path).shapes for path in weight_files(model)}
 
 
 def _ends(model: Path) -> set[int]:

@@ -165,10 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     adapter.set_defaults(act=_adapter)
 
     selfcheck = commands.add_parser("selfcheck", help="import the stack and run a two-step trial through it")
-    selfcheck.set_defaults(act=_selfcheck)
+    selfcheck.set_defaults(act=_of_selfcheck, what="selfcheck")
 
     ready = commands.add_parser("preflight", help="can CUDA and bitsandbytes do what a trial needs here? one JSON line")
-    ready.set_defaults(act=_preflight)
+    ready.set_defaults(act=_of_selfcheck, what="preflight")
 
     sample = commands.add_parser("sample", help="the load of GPUs and host now: one JSON line")
     sample.set_defaults(act=_sample)
@@ -214,17 +214,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from bench.commands.run import run
     from bench.harness.record import Request
 
+    given = ("out", "checkpoints", "strict", "trial_id", "worker", "run_id", "attempt")
     return run(
         Request(
             trial_file=arguments.trial or arguments.out,  # for messages, where the trial comes from flags
             trial=_trial_by_flags(arguments),
-            out=arguments.out,
-            checkpoints=arguments.checkpoints,
-            strict=arguments.strict,
-            trial_id=arguments.trial_id,
-            worker=arguments.worker,
-            run_id=arguments.run_id,
-            attempt=arguments.attempt,
+            **{name: getattr(arguments, name) for name in given},
         )
     )
 
@@ -300,21 +295,21 @@ def _inspect(arguments: argparse.Namespace) -> int:
         require_gpu_of(arguments.profile)
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
     check_trials(_trials(arguments))
-    document = {
-        "model": {
-            "path": model.path,
-            "sha256": model.sha256,
-            "parameters": model.parameters,
-            "bytes": model.bytes,
-            "files": model.files,
-        },
-        "data": {"path": data.path, "sha256": data.sha256, "samples": data.samples},
-    }
+    of_model = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
+    of_data = {name: getattr(data, name) for name in ("path", "sha256", "samples")}
+    return _print({"model": of_model, "data": of_data})
+
+
+def _print(document: object) -> int:
+    """One JSON line; the exit code."""
     print(json.dumps(document, ensure_ascii=False))
     return 0
 
 
 def _text(path: Path) -> str:
+    """A file's text, or standard input's for "-"."""
+    if str(path) == "-":
+        return sys.stdin.read()
     try:
         return read_regular(path, most_bytes=MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -325,16 +320,14 @@ def _trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
     """The trials of --trials; none where it was not given, or names an empty list."""
     if arguments.trials is None:
         return ()
-    where = str(arguments.trials)
-    text = sys.stdin.read() if where == "-" else _text(arguments.trials)
-    return () if text.strip() == "[]" else read_trials(text, where)
+    text = _text(arguments.trials)
+    return () if text.strip() == "[]" else read_trials(text, str(arguments.trials))
 
 
 def _survey(arguments: argparse.Namespace) -> int:
     from bench.predict.survey import survey
 
-    print(json.dumps(survey(arguments.model, arguments.data, _trials(arguments)), ensure_ascii=False))
-    return 0
+    return _print(survey(arguments.model, arguments.data, _trials(arguments)))
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
@@ -344,7 +337,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     from bench.train.check import report
 
     where = str(arguments.trial)
-    (trial,) = read_trials(sys.stdin.read() if where == "-" else _text(arguments.trial), where)
+    (trial,) = read_trials(_text(arguments.trial), where)
     if trial.training is None:
         raise TrialError(f"{where}: kind: expected finetune, found {trial.kind}")
     require_gpu_of(trial.profile)
@@ -353,8 +346,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     data = report(
         trial.training.data, model, partial(load_tokenizer, model), row_tokens=row_tokens, keep_in=arguments.cache
     )
-    print(json.dumps(schema.to_json(replace(found, data=data)), ensure_ascii=False))
-    return 0
+    return _print(schema.to_json(replace(found, data=data)))
 
 
 def _data(arguments: argparse.Namespace) -> int:
@@ -363,8 +355,7 @@ def _data(arguments: argparse.Namespace) -> int:
 
     where = str(arguments.spec)
     try:
-        document = json.loads(sys.stdin.read() if where == "-" else _text(arguments.spec))
-        spec = schema.from_json(TrainingData, document, where)
+        spec = schema.from_json(TrainingData, json.loads(_text(arguments.spec)), where)
     except (ValueError, RecursionError) as error:
         message = str(error) if isinstance(error, schema.SchemaError | TrialError) else "not JSON"
         raise TrialError(message if message.startswith(where) else f"{where}: {message}") from None
@@ -377,8 +368,7 @@ def _data(arguments: argparse.Namespace) -> int:
         row_tokens=arguments.row_tokens or spec.max_seq_len,
         keep_in=arguments.cache,
     )
-    print(json.dumps(schema.to_json(found), ensure_ascii=False))
-    return 0
+    return _print(schema.to_json(found))
 
 
 def _adapter(arguments: argparse.Namespace) -> int:
@@ -386,23 +376,15 @@ def _adapter(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _selfcheck(_arguments: argparse.Namespace) -> int:
-    from bench.commands.selfcheck import selfcheck
-
-    return selfcheck()
-
-
-def _preflight(_arguments: argparse.Namespace) -> int:
-    from bench.commands.selfcheck import preflight
-
-    return preflight()
+def _of_selfcheck(arguments: argparse.Namespace) -> int:
+    code: int = getattr(importlib.import_module("bench.commands.selfcheck"), arguments.what)()
+    return code
 
 
 def _sample(_arguments: argparse.Namespace) -> int:
     from bench.machine.nvml import sample
 
-    print(json.dumps(sample()))
-    return 0
+    return _print(sample())
 
 
 def _demo(arguments: argparse.Namespace) -> int:

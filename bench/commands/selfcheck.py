@@ -24,9 +24,9 @@ TRIAL_SEC = 300.0
 def selfcheck() -> int:
     """Print the versions, the device and the result; 0 if a trial runs here, 1 if not."""
     try:
-        modules = stack.load()
-    except ImportError as error:
-        print(f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'")
+        modules = _stack()
+    except InputError as error:
+        print(error)
         return 1
     facts = fingerprint.host_facts() | fingerprint.device_facts(modules.torch)
     for name in ("python", *fingerprint.PACKAGES):
@@ -42,17 +42,21 @@ def selfcheck() -> int:
 def preflight() -> int:
     """Print one JSON line: the GPU and the versions that a trial of the profile gpu finds. Raises InputError."""
     require_gpu_of("gpu")
+    modules = _stack()
+    check(modules, suite("quick", "gpu", "MODEL", "DATA")[0])
+    facts = fingerprint.device_facts(modules.torch) | fingerprint.host_facts()
+    print(json.dumps({name: facts.get(name) for name in ("gpu_name", "gpu_driver", "cuda", *fingerprint.PACKAGES)}))
+    return 0
+
+
+def _stack() -> stack.Stack:
+    """Raises InputError."""
     try:
-        modules = stack.load()
+        return stack.load()
     except ImportError as error:
         raise InputError(
             f"the stack cannot be imported: {error}; install it with: pip install 'qlora-fleet[bench]'"
         ) from None
-    trials = suite("quick", "gpu", "MODEL", "DATA")
-    check(modules, trials[0])
-    facts = fingerprint.device_facts(modules.torch) | fingerprint.host_facts()
-    print(json.dumps({name: facts.get(name) for name in ("gpu_name", "gpu_driver", "cuda", *fingerprint.PACKAGES)}))
-    return 0
 
 
 def _two_steps(folder: Path) -> int:

@@ -67,7 +67,7 @@ def make_rows(trial: Trial, conversations: list[Conversation], tokenizer: Any) -
     if trial.layout == "varlen":
         return apart(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
     if trial.layout in ("pad", "bucket"):
-        rows = _take((Row(ids=ids[: trial.max_seq_len], samples=1) for ids in samples), needed)
+        rows = [Row(ids=ids[: trial.max_seq_len], samples=1) for ids in islice(samples, needed)]
         return bucketed(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
     packed = blocks(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
     if len(packed) < trial.micro_batch_size:
@@ -183,11 +183,7 @@ def _leave_signals_to_the_parent(_worker: int) -> None:
 
 def _tokenized(trial: Trial, conversations: Iterator[Conversation], tokenizer: Any) -> Iterator[list[int]]:
     template = ChatTemplate(tokenizer)
-    while piece := _take(conversations, TOKENIZED_AT_ONCE):
+    while piece := list(islice(conversations, TOKENIZED_AT_ONCE)):
         texts = [template.text(f"{trial.data}: line {one.line}", one.messages) for one in piece]
         # The template writes the special tokens itself; adding them again would double them.
         yield from tokenizer(texts, add_special_tokens=False)["input_ids"]
-
-
-def _take(source: Iterator[Any], count: int) -> list[Any]:
-    return list(islice(source, count))

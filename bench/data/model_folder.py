@@ -71,6 +71,13 @@ def config_of(folder: Path) -> dict[str, Any]:
     return _object(folder / "config.json")
 
 
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The weights of a folder that was checked: the only file, or else those that its index names."""
+    if (folder / WEIGHTS).is_file():
+        return (folder / WEIGHTS,)
+    return tuple(folder / name for name in sorted(set(_object(folder / INDEX)["weight_map"].values())))
+
+
 def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: missing; the folder must hold a whole model in Hugging Face layout")

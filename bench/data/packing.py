@@ -5,8 +5,9 @@ A sample is a list of token ids; `bench.data.batches` makes tensors of rows.
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 LOOK_AHEAD = 256  # samples to choose one from that still fits: rows of 4096 are over 99 % full
 WINDOW_BATCHES = 50  # micro-batches that are sorted by length together, as in transformers' group_by_length
@@ -62,7 +63,7 @@ def apart(samples: Iterable[list[int]], longest: int, positions: int, needed: in
     waiting: list[list[int]] = []
     source = (sample[:longest] for sample in samples if sample)
     while len(rows) < needed:
-        waiting += _next(source, LOOK_AHEAD - len(waiting))
+        waiting += islice(source, LOOK_AHEAD - len(waiting))
         if not waiting:
             break
         exhausted = len(waiting) < LOOK_AHEAD
@@ -96,11 +97,3 @@ def bucketed(rows: list[Row], batch: int, seed: int) -> list[Row]:
         for each in (*first, *(full for full in rest if len(full) == batch), *short):
             ordered += each
     return ordered
-
-
-def _next(source: Iterator[list[int]], count: int) -> Iterator[list[int]]:
-    for _ in range(count):
-        sample = next(source, None)
-        if sample is None:
-            return
-        yield sample

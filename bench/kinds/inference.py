@@ -13,7 +13,6 @@ On a GPU the fast path is measured again with LoRA adapters of the trial's rank 
 """
 
 import dataclasses
-import gc
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,6 +28,7 @@ from bench.qlora.session import Session, open_session
 from bench.qlora.step import load_base
 from bench.records import Trial
 from bench.records.interval import summarize
+from bench.stack import free
 
 Path: TypeAlias = DefaultPath | FastPath
 PATHS = (DefaultPath.name, FastPath.name)
@@ -188,7 +188,7 @@ class Generation:
         failure: str | None = f"not tried: batch {fitted[name]} was the last that fitted"
         if name in running:
             failure = self._measure_one(name, prompts, context, tokens, stops)
-            self._free()
+            free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if failure is None:
             fitted[name] = len(prompts)
             return
@@ -250,11 +250,6 @@ class Generation:
             chip = chips.lookup(self.record.fingerprint.get("gpu_name"))
             share = chips.share_percent(read.median, None if chip is None else chip.memory_gb_per_sec)
             self.record.add("decode_read_gb_per_sec", read, share_percent=share, bytes=count, **context)
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.session.placement.is_cuda:
-            self.session.modules.torch.cuda.empty_cache()
 
 
 def bytes_read(model: Any) -> int:

@@ -8,8 +8,6 @@ Each phase is measured alone: reading every byte of the files, copying the tenso
 weights there. A load overlaps them, so they need not add up to it.
 """
 
-import gc
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -18,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import Inputs
-from bench.data.model_folder import INDEX, WEIGHTS
+from bench.data.model_folder import weight_files
 from bench.harness.ends import Stops
 from bench.harness.record import Record, peak_rss_bytes
 from bench.machine import pagecache
 from bench.qlora.session import Session, open_session
 from bench.qlora.step import load_base
 from bench.records.interval import Interval, summarize
+from bench.stack import free
 
 WARM_REPEATS = 3
 # The check itself and other readers of the folder leave a few pages.
@@ -88,14 +87,6 @@ def measure(record: Record, _inputs: Inputs, stops: Stops) -> None:
         bench.measure_phases()
 
 
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of the model: those that its index names, or the only one."""
-    if (folder / WEIGHTS).is_file():
-        return (folder / WEIGHTS,)
-    placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    return tuple(folder / name for name in sorted(set(placed.values())))
-
-
 def percent(share: float | None) -> float | None:
     return None if share is None else round(100.0 * share, 1)
 
@@ -136,7 +127,7 @@ class Loading:
         """Load the model as training does, and free everything."""
         self.stops.check()
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
-        self._free()
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         before = self._reserved()
         counted = watch_host_peak()
         if cuda is not None:
@@ -153,7 +144,7 @@ class Loading:
             held, peak = cuda.memory_allocated() - allocated, cuda.max_memory_allocated() - allocated
             self.record.peak_vram_bytes = max(self.record.peak_vram_bytes or 0, cuda.max_memory_allocated())
         del model
-        self._free()
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if before is not None:
             left = (self._reserved() or 0) - before
         return Load(
@@ -207,7 +198,7 @@ class Loading:
         self.add_repeated("read_time_sec", warm, cache="warm", resident_percent=percent(resident))
         self._pass(self.files[:1])  # warm-up
         passes = [self._pass(self.files) for _ in range(WARM_REPEATS)]
-        self._free()
+        free(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
         if self.session.placement.is_cuda:
             self.add_repeated("move_time_sec", [move for move, _ in passes], source="pageable host memory")
         else:
@@ -273,8 +264,3 @@ class Loading:
     def _reserved(self) -> int | None:
         """Bytes that the allocator holds on the device, in use or not."""
         return self.session.modules.torch.cuda.memory_reserved() if self.session.placement.is_cuda else None
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.session.placement.is_cuda:
-            self.session.modules.torch.cuda.empty_cache()

@@ -103,24 +103,18 @@ def input_facts(trial: Trial, model: ModelFacts, data: DataFacts) -> dict[str, A
 
 def device_facts(torch: Any) -> dict[str, Any]:
     """The device that steps run on, as torch sees it; the GPU's fields are None where there is none."""
-    facts: dict[str, Any] = {
+    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    return {
         "torch": torch.__version__,  # says +cpu or +cu130, which the installed version may leave out
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": "cpu" if gpu is None else "cuda",
         "torch_threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cuda": torch.version.cuda,
-        "gpu_name": None,
-        "gpu_compute_capability": None,
-        "gpu_memory_bytes": None,
-        "gpu_driver": None,
+        "gpu_name": None if gpu is None else gpu.name,
+        "gpu_compute_capability": None if gpu is None else f"{gpu.major}.{gpu.minor}",
+        "gpu_memory_bytes": None if gpu is None else gpu.total_memory,
+        "gpu_driver": None if gpu is None else _driver(),
     }
-    if facts["device"] == "cuda":
-        gpu = torch.cuda.get_device_properties(0)
-        facts["gpu_name"] = gpu.name
-        facts["gpu_compute_capability"] = f"{gpu.major}.{gpu.minor}"
-        facts["gpu_memory_bytes"] = gpu.total_memory
-        facts["gpu_driver"] = _driver()
-    return facts
 
 
 def write(folder: Path, fingerprint: dict[str, Any]) -> Path:

@@ -241,13 +241,9 @@ def in_words(measurement: Measurement) -> str:
     return f"{words.replace('_', ' ')} {value:.0f} {'%' if unit == 'percent' else unit}"
 
 
-def _limits(row: Row) -> set[str]:
-    return set(row["gpu_clock_limits"].split())
-
-
 def _share(rows: Sequence[Row], names: set[str]) -> float | None:
     known = [row for row in rows if row["gpu_clock_limits"]]
-    return sum(not names.isdisjoint(_limits(row)) for row in known) / len(known) if known else None
+    return sum(not names.isdisjoint(row["gpu_clock_limits"].split()) for row in known) / len(known) if known else None
 
 
 def _slowdowns(rows: Sequence[Row]) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,14 +14,21 @@ PIECE_BYTES = 1 << 16
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically: readers see the old file, the new one or none, also after a crash.
+    """Write `content` to `path` as `replacing` does. Raises OSError."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written that then becomes `path`: readers see the old one, the new one or none, also after a crash.
 
     A temporary file beside it, fsync, rename, fsync of the folder. Raises OSError.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide a result on a shared volume from its own operator
@@ -29,11 +37,16 @@ def write_atomic(path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a crash. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def regular_size(path: Path, *, follow: bool = True) -> int:

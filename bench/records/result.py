@@ -1,15 +1,12 @@
 """One trial's end and everything measured in it: result.json."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from bench.records.interval import Interval
 from bench.records.layout import RESULT_FILE
-from bench.records.sealed import read_sealed, write_sealed
+from bench.records.sealed import Sealed
 from bench.records.trial import Trial
 
 
@@ -83,7 +80,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialResult:
+class TrialResult(Sealed):
     """One planned trial's end. `metrics` is None unless at least one training step was measured.
 
     `measurements` holds what the other kinds of trial measured, and the telemetry of any kind. `flags` are conditions
@@ -94,6 +91,8 @@ class TrialResult:
     the phases of some kinds (ceilings, exchange) to seconds. `fingerprint` is `bench.machine.fingerprint`'s
     allow-list.
     """
+
+    FILE, KIND = RESULT_FILE, "trial_result"
 
     trial_id: str
     trial: Trial
@@ -113,12 +112,3 @@ class TrialResult:
     flags: list[str] = field(default_factory=list)
     fingerprint: dict[str, Any] = field(default_factory=dict)
     log_tail: list[str] = field(default_factory=list)
-
-    def write(self, folder: Path) -> Path:
-        """Write result.json into `folder`, atomically. Raises OSError when the folder is full or read-only."""
-        return write_sealed(folder / RESULT_FILE, "trial_result", self)
-
-    @classmethod
-    def read(cls, path: Path) -> TrialResult:
-        """Read and verify result.json at `path`. Raises ResultError."""
-        return read_sealed(cls, path, "trial_result")

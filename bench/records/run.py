@@ -9,7 +9,7 @@ from typing import Any
 from bench.records.checks import TrialError
 from bench.records.layout import ORDER_END_FILE, RUN_FILE
 from bench.records.result import End
-from bench.records.sealed import ResultError, read_sealed, write_sealed
+from bench.records.sealed import ResultError, Sealed, read_sealed, write_sealed
 from bench.records.trial import Trial
 
 
@@ -31,8 +31,10 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunRecord(Sealed):
     """The plan of a run, written before anything starts. `settings` holds no secret."""
+
+    FILE, KIND = RUN_FILE, "run"
 
     run_id: str
     created_at: str
@@ -44,15 +46,6 @@ class RunRecord:
     planned: list[PlannedTrial]
     settings: dict[str, Any]
     provenance: dict[str, Any]
-
-    def write(self, folder: Path) -> Path:
-        """Write run.json into `folder`, atomically. Raises OSError."""
-        return write_sealed(folder / RUN_FILE, "run", self)
-
-    @classmethod
-    def read(cls, path: Path) -> RunRecord:
-        """Read and verify run.json at `path`. Raises ResultError."""
-        return read_sealed(cls, path, "run")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@ A truncated, damaged or foreign file is refused by name and never enters a repor
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from bench.records import schema
 from bench.records.checks import TrialError
 from bench.records.durable import read_regular, write_atomic
 
+S = TypeVar("S", bound="Sealed")
 SCHEMA_VERSION = 1
 MOST_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
 
@@ -33,6 +34,22 @@ def write_sealed(path: Path, kind: str, record: object) -> Path:
     document["sha256"] = _digest(document)
     write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return path
+
+
+class Sealed:
+    """A record in a file of its own: `FILE` in its folder, sealed as `KIND`."""
+
+    FILE: ClassVar[str]
+    KIND: ClassVar[str]
+
+    def write(self, folder: Path) -> Path:
+        """Write it into `folder`, atomically. Raises OSError when the folder is full or read-only."""
+        return write_sealed(folder / self.FILE, self.KIND, self)
+
+    @classmethod
+    def read(cls: type[S], path: Path) -> S:
+        """Read and verify the one at `path`. Raises ResultError."""
+        return read_sealed(cls, path, cls.KIND)
 
 
 def read_sealed(cls: type[schema.T], path: Path, kind: str) -> schema.T:

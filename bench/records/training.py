@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.records.checks import among, check_types, expect, within
 from bench.records.layout import TRAINING_FILE
-from bench.records.sealed import read_sealed, write_sealed
+from bench.records.sealed import Sealed, read_sealed, write_sealed
 from bench.records.training_data import DataReport, TrainingData
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -175,13 +175,15 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRecord:
+class TrainingRecord(Sealed):
     """What became of a fine-tuning, over all its attempts: training.json, also of one that did not end well.
 
     `status` is the trial's End, `stop` why no further step came: finished, early, max_hours, or empty where it was
     stopped otherwise (`reason`). `adapter_step` is the step whose adapter is in the folder beside: the best by held-out
     loss, or the last. `data` is without shown examples. Shares of communication are of a step's time.
     """
+
+    FILE, KIND = TRAINING_FILE, "training"
 
     run_id: str | None
     trial_id: str
@@ -207,15 +209,6 @@ class TrainingRecord:
     peak_rss_bytes: int | None
     seconds: float
     fingerprint: dict[str, Any] = field(default_factory=dict)
-
-    def write(self, folder: Path) -> Path:
-        """Write training.json into `folder`, atomically. Raises OSError."""
-        return write_sealed(folder / TRAINING_FILE, "training", self)
-
-    @classmethod
-    def read(cls, path: Path) -> TrainingRecord:
-        """Read and verify training.json at `path`. Raises ResultError."""
-        return read_sealed(cls, path, "training")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from bench.records.checks import TrialError
+from bench.records.checks import TrialError, among
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
@@ -42,8 +42,7 @@ class TrainingData:
         if self.validation_file is not None and self.validation_share:
             raise TrialError("validation_share: a file of its own is named too; choose one of the two")
         for name, known in (("labels", LABELS), ("too_long", TOO_LONG)):
-            if getattr(self, name) not in known:
-                raise TrialError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+            among(getattr(self, name), known, name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,13 @@ copy; then the uint32 token ids of all examples, then one byte a token for the t
 written last, which holds the sha256 of the former. A folder that is damaged, or was not finished, is made anew.
 """
 
-import contextlib
-import os
 import sys
-import tempfile
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.records.durable import sha256_of
+from bench.records.durable import replacing, sha256_of
 from bench.records.sealed import ResultError, read_sealed, write_sealed
 from bench.records.training_data import FileFacts, Finding, Shown
 from bench.train.dataset import Dataset
@@ -84,24 +81,14 @@ def keep(folder: Path, key: str, dataset: Dataset) -> None:
     facts = array("I")
     for example in every:
         facts.extend((len(example.ids), paths[example.file], example.line, example.copy))
-    handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{EXAMPLES_FILE}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(facts)
-            file.writelines(example.ids for example in every)
-            file.writelines(example.targets for example in every)
-            file.flush()
-            os.fsync(file.fileno())
-        digest = sha256_of(Path(temporary))
-        os.replace(temporary, place / EXAMPLES_FILE)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    with replacing(place / EXAMPLES_FILE) as file:
+        file.write(facts)
+        file.writelines(example.ids for example in every)
+        file.writelines(example.targets for example in every)
     index = Index(
         key=key,
         byte_order=sys.byteorder,
-        examples_sha256=digest,
+        examples_sha256=sha256_of(place / EXAMPLES_FILE),
         training=len(dataset.training),
         validation=len(dataset.validation),
         tokens=sum(facts[::COLUMNS]),

@@ -22,7 +22,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -111,9 +111,7 @@ class Examples:
             yield from self._tokenized([one for conversation in piece for one in self._rendered(conversation)])
 
     def _rendered(self, conversation: Conversation) -> Iterator[_Rendered]:
-        answers = [
-            place for place, (role, text) in enumerate(conversation.turns) if role == "assistant" and text.strip()
-        ]
+        answers = _answers(conversation.turns)
         if not answers:
             self.findings.note(WITHOUT_TARGET, conversation)
             return
@@ -193,15 +191,11 @@ class Examples:
         if self._too_long == "drop":
             self.findings.note(TOO_LONG_DROPPED, source)
             return
-        answers = [
-            place + 1
-            for place, (role, text) in enumerate(source.turns[: one.turns - 1])
-            if role == "assistant" and text.strip()
-        ]
+        answers = _answers(source.turns[: one.turns - 1])
         if len(one.answers) == 1 and one.turns < len(source.turns):
             answers = []  # one of several examples of this conversation: its earlier answers have examples of their own
-        for turns in reversed(answers):
-            shorter = Conversation(file=source.file, line=source.line, turns=source.turns[:turns], digest=source.digest)
+        for last in reversed(answers):
+            shorter = replace(source, turns=source.turns[: last + 1])
             made = list(self._quiet().of([shorter]))
             if made:
                 self.findings.note(CUT, source)
@@ -221,6 +215,11 @@ class Examples:
         last = targets.rindex(1)
         if self._labels == "assistant" and ids[last] != self._end:
             self.findings.note(OTHER_END, one.source)
+
+
+def _answers(turns: Sequence[tuple[str, str]]) -> list[int]:
+    """The places of the assistant's turns that say something."""
+    return [place for place, (role, text) in enumerate(turns) if role == "assistant" and text.strip()]
 
 
 def _token_at(encoding: Any, tokens: int, character: int) -> int:

@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median_high
 
 from reports.comparison import conditions
 from reports.comparison.conditions import Conditions, Unlike
@@ -323,15 +324,15 @@ def _over_all(rows: _Rows, blanks: Mapping[str, ComparedRow], old: Taken, new: T
 
 def _side(values: Sequence[Value]) -> Side:
     mean = configurations.mean_of_logs([one.sample for one in values])
-    value, half = math.exp(mean.value), mean.half
-    noises = sorted(one.steps_noise_percent for one in values if one.steps_noise_percent is not None)
+    value, low, high = mean.ends
+    noises = [one.steps_noise_percent for one in values if one.steps_noise_percent is not None]
     between = None if mean.df is None else 100.0 * math.expm1(mean.error * math.sqrt(mean.units))
     return Side(
         value=value,
-        low=None if half is None else value * math.exp(-half),
-        high=None if half is None else value * math.exp(half),
+        low=low,
+        high=high,
         n_workers=len({one.sample.worker for one in values}),
         n_processes=len(values),
-        steps_noise_percent=noises[len(noises) // 2] if noises else None,
+        steps_noise_percent=median_high(noises) if noises else None,
         processes_noise_percent=between,
     )

@@ -1,10 +1,9 @@
 """What a run's successful trials say, quantity by quantity and process by process: speeds, durations, energy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from bench.records.result import End, Measurement, TrialResult
 from reports.read import measurements
@@ -35,7 +34,7 @@ class Taken:
     by_digest: dict[str, dict[What, list[Value]]]
 
     @classmethod
-    def of(cls, run: Run) -> Taken:
+    def of(cls, run: Run) -> Self:
         good = [one for one in run.results if one.status is End.SUCCEEDED]
         found: dict[str, dict[What, list[Value]]] = {}
         with_steps = [one for one in good if one.trial.kind in KINDS_WITH_STEPS]
@@ -47,12 +46,11 @@ class Taken:
                 quantities.setdefault((name, ""), []).append(
                     Value(sample=sample, steps_noise_percent=process.noise_percent)
                 )
-        for result, process in zip(with_steps, described, strict=True):
             energy = joules_per_1000_useful_tokens(result, process)
             if energy is not None:
                 sample = Sample(worker=process.worker, log=math.log(energy), error=process.elapsed_error)
                 value = Value(sample=sample, steps_noise_percent=None)
-                found[result.trial.digest()].setdefault((ENERGY, ""), []).append(value)
+                quantities.setdefault((ENERGY, ""), []).append(value)
         for result in good:
             quantities = found.setdefault(result.trial.digest(), {})
             for what, value in _measured(result):

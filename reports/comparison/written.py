@@ -21,11 +21,12 @@ Missing is NaN.
 """
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
-from reports.comparison.compare import ComparedRow, Comparison, Side
+from reports.comparison.compare import ComparedRow, Comparison
 
 _WORDS = ("configuration", "kind", "metric", "context", "run_id", "family", "verdict", "why")
 _OF_ROW = (*_WORDS, "speed_ratio", "low", "high", "p_value", "p_corrected", "shows_percent")
@@ -78,13 +79,7 @@ def to_json(of: Comparison) -> bytes:
 
 
 def _row_json(row: ComparedRow) -> dict[str, Any]:
-    flat = {
-        name: getattr(row, name)
-        for name in ComparedRow.__dataclass_fields__
-        if name not in ("before", "after", "context")
-    }
-    sides = {
-        name: None if side is None else {key: getattr(side, key) for key in Side.__dataclass_fields__}
-        for name, side in (("before", row.before), ("after", row.after))
-    }
-    return flat | sides | {"context": json.loads(row.context) if row.context else {}}
+    flat = asdict(row)
+    last = {name: flat.pop(name) for name in ("before", "after")}
+    context = flat.pop("context")
+    return flat | last | {"context": json.loads(context) if context else {}}

@@ -6,7 +6,7 @@ from reports import text
 from reports.figures.drawing import rows
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.marks import RowFigure
-from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE, PUBLISHED
+from reports.figures.drawing.palette import BASELINE_TONE, PUBLISHED
 from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published
 from reports.read.published import Published
@@ -139,28 +139,16 @@ def _usd(plan: FineTuning, references: tuple[float, ...]) -> Mark:
     places = text.decimals(plan.usd.value)
     more = f", billed ${text.number(billed, places)}" if plan.startup_sec is not None else ""
     also = f"  {PUBLISHED} {', '.join(f'${one:.2f}' for one in dict.fromkeys(references))}" if references else ""
-    return Mark(
-        value=plan.usd.value,
-        words=f"${text.number(plan.usd.value, places)}{more}{also}",
-        low=plan.usd.low,
-        high=plan.usd.high,
-        tone=OTHER_TONE,
-        is_hollow=not plan.scaling.is_measured,
-        published=references,
-    )
+    words = f"${text.number(plan.usd.value, places)}{more}{also}"
+    return rows.mark_of(plan.usd, words, is_hollow=not plan.scaling.is_measured, published=references)
 
 
 def _hours(plan: FineTuning, minutes: float | None) -> Mark:
     hours = plan.training_sec.times(1 / 3600)
     also = f"  {PUBLISHED} {minutes / 60:.2f}" if minutes else ""
-    return Mark(
-        value=hours.value,
-        words=f"{text.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{also}",
-        low=hours.low,
-        high=hours.high,
-        is_hollow=not plan.scaling.is_measured,
-        published=(minutes / 60,) if minutes else (),
-    )
+    words = f"{text.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{also}"
+    references = (minutes / 60,) if minutes else ()
+    return rows.mark_of(hours, words, is_hollow=not plan.scaling.is_measured, published=references)
 
 
 COST = Chart(

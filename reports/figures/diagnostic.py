@@ -111,22 +111,12 @@ def _alone(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigu
     beside = published.beside(run)
     known = {} if beside is None else {(one.field, one.value): one for one in beside.factors}
     factors = [known.get((field, after)) for _, field, after, _ in found]
+    samples = [_effect(row, centre, "samples_per_sec", one) for (row, *_), one in zip(found, factors, strict=True)]
+    tokens = [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found]
     panels = marks.shared(
         [
-            Panel(title=title, marks=tuple(effects), kind="dots", log=True, at=1.0)
-            for title, effects in (
-                (
-                    f"Samples per second, x {CENTRE}",
-                    [
-                        _effect(row, centre, "samples_per_sec", one)
-                        for (row, *_), one in zip(found, factors, strict=True)
-                    ],
-                ),
-                (
-                    f"Useful tokens per second, x {CENTRE}",
-                    [_effect(row, centre, "useful_tokens_per_sec", None) for row, *_ in found],
-                ),
-            )
+            Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, at=1.0)
+            for rate, effects in (("Samples per second", samples), ("Useful tokens per second", tokens))
         ]
     )
     shown = any(one is not None for one in factors)
@@ -158,14 +148,8 @@ def _effect(row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: 
         return Mark(value=None, words=f"{ended}{more}", published=reference)
     ratio = configurations.ratio(row.measured, centre.measured, rate)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
-    return Mark(
-        value=ratio.value,
-        words=f"{_times(ratio)}{verdict}{more}",
-        low=ratio.low,
-        high=ratio.high,
-        tone=OTHER_TONE if ratio.verdict else BASELINE_TONE,
-        published=reference,
-    )
+    tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
+    return rows.mark_of(ratio, f"{_times(ratio)}{verdict}{more}", tone=tone, published=reference)
 
 
 def _times(ratio: Ratio) -> str:

@@ -15,7 +15,7 @@ from reports import text
 from reports.figures.drawing import lines, rows, text_size
 from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.chart import Chart, head
-from reports.figures.drawing.palette import ACCENT_TONE, BAND, BASELINE_TONE, DEEP_TONE, MUTED, OTHER_TONE
+from reports.figures.drawing.palette import ACCENT_TONE, BAND, DEEP_TONE, MUTED
 from reports.read.run import Run
 from reports.summary import highlights
 from reports.summary.summary import Summary
@@ -82,28 +82,24 @@ class Data:
 
 
 def gather(summary: Summary, run: Run) -> Data | None:
-    drawn = [row.label for row in rows.drawn(summary)]
+    tones = {row.label: rows.tone(row) for row in rows.drawn(summary)}
     steps = run.steps
-    mine = steps[(steps["status"] == End.SUCCEEDED.value) & steps["loss"].notna() & steps["configuration"].isin(drawn)]
+    mine = steps[
+        (steps["status"] == End.SUCCEEDED.value) & steps["loss"].notna() & steps["configuration"].isin(list(tones))
+    ]
     if mine.empty:
         return None
     owned = {str(label): own for label, own in mine.groupby("configuration", observed=True)}
     best = highlights.recommended(summary)
     curves = tuple(
-        _curve(label, owned[label], DEEP_TONE if label == best else _tone(summary, label))
-        for label in drawn
-        if label in owned
+        _curve(label, owned[label], DEEP_TONE if label == best else tones[label]) for label in tones if label in owned
     )
-    trials = sorted({curve.n_trials for curve in curves})
-    n = str(trials[0]) if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
-    over = f"medians over n = {n} trials of a configuration" if trials[-1] > 1 else "n = 1 trial each"
+    trials = [curve.n_trials for curve in curves]
+    many = max(trials) > 1
+    over = f"medians over n = {text.from_to(trials)} trials of a configuration" if many else "n = 1 trial each"
     which = rows.subset(summary)
     title = _title(curves, "configuration drawn" if which else "configuration")
     return Data(over=head(summary, title, over, which, "nats per token"), curves=curves)
-
-
-def _tone(summary: Summary, label: str) -> str:
-    return BASELINE_TONE if label == summary.baseline else OTHER_TONE
 
 
 def _curve(label: str, own: pd.DataFrame, tone: str) -> Curve:

@@ -1,7 +1,6 @@
 """08 memory: the most each configuration held, measured and predicted, against what the GPU has."""
 
 import math
-from typing import Any
 
 from bench.records.result import End
 from reports import text
@@ -59,28 +58,19 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 
 def predictions(run: Run, summary: Summary) -> dict[str, float]:
     """Configuration to the peak in bytes that was predicted before its trials, also where none of them succeeded."""
-    found = {
+    lost = {row.label for row in summary.rows if row.measured is None}
+    table = run.measurements
+    mine = table[(table["name"] == PREDICTED) & table["configuration"].isin(lost) & table["value"].notna()]
+    of_failures = {str(label): float(value) for label, value in zip(mine["configuration"], mine["value"], strict=True)}
+    return of_failures | {
         one.configuration: one.value for one in readings.pick(run, PREDICTED) if one.value is not None and one.value > 0
     }
-    return _of_failures(run, summary) | found
 
 
 def capacity_bytes(run: Run) -> int | None:
     """The memory of the smallest GPU of the run."""
-    return min((one for one in map(_capacity, run.results) if one), default=None)
-
-
-def _of_failures(run: Run, summary: Summary) -> dict[str, float]:
-    """Predictions of configurations without a success."""
-    lost = {row.label for row in summary.rows if row.measured is None}
-    table = run.measurements
-    mine = table[(table["name"] == PREDICTED) & table["configuration"].isin(lost) & table["value"].notna()]
-    return {str(label): float(value) for label, value in zip(mine["configuration"], mine["value"], strict=True)}
-
-
-def _capacity(result: Any) -> int | None:
-    size = result.fingerprint.get("gpu_memory_bytes")
-    return int(size) if size else None
+    sizes = (result.fingerprint.get("gpu_memory_bytes") for result in run.results)
+    return min((int(size) for size in sizes if size), default=None)
 
 
 def _off(predicted: float, measured: int | None) -> str:
@@ -94,12 +84,13 @@ def _off(predicted: float, measured: int | None) -> str:
 def _mark(
     row: ConfigurationRow, predicted: float | None, like: published.Training | None, capacity: int | None
 ) -> Mark:
-    measured = row.peak_vram_bytes
+    at_least = measured = row.peak_vram_bytes
     words = text.gigabytes(measured)
-    if measured is None:
-        words = "out of memory" if End.OUT_OF_MEMORY in row.ends else "did not run"
-        if End.OUT_OF_MEMORY in row.ends and capacity is not None:
-            words += f": it needs more than {text.gigabytes(capacity)}"
+    if measured is None and End.OUT_OF_MEMORY in row.ends:
+        at_least = capacity
+        words = "out of memory" if capacity is None else f"out of memory: it needs more than {text.gigabytes(capacity)}"
+    elif measured is None:
+        words = "did not run"
     elif row.ends.get(End.OUT_OF_MEMORY):
         words += f", out of memory in {row.ends[End.OUT_OF_MEMORY]} of {text.count(row.planned, 'trial')}"
     if predicted is not None:
@@ -108,20 +99,13 @@ def _mark(
     if reference is not None:
         words += f"  {PUBLISHED} {text.gigabytes(round(reference))} published"
     return Mark(
-        value=at_least / 1e9 if (at_least := _at_least(row, capacity)) is not None else None,
+        value=None if at_least is None else at_least / 1e9,
         words=words,
         tone=rows.tone(row),
         is_hollow=measured is None,
         limit=None if predicted is None else predicted / 1e9,
         published=() if reference is None else (reference / 1e9,),
     )
-
-
-def _at_least(row: ConfigurationRow, capacity: int | None) -> int | None:
-    """What it held, in bytes; where it ran out of memory, what there is."""
-    if row.peak_vram_bytes is None and End.OUT_OF_MEMORY in row.ends:
-        return capacity
-    return row.peak_vram_bytes
 
 
 def _title(drawn: list[ConfigurationRow], capacity: int | None, predicted: dict[str, float]) -> str:

@@ -13,6 +13,7 @@ from reports.figures.drawing.board import MARGIN_IN, Head, Sheet, board
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.palette import ACCENT_TONE, INK, PAPER
 from reports.read.run import Run
+from reports.statistics.values import Estimate
 from reports.summary.summary import ConfigurationRow, Summary
 
 _BODY_IN = 3.6
@@ -79,24 +80,23 @@ def gather(summary: Summary, run: Run) -> Data | None:
     places = []
     for row in summary.rows:
         if row.label in drawn and row.measured is not None and row.peak_vram_bytes is not None:
-            rate = row.measured.useful_tokens_per_sec
-            places.append(_place(row, row.peak_vram_bytes / 1e9, rate.value, rate.low, rate.high))
+            places.append(_place(row, row.peak_vram_bytes / 1e9, row.measured.useful_tokens_per_sec))
         elif row.measured is None and End.OUT_OF_MEMORY in row.ends and limit_gb is not None:
             at = predicted.get(row.label)
-            places.append(_place(row, limit_gb if at is None else at / 1e9, 0.0, None, None))
+            places.append(_place(row, limit_gb if at is None else at / 1e9, None))
     places = places[: rows.MAX_DRAWN + 4]
     if not any(one.rate for one in places):
         return None
     return Data(over=head(summary, _title(places), *rows.facts(summary)), places=tuple(places), limit_gb=limit_gb)
 
 
-def _place(row: ConfigurationRow, gb: float, rate: float, low: float | None, high: float | None) -> Place:
+def _place(row: ConfigurationRow, gb: float, rate: Estimate | None) -> Place:
     return Place(
         name=row.label,
         memory_gb=gb,
-        rate=rate,
-        low=low,
-        high=high,
+        rate=0.0 if rate is None else rate.value,
+        low=None if rate is None else rate.low,
+        high=None if rate is None else rate.high,
         succeeded=row.succeeded,
         planned=row.planned,
         tone=rows.tone(row),

@@ -6,6 +6,7 @@ means.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,8 @@ def gather(summary: Summary, run: Run) -> Data | None:
         if lanes:
             title = _title(result, lanes, is_gpu=is_gpu)
             if ill is not None and result.worker == ill[0]:
-                lanes = _beside_healthy(lanes, _healthy(summary, run, result))
+                means = {lane.title: lane.measured_mean for lane in _healthy(summary, run, result)}
+                lanes = tuple(replace(lane, healthy=means.get(lane.title)) for lane in lanes)
                 title = f"{ill[0]} is {text.number(ill[1], 0)} % slower than the middle worker. {title}"
             return Data(
                 over=head(summary, title, *_facts(result, frame)),
@@ -184,11 +186,6 @@ def _healthy(summary: Summary, run: Run, ill: TrialResult) -> tuple[Lane, ...]:
         if result is not None and frame is not None:
             return tuple(_lanes(result, frame, is_gpu=bool(frame["gpu_utilization_percent"].notna().any())))
     return ()
-
-
-def _beside_healthy(lanes: tuple[Lane, ...], healthy: tuple[Lane, ...]) -> tuple[Lane, ...]:
-    means = {lane.title: lane.measured_mean for lane in healthy}
-    return tuple(replace(lane, healthy=means.get(lane.title)) for lane in lanes)
 
 
 def _lanes(result: TrialResult, frame: pd.DataFrame, *, is_gpu: bool) -> Iterator[Lane]:
@@ -230,9 +227,8 @@ def _phases(frame: pd.DataFrame) -> tuple[tuple[str, float, float], ...]:
     change = frame["phase"].ne(frame["phase"].shift())
     starts = frame[change]
     edges = [*starts["elapsed_sec"].tolist(), float(frame["elapsed_sec"].iloc[-1])]
-    return tuple(
-        (str(name), float(edges[number]), float(edges[number + 1])) for number, name in enumerate(starts["phase"])
-    )[:40]
+    found = zip(starts["phase"], pairwise(edges), strict=True)
+    return tuple((str(name), float(start), float(to)) for name, (start, to) in found)[:40]
 
 
 def _facts(result: TrialResult, frame: pd.DataFrame) -> tuple[str, ...]:

@@ -67,15 +67,16 @@ def gather(summary: Summary, _run: Run) -> Data | None:
     if not drawn:
         return None
     found = [deviations(row) for row in drawn]
-    every = sorted({worker for one in found for worker in one})
-    kept = sorted(every, key=lambda worker: -abs(_middle(worker, found)))[:_MOST_WORKERS]
+    middles = _middles(found)
+    every = list(middles)
+    kept = sorted(every, key=lambda worker: -abs(middles[worker]))[:_MOST_WORKERS]
     workers = tuple(worker for worker in every if worker in kept)
     left_out = (
         f"{len(workers)} of {len(every)} workers: those furthest from the middle" if len(every) > len(kept) else ""
     )
     return Data(
         over=head(
-            summary, _title(found, every), "medians of each worker's measured steps", rows.subset(summary), left_out
+            summary, _title(found, middles), "medians of each worker's measured steps", rows.subset(summary), left_out
         ),
         names=tuple(row.label for row in drawn),
         workers=workers,
@@ -92,21 +93,21 @@ def deviations(row: ConfigurationRow) -> dict[str, float]:
     return {worker: 100.0 * (own / middle - 1.0) for worker, own in medians.items()}
 
 
-def _middle(worker: str, found: Sequence[Mapping[str, float]]) -> float:
-    return statistics.median([one[worker] for one in found if worker in one])
+def _middles(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each worker's middle deviation, in the order of their names."""
+    every = sorted({worker for one in found for worker in one})
+    return {worker: statistics.median([one[worker] for one in found if worker in one]) for worker in every}
 
 
 def sick(summary: Summary) -> tuple[str, float] | None:
     """The worker that is slow throughout, with the percent that its steps take longer; None where there is none."""
-    found = [one for row in rows.drawn(summary) if (one := deviations(row))]
-    middles = {worker: _middle(worker, found) for worker in sorted({worker for one in found for worker in one})}
+    middles = _middles([one for row in rows.drawn(summary) if (one := deviations(row))])
     worst = max(middles, key=lambda worker: middles[worker], default=None)
     return None if worst is None or middles[worst] < NOTABLE_PERCENT else (worst, middles[worst])
 
 
-def _title(found: Sequence[Mapping[str, float]], workers: Sequence[str]) -> str:
-    middles = {worker: _middle(worker, found) for worker in workers}
-    worst = max(workers, key=lambda worker: abs(middles[worker]))
+def _title(found: Sequence[Mapping[str, float]], middles: Mapping[str, float]) -> str:
+    worst = max(middles, key=lambda worker: abs(middles[worker]))
     if abs(middles[worst]) < NOTABLE_PERCENT:
         return f"No worker stands out: each is within {text.number(abs(middles[worst]), 1)} % of the middle one"
     way = "slower" if middles[worst] > 0 else "faster"

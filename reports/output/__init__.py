@@ -5,7 +5,7 @@ html: the page, from templates/
 markdown: report.md
 tables: summary.json and summary.csv
 grouping: what did not work, what is alike in one line
-csv_frames: frames as CSV; several runs in one frame
+csv_frames: frames as CSV
 method: how the numbers came about, in words
 watch: the report renewed while a run is going on
 """

@@ -7,13 +7,12 @@ itself for long, and an interrupted report leaves the previous page in place.
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
 from bench.records.durable import write_atomic
 from bench.records.layout import REPORT_FOLDER
-from bench.records.result import End
 from reports.comparison.compare import CompareError, Comparison, compare
 from reports.figures import CHARTS, RUN_COMPARISON, run_comparison
 from reports.figures.drawing.chart import Absent, Chart, Picture
@@ -21,34 +20,22 @@ from reports.figures.studio import DrawError, Job, Studio
 from reports.output import csv_frames, html, markdown, tables
 from reports.output.html import INDEX_FILE
 from reports.read.load import load
-from reports.read.run import Missing, Rejected, ReportError, Run
+from reports.read.run import ReportError, Run
 from reports.summary import sentences
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
-from reports.summary.summary import ConfigurationRow, Other, Summary
+from reports.summary.summary import Summary
 
 FIGURES_FOLDER = "figures"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportSummary:
-    """What a caller shows of a finished report. `exit_code` is 1 unless every planned trial succeeded."""
+class ReportSummary(Summary):
+    """A summary whose report is written."""
 
-    run_id: str
     index: Path
     files: tuple[Path, ...]
     recommendation: str
-    finding: str
-    baseline: str
-    profile_note: str | None
-    cautions: tuple[str, ...]
-    rows: tuple[ConfigurationRow, ...]
-    others: tuple[Other, ...]
-    counts: dict[End, int]
-    planned: int
-    missing: tuple[Missing, ...]
-    rejected: tuple[Rejected, ...]
-    exit_code: int
 
 
 @contextlib.contextmanager
@@ -101,21 +88,10 @@ def build(
     folder = run_folder / REPORT_FOLDER
     files = _write(folder, contents)
     return ReportSummary(
-        run_id=summary.record.run_id,
+        **{one.name: getattr(summary, one.name) for one in fields(summary)},
         index=folder / INDEX_FILE,
         files=files,
         recommendation=sentences.recommendation(summary),
-        finding=summary.finding,
-        baseline=summary.baseline,
-        profile_note=summary.profile_note,
-        cautions=summary.cautions,
-        rows=summary.rows,
-        others=summary.others,
-        counts=summary.counts,
-        planned=len(summary.record.planned),
-        missing=summary.missing,
-        rejected=summary.rejected,
-        exit_code=summary.exit_code,
     )
 
 

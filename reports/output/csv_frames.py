@@ -1,19 +1,15 @@
-"""Any number of runs as frames, and a run's frames as CSV beside the JSON.
+"""Several runs' folders read, and a run's frames as CSV beside the JSON.
 
-`together` puts the frames of several runs under each other, with `run_id` as the first column; the other columns and
-their units are those of `reports.read.run` and `reports.read.measurements`. Nothing is averaged over runs. The frame
-`files` lists what each run could not use or does not have: run_id, what ("rejected" or "missing"), name (a file, or a
-trial's id) and reason.
-
-The CSV files of one report begin with `run_id` too, so that those of two runs can be put together. `trials.csv` has
-every setting of its trial. `costs.csv` has one line a fact: configuration, price with its source, gpus, the name of the
-fact, which ends in its unit (money is US dollars, times are seconds), its value, and its interval.
+Every CSV file begins with `run_id`, so that those of two runs can be put together; the other columns and their units
+are those of `reports.read.run` and `reports.read.measurements`. `trials.csv` has every setting of its trial.
+`costs.csv` has one line a fact: configuration, price with its source, gpus, the name of the fact, which ends in its
+unit (money is US dollars, times are seconds), its value, and its interval.
 """
 
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +28,6 @@ _COST_COLUMNS = (
 _SETTINGS = tuple(field.name for field in fields(Trial) if field.name not in ("name", "reason", "kind"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Together:
-    """The frames of several runs; see the module's docstring."""
-
-    trials: pd.DataFrame
-    steps: pd.DataFrame
-    measurements: pd.DataFrame
-    files: pd.DataFrame
-
-
 def load_all(folders: Sequence[Path]) -> tuple[Run, ...]:
     """Read every run's folder. Raises ReportError for one that cannot be trusted, and for a run that comes twice."""
     runs = tuple(load(folder) for folder in folders)
@@ -51,26 +37,6 @@ def load_all(folders: Sequence[Path]) -> tuple[Run, ...]:
             raise ReportError(f"{run.folder}: holds run {run.record.run_id!r}, as {before} does; name each run once")
         seen[run.record.run_id] = run.folder
     return runs
-
-
-def together(runs: Sequence[Run]) -> Together:
-    """The runs' frames under each other. Raises ReportError without a run."""
-    if not runs:
-        raise ReportError("no run to read; name at least one run's folder")
-    files = [
-        {"run_id": run.record.run_id, "what": what, "name": name, "reason": reason}
-        for run in runs
-        for what, name, reason in (
-            *(("rejected", one.file, one.reason) for one in run.rejected),
-            *(("missing", one.trial_id, one.reason) for one in run.missing),
-        )
-    ]
-    return Together(
-        trials=_under([(run, run.trials) for run in runs]),
-        steps=_under([(run, run.steps) for run in runs]),
-        measurements=_under([(run, run.measurements) for run in runs]),
-        files=pd.DataFrame(files, columns=["run_id", "what", "name", "reason"], dtype="str"),
-    )
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
@@ -103,7 +69,8 @@ def _line(cells: Sequence[object]) -> str:
 
 def of_run(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     """A frame of `run` as its CSV has it: with the run's id first, so that two runs' files can be put together."""
-    return _under([(run, frame)])
+    every = frame.assign(run_id=run.record.run_id)
+    return every[["run_id", *frame.columns]]
 
 
 def with_settings(run: Run) -> pd.DataFrame:
@@ -149,11 +116,3 @@ def costs(summary: Summary) -> pd.DataFrame:
 
 def _ends(of: text.HasInterval) -> tuple[float, float | None, float | None]:
     return of.value, of.low, of.high
-
-
-def _under(frames: Sequence[tuple[Run, pd.DataFrame]]) -> pd.DataFrame:
-    """Frames under each other, the run's id first; an empty one adds no row, but its columns stay."""
-    named = [frame.assign(run_id=run.record.run_id) for run, frame in frames]
-    filled = [frame for frame in named if len(frame)] or named[:1]
-    every = pd.concat(filled, ignore_index=True)
-    return every[["run_id", *(name for name in every.columns if name != "run_id")]]

@@ -36,8 +36,7 @@ class Alike(Generic[Ended]):
 
     def span(self, what: str) -> str:
         """`0`, `2 to 5`: the smallest and the largest of a number."""
-        found = sorted({int(getattr(one, what)) for one in self.trials})
-        return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+        return text.from_to(int(getattr(one, what)) for one in self.trials)
 
 
 def failures(found: Iterable[Failure]) -> list[Alike[Failure]]:

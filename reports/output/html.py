@@ -63,7 +63,7 @@ def render(
         costs=highlights.costs(summary),
         billed=highlights.billed(summary),
         energy=highlights.energy(summary),
-        marked=_marked(summary),
+        marked=method.mark(summary),
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         policy=_policy(script),
@@ -93,10 +93,9 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "three": text.number,
+        "number": text.number,
         "at": lambda value, of, least=None: text.number(value, text.places(of, least)),
         "mark": text.mark,
-        "fixed": text.number,
         "some": text.some,
         "count": text.count,
         "memory": _memory,
@@ -112,13 +111,6 @@ def _shown(summary: Summary) -> tuple[ConfigurationRow, ...]:
     best = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MOST_ROWS]
     labels = {row.label for row in best}
     return tuple(row for row in summary.rows if row.label in labels)
-
-
-def _marked(summary: Summary) -> str:
-    """What the mark of an interval over one process means; empty where none has it."""
-    rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
-    said = f"{text.ONE_PROCESS} over the steps of one process; how far the next is from it is assumed."
-    return said if any(text.mark(one) for one in rates) else ""
 
 
 def without_refresh(page: str) -> str:

@@ -22,7 +22,7 @@ def render(summary: Summary, pictures: Sequence[Picture], absent: Sequence[Absen
         parts.append(f"> **{_md(summary.profile_note)}**")
     if summary.cautions:
         parts += _cautions(summary.cautions)
-    parts.append(_table(("", ""), [(name, value) for name, value in method.facts(summary)]))
+    parts.append(_table(("", ""), list(method.facts(summary))))
     if summary.rows:
         parts += ["## Configurations", _configurations(summary)]
     if (costs := highlights.costs(summary)) is not None:
@@ -63,8 +63,7 @@ def _configurations(summary: Summary) -> str:
     if energies:
         head.append("GPU energy, J per 1,000 useful tokens")
     note = f"Values with their 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
-    if any(text.mark(row.measured.samples_per_sec) for row in summary.measured_rows if row.measured is not None):
-        note += f" {text.ONE_PROCESS} over the steps of one process; how far the next is from it is assumed."
+    note = f"{note} {method.mark(summary)}".rstrip()
     rows = [
         (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else [])) for row in summary.rows
     ]
@@ -125,10 +124,7 @@ def _measurements(summary: Summary) -> list[str]:
             parts.append(f"### {section.capitalize()}")
         if table.same:
             parts.append(_md(f"All rows: {table.same}."))
-        head = (
-            *table.keys,
-            *(" ".join(filter(None, (one.title + ",", one.unit))).rstrip(",") for one in table.columns),
-        )
+        head = (*table.keys, *(", ".join(filter(None, (one.title, one.unit))) for one in table.columns))
         rows = [(*line.keys, *("" if cell is None else cell.words for cell in line.cells)) for line in table.lines]
         parts.append(_table(head, rows))
         if table.left_out:

@@ -81,3 +81,10 @@ def _moment(iso: str) -> str:
         return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
     except ValueError:
         return iso
+
+
+def mark(summary: Summary) -> str:
+    """What the mark of an interval over one process means; empty where none has it."""
+    rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
+    said = f"{text.ONE_PROCESS} over the steps of one process; how far the next is from it is assumed."
+    return said if any(text.mark(one) for one in rates) else ""

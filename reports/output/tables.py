@@ -13,15 +13,19 @@ from bench.records.result import End
 from reports import text
 from reports.read import measurements
 from reports.read.run import Run
-from reports.statistics.values import Measured, Ratio
+from reports.statistics.values import Measured
 from reports.summary import cost, sentences
-from reports.summary.summary import SETTINGS, ConfigurationRow, Other, Summary
+from reports.summary.summary import SETTINGS, ConfigurationRow, Summary
 
 SUMMARY_SCHEMA_VERSION = 2
 ESTIMATES = (
     *("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec"),
     *("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
 )
+_OF_RUN = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
+_COUNTS, _SHARES = ("n_workers", "n_processes", "n_steps"), ("padding_percent", "worker_spread")
+_OF_RATIO = ("value", "low", "high", "verdict", "over")
+_OF_OTHER = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
 _AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh", "fine_tuning_co2_kg")
 
 
@@ -31,16 +35,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
     document = {
         "kind": "report_summary",
         "schema_version": SUMMARY_SCHEMA_VERSION,
-        "run": {
-            "run_id": record.run_id,
-            "created_at": record.created_at,
-            "suite": record.suite,
-            "profile": record.profile,
-            "spread": record.spread,
-            "fleet_kind": record.fleet_kind,
-            "workers": record.workers,
-            "provenance": record.provenance,
-        },
+        "run": _fields(record, *_OF_RUN),
         "profile_note": summary.profile_note,
         "recommendation": sentences.recommendation(summary),
         "finding": summary.finding,
@@ -55,7 +50,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         | {end.value: summary.counts.get(end, 0) for end in End}
         | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
         "configurations": [_configuration(row) for row in summary.rows],
-        "other_configurations": [_other(one) for one in summary.others],
+        "other_configurations": [{"configuration": one.label} | _fields(one, *_OF_OTHER) for one in summary.others],
         "failures": [
             {name: value for name, value in asdict(one).items() if name != "log_tail"} | {"end": one.end.value}
             for one in summary.failures
@@ -112,20 +107,16 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "is_baseline": row.is_baseline,
         **{name: getattr(row, name) for name in SETTINGS[1:]},
         "planned": row.planned,
-        "ends": {end.value: amount for end, amount in row.ends.items()},
+        "ends": row.ends,
         "missing": row.missing,
-        "n_workers": 0 if measured is None else measured.n_workers,
-        "n_processes": 0 if measured is None else measured.n_processes,
-        "n_steps": 0 if measured is None else measured.n_steps,
+        **{name: 0 if measured is None else getattr(measured, name) for name in _COUNTS},
         **{name: None if measured is None else asdict(getattr(measured, name)) for name in ESTIMATES},
-        "padding_percent": None if measured is None else measured.padding_percent,
-        "worker_spread": None if measured is None else measured.worker_spread,
+        **{name: None if measured is None else getattr(measured, name) for name in _SHARES},
         "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
         "noise_percent": _noise(measured),
         "outlier_steps": None if measured is None else measured.outliers,
         "flags": [] if measured is None else list(measured.flags),
-        "samples_ratio": _ratio(row.samples_ratio),
-        "useful_tokens_ratio": _ratio(row.useful_tokens_ratio),
+        **{name: _fields(getattr(row, name), *_OF_RATIO) for name in ("samples_ratio", "useful_tokens_ratio")},
         **{name: _used(row, name) for name in _AMOUNTS},
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
         "costs": [_cost(one) for one in row.costs],
@@ -137,18 +128,6 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
 def _used(row: ConfigurationRow, name: str) -> dict[str, Any] | None:
     found = None if row.energy is None else getattr(row.energy, name)
     return None if found is None else asdict(found)
-
-
-def _other(one: Other) -> dict[str, Any]:
-    return {
-        "configuration": one.label,
-        "kind": one.kind,
-        "reason": one.reason,
-        "planned": one.planned,
-        "ends": {end.value: amount for end, amount in one.ends.items()},
-        "missing": one.missing,
-        "n_measurements": one.n_measurements,
-    }
 
 
 def _measurements(run: Run) -> dict[str, list[dict[str, Any]]]:
@@ -192,24 +171,12 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
 
 
 def _noise(of: Measured | None) -> dict[str, float | None] | None:
-    if of is None:
-        return None
-    found = of.noise
-    return {
-        "steps": found.steps_percent,
-        "processes": found.processes_percent,
-        "workers": found.workers_percent,
-    }
+    return None if of is None else {name.removesuffix("_percent"): value for name, value in asdict(of.noise).items()}
 
 
 def _price(of: cost.Price) -> dict[str, Any]:
-    return {
-        "name": of.name,
-        "usd_per_gpu_hour": of.usd_per_gpu_hour,
-        "source": of.source,
-        "dated": None if of.dated is None else of.dated.isoformat(),
-        "shape": of.shape,
-    }
+    dated = None if of.dated is None else of.dated.isoformat()
+    return {**_fields(of, "name", "usd_per_gpu_hour", "source"), "dated": dated, "shape": of.shape}
 
 
 def _cost(of: cost.Cost) -> dict[str, Any]:
@@ -238,22 +205,16 @@ def _billed(of: cost.Billed | None) -> dict[str, Any] | None:
     if of is None:
         return None
     return {
-        "workers": of.workers,
-        "held_sec": of.held_sec,
-        "useful_sec": of.useful_sec,
-        "useful_percent": of.useful_percent,
+        **_fields(of, "workers", "held_sec", "useful_sec", "useful_percent"),
         "phases_sec": dict(of.by_phase),
         "idle_sec": of.idle_sec,
         "unknown": list(of.unknown),
     }
 
 
-def _ratio(of: Ratio | None) -> dict[str, Any] | None:
-    return (
-        None
-        if of is None
-        else {"value": of.value, "low": of.low, "high": of.high, "verdict": of.verdict, "over": of.over}
-    )
+def _fields(of: Any, *names: str) -> Any:
+    """These fields of a dataclass or None, in this order."""
+    return None if of is None else {name: getattr(of, name) for name in names}
 
 
 def _plain(value: object) -> object:

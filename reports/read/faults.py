@@ -47,13 +47,7 @@ def fault(result: TrialResult) -> str | None:
 
 def steps_fault(steps: Steps) -> str | None:
     """What makes a record of steps impossible, or None."""
-    lengths = {
-        "step_time_sec": len(steps.step_time_sec),
-        "loss": len(steps.loss),
-        "samples": len(steps.samples),
-        "tokens": len(steps.tokens),
-        "useful_tokens": len(steps.useful_tokens),
-    }
+    lengths = {name: len(values) for name, values in vars(steps).items()}
     if len(set(lengths.values())) != 1:
         return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
     if (number := _first_outside(SHORTEST_STEP_SEC, LONGEST_SEC, steps.step_time_sec)) >= 0:

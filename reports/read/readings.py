@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from reports import text
@@ -62,37 +63,26 @@ def pick(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Readi
 
 def _combined(found: list[Reading]) -> Reading:
     known = sorted((one for one in found if one.value is not None), key=lambda one: one.value or 0.0)
-    if not known:
-        return found[0]
-    if len(known) == 1:
-        return known[0]
+    if len(known) < 2:
+        return (known or found)[0]
     values = [one.value for one in known if one.value is not None]
-    shares = sorted(one.share_percent for one in known if one.share_percent is not None)
-    return Reading(
-        configuration=known[0].configuration,
-        context=known[0].context,
-        value=middle(values),
+    shares = [one.share_percent for one in known if one.share_percent is not None]
+    return replace(
+        known[0],
+        value=median(values),
         low=values[0],
         high=values[-1],
         n=len(values),
-        share_percent=middle(shares) if shares else None,
-        note=known[0].note,
+        share_percent=median(shares) if shares else None,
     )
-
-
-def middle(ordered: list[float]) -> float:
-    """The median of ascending values."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
 
 
 def spread_words(readings: Iterable[Reading]) -> str:
     """What n and the ranges of these readings are, for a figure's head."""
-    counts = sorted({one.n for one in readings if one.n is not None})
+    counts = [one.n for one in readings if one.n is not None]
     if not counts:
         return "each measured once"
-    n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"n = {n}; medians with 95 % intervals; over several workers, their range"
+    return f"n = {text.from_to(counts)}; medians with 95 % intervals; over several workers, their range"
 
 
 def _known(value: object) -> float | None:

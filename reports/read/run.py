@@ -98,6 +98,7 @@ class Run:
 
 _MEASURED = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")
 _PEAKS = ("peak_vram_bytes", "peak_rss_bytes")
+_OF_RESULT = ("worker", "reason", "attempt", "written_by", "started_at", "wall_time_sec")
 _TRIAL_COLUMNS = {
     **dict.fromkeys(("trial_id", "configuration", "kind", "worker", "status", "reason"), "str"),
     "attempt": "int64",
@@ -124,16 +125,10 @@ def trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> p
             "trial_id": trial_id,
             "configuration": label,
             "kind": result.trial.kind,
-            "worker": result.worker,
             "status": result.status.value,
-            "reason": result.reason,
-            "attempt": result.attempt,
-            "written_by": result.written_by,
-            "started_at": result.started_at,
-            "wall_time_sec": result.wall_time_sec,
             "n_steps": len(result.steps.step_time_sec),
             "n_measurements": len(result.measurements),
-        }
+        } | {name: getattr(result, name) for name in _OF_RESULT}
         if (metrics := result.metrics) is not None:
             row["step_time_sec"] = metrics.step_time_sec.median
             row |= {name: getattr(metrics, name) for name in ("load_time_sec", *_MEASURED, *_PEAKS)}

@@ -71,6 +71,14 @@ class Mean:
     over: Over | None
     units: int
 
+    @property
+    def ends(self) -> tuple[float, float | None, float | None]:
+        """What this is the logarithm of, with its interval."""
+        value = math.exp(self.value)
+        if self.half is None:
+            return value, None, None
+        return value, value * math.exp(-self.half), value * math.exp(self.half)
+
 
 def measure(processes: Sequence[ProcessSteps]) -> Measured:
     """Describe the processes of one configuration and combine them. Raises ValueError without any."""
@@ -113,12 +121,7 @@ def combine(processes: Sequence[Process], noise_of: Mapping[str, Spread] | None 
         n_workers=len(medians),
         n_processes=len(ordered),
         n_steps=n_steps,
-        step_time_sec=found["step_time_sec"],
-        samples_per_sec=found["samples_per_sec"],
-        tokens_per_sec=found["tokens_per_sec"],
-        useful_tokens_per_sec=found["useful_tokens_per_sec"],
-        elapsed_samples_per_sec=found["elapsed_samples_per_sec"],
-        elapsed_useful_tokens_per_sec=found["elapsed_useful_tokens_per_sec"],
+        **found,
         padding_percent=100.0 * (1.0 - found["useful_tokens_per_sec"].value / found["tokens_per_sec"].value),
         worker_spread=max(medians.values()) / min(medians.values()) if len(medians) > 1 else None,
         worker_medians=medians,
@@ -142,12 +145,9 @@ def ratio(of: Measured, to: Measured, rate: str, *, among: int = 1) -> Ratio:
         noise_of=(of.spreads.get(rate), to.spreads.get(rate)),
         level=(1.0 - CONFIDENCE) / max(1, among),
     )
-    n, value = min(of.n_steps, to.n_steps), math.exp(mean.value)
-    if mean.half is None:
-        return Ratio(value=value, low=None, high=None, n=n, verdict=None)
-    low, high = value * math.exp(-mean.half), value * math.exp(mean.half)
-    verdict = "faster" if low > 1.0 else "slower" if high < 1.0 else None
-    return Ratio(value=value, low=low, high=high, n=n, verdict=verdict, over=mean.over)
+    value, low, high = mean.ends
+    verdict = None if low is None or high is None else "faster" if low > 1.0 else "slower" if high < 1.0 else None
+    return Ratio(value=value, low=low, high=high, n=min(of.n_steps, to.n_steps), verdict=verdict, over=mean.over)
 
 
 def samples(processes: Sequence[Process], name: str, half: float | None = None) -> list[Sample]:
@@ -157,8 +157,7 @@ def samples(processes: Sequence[Process], name: str, half: float | None = None) 
     """
     if name in ELAPSED:
         if half is not None:
-            freedom = round(max(processes[0].effective_steps - 1.0, 1.0), 1)
-            half = processes[0].elapsed_error * student.quantile(CONFIDENCE, freedom)
+            half = processes[0].elapsed_error * student.quantile(CONFIDENCE, processes[0].freedom)
         return [Sample(one.worker, math.log(getattr(one, name)), one.elapsed_error, half) for one in processes]
     return [Sample(one.worker, math.log(getattr(one, name)), one.standard_error, half) for one in processes]
 
@@ -312,10 +311,7 @@ def _welch(mine: Mean, other: Mean, level: float, apart: float) -> Mean:
 
 def estimate(mean: Mean, n: int) -> Estimate:
     """A mean of logarithms as a value over `n` steps."""
-    value = math.exp(mean.value)
-    if mean.half is None:
-        return Estimate(value=value, low=None, high=None, n=n)
-    low, high = value * math.exp(-mean.half), value * math.exp(mean.half)
+    value, low, high = mean.ends
     return Estimate(value=value, low=low, high=high, n=n, over=mean.over)
 
 

@@ -47,6 +47,11 @@ class Process:
     def n_steps(self) -> int:
         return len(self.steps)
 
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of an interval over its steps."""
+        return round(max(self.effective_steps - 1.0, 1.0), 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:

@@ -9,11 +9,11 @@ training needs is not measured. Not covered: the control plane, the machine that
 preemptible nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from statistics import median
+from typing import Self
 
 from bench.records.result import TrialResult
 from reports.read.starts import Starts
@@ -100,10 +100,11 @@ class Amount:
     low: float | None
     high: float | None
 
-    def times(self, factor: float) -> Amount:
+    def times(self, factor: float) -> Self:
         """Value and ends times a factor above 0."""
         low, high = self.low, self.high
-        return Amount(
+        return replace(
+            self,
             value=self.value * factor,
             low=None if low is None else low * factor,
             high=None if high is None else high * factor,
@@ -173,7 +174,7 @@ def price(usd_per_gpu_hour: float | None, source: str | None) -> Price | None:
     if usd_per_gpu_hour is None:
         return None
     wants = "price_source: a price needs its source, e.g. 'list price B95909, 2025-06'"
-    known = _with_source("price_usd_per_gpu_hour", usd_per_gpu_hour, source, wants)
+    known = with_source("price_usd_per_gpu_hour", usd_per_gpu_hour, source, wants)
     return Price(usd_per_gpu_hour=usd_per_gpu_hour, source=known)
 
 
@@ -182,11 +183,11 @@ def hosted(usd_per_10000_samples: float | None, source: str | None) -> Hosted | 
     if usd_per_10000_samples is None:
         return None
     wants = "hosted_source: a hosted service's price needs its source: who asks it, and when"
-    known = _with_source("hosted_usd_per_10000_samples", usd_per_10000_samples, source, wants)
+    known = with_source("hosted_usd_per_10000_samples", usd_per_10000_samples, source, wants)
     return Hosted(usd_per_10000_samples=usd_per_10000_samples, source=known)
 
 
-def _with_source(setting: str, amount: float, source: str | None, wants: str) -> str:
+def with_source(setting: str, amount: float, source: str | None, wants: str) -> str:
     """The source of an amount above 0; raises ValueError."""
     if not 0 < amount < float("inf"):
         raise ValueError(f"{setting}: expected an amount above 0, found {amount}")
@@ -273,14 +274,12 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
 
 def startup_sec(results: Iterable[TrialResult]) -> float | None:
     """The median time of these trials before their first measured step, None where none says."""
-    found = sorted(
+    found = [
         sum(seconds for phase, seconds in one.phases.items() if phase in ("import", "load", "data", "warmup"))
         for one in results
         if one.phases
-    )
-    if not found:
-        return None
-    return (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2.0
+    ]
+    return median(found) if found else None
 
 
 def _fine_tuning(rate: Estimate, at: Price, scaling: Scaling, startup: float | None) -> FineTuning:

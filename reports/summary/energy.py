@@ -14,7 +14,7 @@ from reports.statistics import configurations
 from reports.statistics.configurations import Sample
 from reports.statistics.energy import joules_per_1000_useful_tokens
 from reports.statistics.values import Estimate, Process
-from reports.summary.cost import FINE_TUNING_SAMPLES, Amount
+from reports.summary.cost import FINE_TUNING_SAMPLES, Amount, with_source
 
 _JOULES_A_KWH = 3.6e6
 
@@ -43,24 +43,18 @@ class Energy:
         """A sentence about the fine-tuning."""
         kwh = text.estimate(self.fine_tuning_kwh, " kWh")
         said = f"The GPU uses {kwh} for {FINE_TUNING_SAMPLES:,} samples"
-        if self.carbon is None or self.fine_tuning_co2_kg is None:
-            return f"{said}; without the host, and without the time before the first step."
-        co2 = text.estimate(self.fine_tuning_co2_kg, " kg")
-        factor = f"{text.number(self.carbon.kg_per_kwh)} kg a kWh ({self.carbon.source})"
-        return (
-            f"{said}, which is {co2} of CO2 at {factor}; without the host, and without the time before the first step."
-        )
+        if self.carbon is not None and self.fine_tuning_co2_kg is not None:
+            co2 = text.estimate(self.fine_tuning_co2_kg, " kg")
+            said += f", which is {co2} of CO2 at {text.number(self.carbon.kg_per_kwh)} kg a kWh ({self.carbon.source})"
+        return f"{said}; without the host, and without the time before the first step."
 
 
 def carbon(kg_per_kwh: float | None, source: str | None) -> Carbon | None:
     """The factor that the settings give, or None. Raises ValueError unless it is a positive amount with a source."""
     if kg_per_kwh is None:
         return None
-    if not 0 < kg_per_kwh < float("inf"):
-        raise ValueError(f"co2_kg_per_kwh: expected an amount above 0, found {kg_per_kwh}")
-    if not source or not source.strip():
-        raise ValueError("co2_source: a factor needs its source: whose electricity it is, and of which year")
-    return Carbon(kg_per_kwh=kg_per_kwh, source=source)
+    wants = "co2_source: a factor needs its source: whose electricity it is, and of which year"
+    return Carbon(kg_per_kwh=kg_per_kwh, source=with_source("co2_kg_per_kwh", kg_per_kwh, source, wants))
 
 
 def measured(

@@ -4,8 +4,9 @@
 gives stands before all of them. What cannot be used is refused with one line that names the file and the key.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -48,17 +49,22 @@ class Pricing:
 
     def carbon(self) -> Carbon | None:
         """How much CO2 a kilowatt hour stands for. Raises PriceError."""
-        try:
+        with _of_a_setting():
             return energy.carbon(self.co2_kg_per_kwh, self.co2_source)
-        except ValueError as error:
-            raise PriceError(f"cost.{error}") from None
 
     def hosted(self) -> Hosted | None:
         """The hosted service to compare with. Raises PriceError."""
-        try:
+        with _of_a_setting():
             return cost.hosted(self.hosted_usd_per_10000_samples, self.hosted_source)
-        except ValueError as error:
-            raise PriceError(f"cost.{error}") from None
+
+
+@contextlib.contextmanager
+def _of_a_setting() -> Iterator[None]:
+    """What a setting's value is refused for, as PriceError."""
+    try:
+        yield
+    except ValueError as error:
+        raise PriceError(f"cost.{error}") from None
 
 
 class _Strict(BaseModel):
@@ -152,10 +158,8 @@ def choose(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Pr
 
     Raises PriceError: a price without source, a shape the table does not have, a table that cannot be used.
     """
-    try:
+    with _of_a_setting():
         own = cost.price(pricing.usd_per_gpu_hour, pricing.source)
-    except ValueError as error:
-        raise PriceError(f"cost.{error}") from None
     name = pricing.shape
     if name is None and pricing.table is None and set(devices) <= {CPU}:
         return () if own is None else (own,)
@@ -178,10 +182,7 @@ def _prices(name: str, table: Table) -> tuple[Price, ...]:
         boot = BootVolume(
             size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.dated
         )
-    others = tuple(
-        Beside(what=one.what, amount=one.amount, unit=one.unit, free_gb=one.free_gb, source=one.source, dated=one.dated)
-        for one in table.others.values()
-    )
+    others = tuple(Beside(**one.model_dump()) for one in table.others.values())
     called = [("on-demand", shape.on_demand)]
     if shape.preemptible is not None:
         called.append(("preemptible", shape.preemptible))

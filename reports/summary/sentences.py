@@ -1,7 +1,5 @@
 """The report's words: the finding and the recommendation, each a sentence with its interval."""
 
-from collections.abc import Sequence
-
 from bench.records.result import End
 from bench.records.run import RunRecord
 from reports import text
@@ -75,7 +73,8 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     ratio, passed = fastest.useful_tokens_ratio, _passed_over(chosen)
     tied = [row.label for row in chosen.tied if not row.is_baseline]
     if fastest.is_baseline and len(summary.measured_rows) > 1:
-        also = f"; {text.some(tied, 3)} {_were(tied)} not shown to be slower" if tied else ""
+        were = "was" if len(tied) == 1 else "were"
+        also = f"; {text.some(tied, 3)} {were} not shown to be slower" if tied else ""
         return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
     if ratio is None:
         rate = text.estimate(None if fastest.measured is None else fastest.measured.useful_tokens_per_sec)
@@ -106,10 +105,6 @@ def _passed_over(chosen: Choice) -> str:
     """`; batch-16 was faster, but 3 of 12 trials of it succeeded`."""
     said = [f"{row.succeeded} of {row.planned} trials of {row.label}" for row in chosen.passed_over]
     return f"; passed over, though faster: only {text.some(said, 2)} succeeded" if said else ""
-
-
-def _were(names: Sequence[str]) -> str:
-    return "was" if len(names) == 1 else "were"
 
 
 def second_finding(rows: tuple[ConfigurationRow, ...], baseline: str) -> str | None:

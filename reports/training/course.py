@@ -86,12 +86,11 @@ def draw(told: Told, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
         few = len(rates[0]) < 50
         axes[0].plot(*rates, color=OTHER_TONE, linewidth=1.2, marker="o" if few else None, markersize=3, label="speed")
         axes[0].set(ylabel="useful tokens/s", xlabel="hours of steps")
-        axes[0].set_xlim(left=0)
-        axes[0].set_ylim(bottom=0)
         axes[0].legend(loc="lower right", ncols=4 if not narrow else 2)
         if watts is not None:
             axes[1].plot(*watts, color=DEEP_TONE, linewidth=1.0)
             axes[1].set(ylabel="watts, leading worker", xlabel="hours since the last attempt began")
-            axes[1].set_xlim(left=0)
-            axes[1].set_ylim(bottom=0)
+        for panel in axes:
+            panel.set_xlim(left=0)
+            panel.set_ylim(bottom=0)
         return style.png(figure), style.svg(figure)

@@ -171,8 +171,8 @@ def _shortfall(made: ReportSummary) -> str:
     if made.missing:
         ends.append(f"{len(made.missing)} missing")
     rejected = f"; {len(made.rejected)} files rejected" if made.rejected else ""
-    succeeded = made.counts.get(End.SUCCEEDED, 0)
+    succeeded, run = made.counts.get(End.SUCCEEDED, 0), made.record
     return (
-        f"run {made.run_id}: {succeeded} of {made.planned} trials succeeded ({', '.join(ends)}{rejected}); "
+        f"run {run.run_id}: {succeeded} of {len(run.planned)} trials succeeded ({', '.join(ends)}{rejected}); "
         "the report says which and why"
     )

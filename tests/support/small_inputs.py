@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bench.harness.record import Clock, Record, Request
+from bench.records import Trial
 from tests.mistral_7b import shapes
 
 CONFIG = {
@@ -93,3 +95,14 @@ def sharded_folder(model_folder: Path) -> Path:
 @pytest.fixture
 def data_file(tmp_path: Path) -> Path:
     return write_data(tmp_path / "chats.jsonl")
+
+
+@pytest.fixture
+def make_record(tmp_path: Path, make_trial: Callable[..., Trial]) -> Callable[..., Record]:
+    """The record of a trial whose result goes to `tmp_path`; further words are the request's."""
+
+    def make(trial: Trial | None = None, **request: Any) -> Record:
+        asked = Request(**{"trial_file": tmp_path / "t.json", "out": tmp_path} | request)
+        return Record(asked, make_trial() if trial is None else trial, Clock())
+
+    return make

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from bench.data.inputs import InputError, Inputs
 from bench.data.trial_inputs import check_trial
-from bench.harness.ends import Stops
+from bench.harness.ends import Stopped, Stops
 from bench.harness.record import Record, Request
 from bench.kinds.distributed import efficiency
 from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
@@ -58,52 +59,101 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         ranks = open_things.enter_context(Torchrun(trial, backend, endpoint, limits, machines))
         hub = None if machines is None else open_things.enter_context(Hub(machines, trial.world_size, ranks.folder))
         try:
-            while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
-                stops.check()
-                for line in ranks.lines():
-                    reported.take(line)
-                ranks.look()
-                time.sleep(POLL_SEC)
-            for line in ranks.lines():
-                reported.take(line)
-            if hub is not None and code == 0:
-                hub.settle(limits.silence_sec)
-            if code != 0:
-                stops.close()  # the end is known: ignore a SIGTERM that follows from it
-                if hub is not None:
-                    hub.settle()
-                    ranks.look()
-                raise ranks.failure()
+            code = watch(ranks, hub, stops, reported.take)
+            settle(code, ranks, hub, stops, limits, has_failed=code != 0)
         except (RankFailed, RankGone, RankOutOfMemory) as error:
-            record.log(str(error))
-            if isinstance(error, RankOutOfMemory):
-                record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
-            for rank in range(trial.world_size):
-                for words in ranks.log(rank):
-                    record.log(f"rank {rank}: {words}")
+            tell(record, ranks, error)
             raise
     report(record, reported, backend)
 
 
+def watch(ranks: Torchrun, hub: Hub | None, stops: Stops, take: Callable[[dict[str, Any]], None]) -> int | None:
+    """Hand rank 0's lines on until the ranks have ended or another machine reports a failure; torchrun's exit code."""
+    while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
+        stops.check()
+        ranks.hand_on(take)
+        ranks.look()
+        time.sleep(POLL_SEC)
+    ranks.hand_on(take)
+    return code
+
+
+def settle(
+    code: int | None, ranks: Torchrun, hub: Hub | None, stops: Stops, limits: Limits, *, has_failed: bool
+) -> None:
+    """After `watch`: wait for what the other machines have to say. Raises what ended the ranks, where that failed."""
+    if hub is not None and code == 0:
+        hub.settle(limits.silence_sec)
+    if has_failed:
+        stops.close()  # the end is known: ignore a SIGTERM that follows from it
+        if hub is not None:
+            hub.settle()
+            ranks.look()
+        raise ranks.failure()
+
+
+def tell(record: Record, ranks: Torchrun, error: Exception) -> None:
+    """Put the failure and every rank's last lines into the record."""
+    record.log(str(error))
+    if isinstance(error, RankOutOfMemory):
+        record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
+    for rank in range(record.trial.world_size):
+        for words in ranks.log(rank):
+            record.log(f"rank {rank}: {words}")
+
+
 def follow(_request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
-    """Run this machine's share of the ranks; the process's exit code. Only the first machine measures and writes."""
-    limits = make_limits(trial)
+    """See `run_share`."""
+
+    def prepare() -> Mapping[str, str]:
+        check_trial(trial)
+        return {}
+
+    return run_share(trial, machines, stops, make_limits(trial), prepare)
+
+
+def run_share(
+    trial: Trial,
+    machines: Machines,
+    stops: Stops,
+    limits: Limits,
+    prepare: Callable[[], Mapping[str, str]],
+    *,
+    let_end: Callable[[Path, Callable[[], int | None]], None] | None = None,
+    **options: Any,
+) -> int:
+    """Run this machine's share of the ranks; the process's exit code. Only the first machine measures and writes.
+
+    `prepare` checks the inputs and returns the ranks' files. After a stop `let_end`, where it is given, lets the ranks
+    end the step they are in. `options` are Torchrun's.
+    """
     mine = machines.ranks_here(trial.world_size)
     try:
         with Link(machines, limits.silence_sec) as link:
             try:
-                check_trial(trial)
+                files = prepare()
                 backend = choose_backend(trial, visible_gpus(), machines)
             except InputError as error:
                 link.complain(mine[0], str(error))
                 raise
-            with Torchrun(trial, backend, rendezvous(), limits, machines) as ranks:
-                while (code := ranks.poll()) is None:
-                    stops.check()
+            with Torchrun(trial, backend, rendezvous(), limits, machines, files=files, **options) as ranks:
+
+                def poll() -> int | None:
                     link.check()
                     link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
-                    time.sleep(POLL_SEC)
-                link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
+                    return ranks.poll()
+
+                try:
+                    while (code := poll()) is None:
+                        stops.check()
+                        time.sleep(POLL_SEC)
+                except Stopped:
+                    if let_end is not None:
+                        let_end(ranks.folder, poll)
+                        # Said before these ranks are killed: else the first machine takes what breaks for a failure.
+                        link.end({} if poll() is not None else {"stopped": list(mine)})
+                    raise
+                poll()
                 link.end({"ranks": [], **ranks.failures()} if code else {})
             return 0 if code == 0 else 1
     except LeaderGone as gone:
@@ -180,35 +230,19 @@ class Reported:
         self.peaks: dict[str, list[float]] = {}
 
     def take(self, line: dict[str, Any]) -> None:
-        """One line of rank 0."""
+        """One of rank 0's lines."""
         record = self.record
-        if "phase_sec" in line:
-            record.phases[line["phase"]] = line["phase_sec"]
-            self._mark("")
-        elif "phase" in line:
-            record.phase = line["phase"]
-            record.show()
-            self._mark(record.phase)
         if "step" in line:
             self._step(**line["step"])
         if "all_reduce" in line:
             self.reduced[line["all_reduce"]["bytes"]] = line["all_reduce"]["sec"]
-        record.fingerprint.update(line.get("fingerprint", {}))
-        record.load_time_sec = line.get("load_time_sec", record.load_time_sec)
+        record.take(line)
         self.buckets = line.get("buckets", self.buckets)
         if "peaks" in line:
             self.peaks = line["peaks"]
             record.peak_rss_bytes = int(max(self.peaks["rss_bytes"]))
             if record.fingerprint.get("device") == "cuda":
                 record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
-        if "flag" in line:
-            record.flags.append(line["flag"])
-        if "log" in line:
-            record.log(line["log"])
-
-    def _mark(self, phase: str) -> None:
-        if self.record.on_phase is not None:  # telemetry
-            self.record.on_phase(phase)
 
     def _step(self, kind: str, block: int, table: list[list[float]]) -> None:
         """`table` has a row for each rank: seconds, loss, samples, tokens, useful tokens, seconds of communication."""

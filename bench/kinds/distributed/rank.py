@@ -37,7 +37,7 @@ from bench.kinds.distributed import efficiency, torchrun
 from bench.kinds.distributed.buckets import BucketClock
 from bench.machine import fingerprint, preflight
 from bench.qlora import recipes
-from bench.qlora.step import load_base, make_optimizer, place
+from bench.qlora.step import Placement, load_base, make_optimizer, place
 from bench.records import Trial
 
 SIGN_SEC = 1.0
@@ -113,41 +113,85 @@ class Exchanged:
         return self._ddp(**inputs)
 
 
-class Rank:
-    """One rank, from its model to its last all-reduce."""
+class OneRank:
+    """What one rank of any kind of trial is and tells."""
+
+    modules: stack.Stack
+    placement: Placement
 
     def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.backend, self.step_sec = backend, step_sec
+        self.folder, self.backend, self.step_sec = folder, backend, step_sec
         self.signs = Signs(folder, self.rank, min(SIGN_SEC, silence_sec / 5))
         self.lines = Lines(folder, self.rank)
         self.trial = Trial.read(folder / torchrun.TRIAL_FILE)
         if backend == "nccl":
             choose_gpu(int(os.environ["LOCAL_RANK"]))
 
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Tell that a phase begins, and its seconds, however it ends."""
+        self.signs.move(name)
+        self.lines(phase=name)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.lines(phase=name, phase_sec=time.monotonic() - start)
+
+    def take_device(self) -> None:
+        """Take this rank's device, and tell which it is. Raises what the stack and preflight raise."""
+        preflight.check(self.modules, self.trial)
+        self.placement = place(self.modules)
+        arithmetic = str(self.placement.compute_dtype).removeprefix("torch.")
+        facts = {**fingerprint.device_facts(self.modules.torch), "compute_dtype": arithmetic, "backend": self.backend}
+        self.lines(fingerprint=facts)
+
+    def load(self) -> Any:
+        """The recipe's step over the trial's model."""
+        start = time.monotonic()
+        base = load_base(self.modules, self.trial, self.placement)
+        if self.placement.is_cuda:
+            self.modules.torch.cuda.synchronize()
+        self.lines(load_time_sec=time.monotonic() - start)
+        return recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
+
+    def tell_step(self, step: Any, *, trained: int, gradient_bytes: int, **line: Any) -> None:
+        """Tell what `load` has built: its facts, `line`, its flags."""
+        facts = {
+            "recipe": step.recipe,
+            "recipe_notes": ", ".join(step.notes) or None,
+            "optimizer": step.optimizer_name,
+            "trained_parameters": trained,
+            "gradient_bytes": gradient_bytes,
+        }
+        self.lines(fingerprint=facts, **line)
+        for flag in step.flags:
+            self.lines(flag=flag)
+
+
+class Rank(OneRank):
+    """One rank, from its model to its last all-reduce."""
+
     def work(self) -> None:
         """Run the trial. Raises what the stack raises, NotFinite, RanksDiffer and InputError."""
-        with self._phase("import"):
+        with self.phase("import"):
             self.modules = stack.load()
             self.torch = self.modules.torch
-            preflight.check(self.modules, self.trial)
-            self.placement = place(self.modules)
-            arithmetic = str(self.placement.compute_dtype).removeprefix("torch.")
-            facts = {**fingerprint.device_facts(self.torch), "compute_dtype": arithmetic, "backend": self.backend}
-            self.lines(fingerprint=facts)
+            self.take_device()
             self._join()
-        with self._phase("data"):
+        with self.phase("data"):
             self._open_data()
-        with self._phase("load"):
+        with self.phase("load"):
             self._load()
             self.exchange([0.0])  # ranks load at different speeds: wait here and not inside a step
         trial = self.trial
-        with self._phase("warmup"):
+        with self.phase("warmup"):
             for number in range(1, trial.warmup_steps + 1):
                 self._step("warmup", number)
             if self.world_size > 1:
                 self._alone([1], kind="off-warmup")  # allocates what such steps need
-        with self._phase("measure"):
+        with self.phase("measure"):
             size, number = efficiency.block_steps(trial.measured_steps), 0
             for block, start in enumerate(range(0, trial.measured_steps, size)):
                 steps = range(start, min(start + size, trial.measured_steps))
@@ -155,7 +199,7 @@ class Rank:
                     self._step("on", number, block=block)
                 if self.world_size > 1:
                     self._alone([step + 1 for step in steps], block)
-        with self._phase("exchange"):
+        with self.phase("exchange"):
             if self.world_size > 1:
                 self._hooked()
             self._compare_weights()
@@ -189,29 +233,14 @@ class Rank:
 
     def _load(self) -> None:
         trial, torch = self.trial, self.torch
-        start = time.monotonic()
-        base = load_base(self.modules, trial, self.placement)
-        if self.placement.is_cuda:
-            torch.cuda.synchronize()
-        self.lines(load_time_sec=time.monotonic() - start)
-        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
+        step = self.load()
         model = step.model
         torch.manual_seed(trial.seed + self.rank)  # equal adapters, different dropout
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
         count = sum(parameter.numel() for parameter in self.trained)
-        self.lines(
-            fingerprint={
-                "recipe": step.recipe,
-                "recipe_notes": ", ".join(step.notes) or None,
-                "optimizer": step.optimizer_name,
-                "trained_parameters": count,
-                "gradient_bytes": self.gradient_bytes,
-            },
-            log=f"rank 0 loaded the model; {count:,} trained parameters, {self.gradient_bytes:,} bytes of gradients",
-        )
-        for flag in step.flags:
-            self.lines(flag=flag)
+        said = f"rank 0 loaded the model; {count:,} trained parameters, {self.gradient_bytes:,} bytes of gradients"
+        self.tell_step(step, trained=count, gradient_bytes=self.gradient_bytes, log=said)
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         # The frozen weights come from the same files on every rank: no need to broadcast 4 GB of them.
@@ -329,16 +358,6 @@ class Rank:
     def _peaks(self) -> None:
         rows = self.exchange([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
         self.lines(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
-
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self.signs.move(name)
-        self.lines(phase=name)
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.lines(phase=name, phase_sec=time.monotonic() - start)
 
 
 def choose_gpu(local_rank: int) -> None:

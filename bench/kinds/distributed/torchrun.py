@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -152,6 +152,11 @@ class Torchrun:
                     return  # still being written
                 self._taken += len(line)
                 yield json.loads(line)
+
+    def hand_on(self, take: Callable[[dict[str, Any]], None]) -> None:
+        """Call `take` with each of rank 0's lines since the last call."""
+        for line in self.lines():
+            take(line)
 
     def look(self) -> None:
         """Read the ranks' signs. Raises RankFailed for a silent rank or a step that never ends."""

@@ -8,7 +8,7 @@ example: the same formula for the differences.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -120,27 +120,36 @@ def answer(
     stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]], most: int
 ) -> tuple[str, bool]:
     """(the model's greedy answer to a conversation, at most `most` tokens long, whether it ended by itself)."""
+    ends = {tokenizer.eos_token_id, *ends_of(peft_model)} - {None}
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    with evaluating(stack.torch, step.model), step.precision():
+        return greedy(stack, peft_model, tokenizer, ids, ends, most)
+
+
+def greedy(
+    stack: Any, model: Any, tokenizer: Any, prompt: Sequence[int], ends: Collection[int], most: int
+) -> tuple[str, bool]:
+    """(what the model writes after the prompt's tokens, at most `most` tokens, whether one of `ends` ended it)."""
     torch = stack.torch
-    ends = {tokenizer.eos_token_id, *_listed(getattr(peft_model.generation_config, "eos_token_id", None))} - {None}
     settings = stack.transformers.GenerationConfig(
         max_new_tokens=most, do_sample=False, use_cache=True, eos_token_id=sorted(ends),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )  # fmt: skip
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    device = next(peft_model.parameters()).device
-    ids, mask = encoded["input_ids"].to(device), encoded["attention_mask"].to(device)
-    with evaluating(torch, step.model), _uncompiled(torch), step.precision():
-        out = peft_model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
-    made = out[0, ids.shape[1] :]
-    return tokenizer.decode(made, skip_special_tokens=True).strip(), bool(len(made)) and int(made[-1]) in ends
+    ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    with torch.no_grad(), _uncompiled(torch):
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    made = out[0, ids.shape[1] :].tolist()
+    return tokenizer.decode(made, skip_special_tokens=True).strip(), bool(made) and made[-1] in ends
 
 
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def ends_of(model: Any) -> list[int]:
+    """The tokens at which a server ends an answer, by the model's own files."""
+    given = getattr(model.generation_config, "eos_token_id", None)
+    return [one for one in (given if isinstance(given, (list, tuple)) else [given]) if one is not None]
 
 
 def _uncompiled(torch: Any) -> Any:
-    """Compiled layers would be compiled again for each length of an answer."""
+    """The recipe stock compiles its layers; they would be compiled again for each length of an answer."""
     stance = getattr(torch.compiler, "set_stance", None)
     return contextlib.nullcontext() if stance is None else stance("force_eager")

@@ -9,8 +9,8 @@ On several machines the first one does all that; the others run their share of t
 
 import contextlib
 import dataclasses
-import sys
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,18 @@ from bench.data.inputs import InputError, Inputs
 from bench.data.tokenizer import load_tokenizer
 from bench.harness.ends import Stopped, Stops, WorkerGone
 from bench.harness.record import Record, Request
-from bench.kinds.distributed.distributed import choose_backend, make_limits, rendezvous, visible_gpus
-from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
+from bench.kinds.distributed.distributed import (
+    POLL_SEC,
+    choose_backend,
+    make_limits,
+    rendezvous,
+    run_share,
+    settle,
+    tell,
+    visible_gpus,
+    watch,
+)
+from bench.kinds.distributed.machines import Hub, Machines
 from bench.kinds.distributed.torchrun import (
     Limits,
     RankFailed,
@@ -32,6 +42,7 @@ from bench.kinds.distributed.torchrun import (
 from bench.kinds.finetune import material
 from bench.kinds.finetune.checkpoints import checkpoint, resume
 from bench.kinds.finetune.job import JOB_FILE, STOP_FILE, Job
+from bench.kinds.finetune.material import check_inputs  # every module of a kind with inputs of its own has one
 from bench.kinds.finetune.story import Story
 from bench.records import Trial
 from bench.records.result import End
@@ -39,16 +50,10 @@ from bench.records.training_data import DataReport
 from bench.train import check
 
 MODULE = "bench.kinds.finetune.rank"
-POLL_SEC = 0.1
 GRACE_SEC = 22.0  # of the 30 s that a node gives between SIGTERM and SIGKILL, for a step and its checkpoint
 EXAMPLES_FOLDER = "examples"
 # As in a distributed trial; a core that many share, with a model of 135 million weights (measured: 4 a second).
 SLOWEST_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
-
-
-def check_inputs(trial: Trial) -> Inputs:
-    """See `bench.kinds.finetune.material`."""
-    return material.check_inputs(trial)
 
 
 def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
@@ -65,15 +70,8 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         data, report = _read(trial, folder, record)
     checkpoint.clear_parts(folder)
     found = resume.find(folder, resume.Identity.of(trial, inputs[0].sha256, data.sha256), record.log)
-    job = Job(
-        attempt=record.request.attempt,
-        checkpoints=str(folder.resolve()),
-        resume=None if found is None else str(found.path.resolve()),
-        out=str(record.request.out.resolve()),
-        examples=str((folder / EXAMPLES_FOLDER).resolve()),
-        model_sha256=inputs[0].sha256,
-        data_sha256=data.sha256,
-    )
+    newest = None if found is None else str(found.path.resolve())
+    job = _job(record.request, folder, inputs[0].sha256, data.sha256, resume=newest)
     story = Story(record, folder, found, report, planned=data.steps(), row_tokens=data.row_tokens)
     record.on_end = story.write
     with contextlib.ExitStack() as opened:
@@ -84,7 +82,10 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
         try:
             _until_ended(story, ranks, hub, stops, limits)
         except Stopped:
-            _stop(ranks, story)
+            let_end(ranks.folder, ranks.poll)
+            ranks.hand_on(story.take)
+            done = f"after step {story.step}, with a checkpoint" if story.stop else "before a step was done"
+            record.log(f"stopped {done}")
             raise
     if story.stop == "max_hours":
         raise Stopped(End.PREEMPTED, f"stopped by train.max_hours after step {story.step}")
@@ -93,43 +94,15 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def follow(request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
-    """Run this machine's share of the ranks; the process's exit code. Only the first machine writes anything."""
-    limits = make_limits_of(trial)
-    mine = machines.ranks_here(trial.world_size)
-    try:
-        with Link(machines, limits.silence_sec) as link:
-            try:
-                job = _job_here(request, trial)
-                backend = choose_backend(trial, visible_gpus(), machines)
-            except InputError as error:
-                link.complain(mine[0], str(error))
-                raise
-            files = {JOB_FILE: job.to_text()}
-            with Torchrun(trial, backend, rendezvous(), limits, machines, module=MODULE, files=files) as ranks:
+    """See `distributed.run_share`."""
 
-                def poll() -> int | None:
-                    link.check()
-                    link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
-                    return ranks.poll()
+    def prepare() -> Mapping[str, str]:
+        model, _, _ = check_inputs(trial)
+        folder = _folder(request)
+        data, _ = material.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
+        return {JOB_FILE: _job(request, folder, model.sha256, data.sha256).to_text()}
 
-                try:
-                    while (code := poll()) is None:
-                        stops.check()
-                        time.sleep(POLL_SEC)
-                except Stopped:  # all ranks end after this step, with a checkpoint
-                    ask_to_stop(ranks.folder)
-                    until = time.monotonic() + GRACE_SEC
-                    while poll() is None and time.monotonic() < until:
-                        time.sleep(POLL_SEC)
-                    # Said before these ranks are killed: else the first machine takes what then breaks for a failure.
-                    link.end({} if poll() is not None else {"stopped": list(mine)})
-                    raise
-                poll()
-                link.end({"ranks": [], **ranks.failures()} if code else {})
-            return 0 if code == 0 else 1
-    except LeaderGone as gone:
-        print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)
-        return 1
+    return run_share(trial, machines, stops, make_limits_of(trial), prepare, let_end=let_end, module=MODULE)
 
 
 def make_limits_of(trial: Trial) -> Limits:
@@ -139,8 +112,12 @@ def make_limits_of(trial: Trial) -> Limits:
     return dataclasses.replace(limits, step_sec=max(limits.step_sec, row_sec))
 
 
-def ask_to_stop(folder: Path) -> None:
+def let_end(folder: Path, poll: Callable[[], int | None]) -> None:
+    """Let the ranks end after the step they are in, with a checkpoint, as far as there is time."""
     (folder / STOP_FILE).touch()
+    until = time.monotonic() + GRACE_SEC
+    while poll() is None and time.monotonic() < until:
+        time.sleep(POLL_SEC)
 
 
 def _folder(request: Request) -> Path:
@@ -171,66 +148,29 @@ def _read(trial: Trial, folder: Path, record: Record) -> tuple[material.Material
     return data, report
 
 
-def _job_here(request: Request, trial: Trial) -> Job:
-    """The job of the ranks on a machine that is not the first. Raises InputError."""
-    model, _, _ = check_inputs(trial)
-    folder = _folder(request)
-    data, _ = material.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
+def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, resume: str | None = None) -> Job:
     return Job(
         attempt=request.attempt,
         checkpoints=str(folder.resolve()),
-        resume=None,
+        resume=resume,
         out=str(request.out.resolve()),
         examples=str((folder / EXAMPLES_FOLDER).resolve()),
-        model_sha256=model.sha256,
-        data_sha256=data.sha256,
+        model_sha256=model_sha256,
+        data_sha256=data_sha256,
     )
 
 
 def _until_ended(story: Story, ranks: Torchrun, hub: Hub | None, stops: Stops, limits: Limits) -> None:
     """Take the ranks' lines until they have ended. Raises what ended them."""
     try:
-        while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
-            stops.check()
-            story.take(ranks)
-            ranks.look()
-            time.sleep(POLL_SEC)
-        story.take(ranks)
+        code = watch(ranks, hub, stops, story.take)
         stops.check()
-        if hub is not None and code == 0:
-            hub.settle(limits.silence_sec)
-        if code != 0 and not story.stop:
-            stops.close()  # the end is known: ignore a SIGTERM that follows from it
-            if hub is not None:
-                hub.settle()
-                ranks.look()
-            raise ranks.failure()
+        settle(code, ranks, hub, stops, limits, has_failed=code != 0 and not story.stop)
     except (RankFailed, RankGone, RankOutOfMemory) as error:
-        story.take(ranks)
-        _tell(story.record, ranks, error)
+        ranks.hand_on(story.take)
+        tell(story.record, ranks, error)
         if isinstance(error, RankStopped):
             raise Stopped(End.PREEMPTED, str(error)) from None
         if isinstance(error, RankKilled):
             raise WorkerGone(str(error)) from None
         raise
-
-
-def _tell(record: Record, ranks: Torchrun, error: Exception) -> None:
-    record.log(str(error))
-    if isinstance(error, RankOutOfMemory):
-        record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
-    for rank in range(record.trial.world_size):
-        for words in ranks.log(rank):
-            record.log(f"rank {rank}: {words}")
-
-
-def _stop(ranks: Torchrun, story: Story) -> None:
-    """Let the ranks end after the step they are in, with a checkpoint, as far as there is time."""
-    ask_to_stop(ranks.folder)
-    until = time.monotonic() + GRACE_SEC
-    while ranks.poll() is None and time.monotonic() < until:
-        time.sleep(POLL_SEC)
-    story.take(ranks)
-    story.record.log(
-        f"stopped after step {story.step}, with a checkpoint" if story.stop else "stopped before a step was done"
-    )

@@ -4,13 +4,10 @@ Rank 0 reports to the parent, writes the checkpoints, and at the end the adapter
 SIGTERM, makes all ranks end after the step they are in, with a checkpoint.
 """
 
-import contextlib
 import importlib
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,35 +16,26 @@ from bench import stack
 from bench.data.inputs import InputError
 from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import peak_rss_bytes
-from bench.kinds.distributed import torchrun
-from bench.kinds.distributed.rank import BACKSTOP_SEC, SIGN_SEC, Lines, Signs, choose_gpu, main, peak_vram_bytes
+from bench.kinds.distributed.rank import BACKSTOP_SEC, OneRank, main, peak_vram_bytes
 from bench.kinds.finetune import material
 from bench.kinds.finetune.checkpoints import resume
 from bench.kinds.finetune.checkpoints.checkpoint import ADAPTER
 from bench.kinds.finetune.job import STOP_FILE, Job
 from bench.kinds.finetune.steps.group import Group
-from bench.machine import fingerprint, preflight
-from bench.qlora import recipes
-from bench.qlora.step import load_base, place
-from bench.records import Trial, schema
+from bench.records import schema
 from bench.records.durable import sha256_of
 from bench.records.layout import ADAPTER_FOLDER
 
 
-class Rank:
+class Rank(OneRank):
     """One rank, from its model to the adapter."""
 
     def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
-        self.folder, self.backend, self.step_sec = folder, backend, step_sec
-        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.signs = Signs(folder, self.rank, min(SIGN_SEC, silence_sec / 5))
-        self.lines = Lines(folder, self.rank)
-        self.trial, self.job = Trial.read(folder / torchrun.TRIAL_FILE), Job.read(folder)
+        super().__init__(folder, backend, silence_sec, step_sec)
+        self.job = Job.read(folder)
         self.training = material.training_of(self.trial)
         self._was_told = False
         signal.signal(signal.SIGTERM, self._on_signal)
-        if backend == "nccl":
-            choose_gpu(int(os.environ["LOCAL_RANK"]))
         if self.trial.recipe != "fast":  # without it cuBLAS may add in another order each time
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -61,31 +49,27 @@ class Rank:
     def work(self) -> None:
         """Train. Raises what the stack and the training raise."""
         trial = self.trial
-        with self._phase("import"):
+        with self.phase("import"):
             self.modules = stack.load()
             # Imports torch, which must not come before the stack's settings.
             self.loop = importlib.import_module("bench.kinds.finetune.loop")
-            preflight.check(self.modules, trial)
-            self.placement = place(self.modules)
-            arithmetic = str(self.placement.compute_dtype).removeprefix("torch.")
-            facts = {**fingerprint.device_facts(self.modules.torch), "compute_dtype": arithmetic}
-            self.lines(fingerprint={**facts, "backend": self.backend})
+            self.take_device()
             self.group = self._join()
-        with self._phase("data"):
+        with self.phase("data"):
             tokenizer = load_tokenizer(Path(trial.model))
             data, _ = material.load(trial, lambda: tokenizer, Path(self.job.examples))
             self._same_everywhere(data.sha256)
-        with self._phase("load"):
+        with self.phase("load"):
             trainer = self._trainer(data, tokenizer)
         with self.loop.deterministic(self.modules.torch, trainer.step.recipe):
-            with self._phase("rehearse"):
+            with self.phase("rehearse"):
                 trainer.rehearse()
                 found = self._checkpoint()
                 trainer.begin(found)
                 self.group.wait()
-            with self._phase("train"):
+            with self.phase("train"):
                 stop = trainer.run()
-            with self._phase("finish"):
+            with self.phase("finish"):
                 self._finish(trainer, stop)
         if self.backend != "gloo" and not self.group.is_alone:  # see bench.kinds.distributed.rank
             self.modules.torch.distributed.destroy_process_group()
@@ -110,13 +94,7 @@ class Rank:
                 raise InputError(f"model: rank {rank} has another model than rank {self.rank}; copy it anew")
 
     def _trainer(self, data: material.Material, tokenizer: Any) -> Any:
-        trial, torch = self.trial, self.modules.torch
-        start = time.monotonic()
-        base = load_base(self.modules, trial, self.placement)
-        if self.placement.is_cuda:
-            torch.cuda.synchronize()
-        self.lines(load_time_sec=time.monotonic() - start)
-        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
+        trial, step = self.trial, self.load()
         peft_model = getattr(step.model, "peft_model", step.model)
         self.identity = resume.Identity.of(trial, self.job.model_sha256, data.sha256)
         world = self.loop.World(
@@ -130,20 +108,13 @@ class Rank:
         )
         trainer = self.loop.Trainer(self.modules, trial, self.training, step, peft_model, tokenizer, data, world)
         count = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
-        self.lines(
-            fingerprint={
-                "recipe": step.recipe,
-                "recipe_notes": ", ".join(step.notes) or None,
-                "optimizer": step.optimizer_name,
-                "trained_parameters": count,
-                "gradient_bytes": trainer.gradients.bytes,
-            },
-            steps_planned=trainer.steps,
-            log=f"{trainer.steps:,} steps of {self.training.rows_per_step} rows; recipe {step.recipe}; training "
-            f"{count:,} parameters with {step.optimizer_name}",
+        said = (
+            f"{trainer.steps:,} steps of {self.training.rows_per_step} rows; recipe {step.recipe}; training "
+            f"{count:,} parameters with {step.optimizer_name}"
         )
-        for flag in step.flags:
-            self.lines(flag=flag)
+        self.tell_step(
+            step, trained=count, gradient_bytes=trainer.gradients.bytes, steps_planned=trainer.steps, log=said
+        )
         return trainer
 
     def _checkpoint(self) -> resume.Found | None:
@@ -181,16 +152,6 @@ class Rank:
                 self.lines(adapter={"step": step, "sha256": digest, "files": files}, answers=schema.to_json(answers))
             self.lines(stop=stop, seconds=trainer.state.seconds)
         self.group.wait()
-
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self.signs.move(name)
-        self.lines(phase=name)
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.lines(phase=name, phase_sec=time.monotonic() - start)
 
 
 if __name__ == "__main__":

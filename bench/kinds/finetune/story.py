@@ -5,7 +5,6 @@ from typing import Any
 
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
-from bench.kinds.distributed.torchrun import Torchrun
 from bench.kinds.finetune.checkpoints.checkpoint import History, State
 from bench.kinds.finetune.checkpoints.resume import Found, Journal, restarted
 from bench.records import schema
@@ -40,20 +39,9 @@ class Story:
         """How many steps are done."""
         return len(self._history.columns["step"])
 
-    def take(self, ranks: Torchrun) -> None:
-        """Rank 0's lines since the last call."""
-        for line in ranks.lines():
-            self._take(line)
-
-    def _take(self, line: dict[str, Any]) -> None:
+    def take(self, line: dict[str, Any]) -> None:
+        """One of rank 0's lines."""
         record = self.record
-        if "phase_sec" in line:
-            record.phases[line["phase"]] = line["phase_sec"]
-            self._mark("")
-        elif "phase" in line:
-            record.phase = line["phase"]
-            record.show()
-            self._mark(record.phase)
         if "step" in line:
             self._step(**line["step"])
         if "evaluation" in line:
@@ -61,8 +49,7 @@ class Story:
         for one in line.get("checkpoints", ()):
             self._checkpoints.append(schema.from_json(CheckpointFacts, one))
             record.shown["checkpoint_step"] = one["step"]
-        record.fingerprint.update(line.get("fingerprint", {}))
-        record.load_time_sec = line.get("load_time_sec", record.load_time_sec)
+        record.take(line)
         if "peaks" in line:
             record.peak_rss_bytes, record.peak_vram_bytes = line["peaks"]["rss_bytes"], line["peaks"]["vram_bytes"]
         self.stop = line.get("stop", self.stop)
@@ -70,14 +57,6 @@ class Story:
         for name in ("adapter", "answers", "communication_predicted_percent", "communication_measured_percent"):
             if line.get(name) is not None:
                 self._said[name] = line[name]
-        if "flag" in line:
-            record.flags.append(line["flag"])
-        if "log" in line:
-            record.log(line["log"])
-
-    def _mark(self, phase: str) -> None:
-        if self.record.on_phase is not None:  # telemetry
-            self.record.on_phase(phase)
 
     def _step(self, *, rows: int, **values: Any) -> None:
         self._history.add(**values)

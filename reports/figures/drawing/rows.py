@@ -1,6 +1,7 @@
 """What figures of training configurations share: which rows are drawn, their tones, facts and words."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from reports import text
 from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
@@ -8,6 +9,7 @@ from reports.figures.drawing.panel import Mark
 from reports.read.readings import Reading
 from reports.summary.cost import SAMPLES, Amount, seconds_for
 from reports.summary.summary import ConfigurationRow, Summary
+from reports.text import HasInterval
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite and its baseline; more rows than that are a table's work
 
@@ -29,10 +31,10 @@ def tone(row: ConfigurationRow) -> str:
 def facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
     """n, which rows, how intervals were made, and the price where the figure shows dollars."""
     shown = drawn(summary)
-    workers = sorted({row.measured.n_workers for row in shown if row.measured})
-    steps = sorted({row.measured.n_steps for row in shown if row.measured})
+    workers = [row.measured.n_workers for row in shown if row.measured]
+    steps = text.from_to(row.measured.n_steps for row in shown if row.measured)
     lines = [
-        f"n = {_range(workers)} {'worker' if workers[-1] == 1 else 'workers'}, {_range(steps)} steps per configuration",
+        f"n = {text.from_to(workers)} {'worker' if max(workers) == 1 else 'workers'}, {steps} steps per configuration",
         interval_words(shown),
     ]
     if which := subset(summary):
@@ -56,19 +58,22 @@ def interval_words(shown: Sequence[ConfigurationRow]) -> str:
     return f"95 % intervals over {' or '.join(units)}" if units else "one step each: no intervals"
 
 
+def mark_of(of: HasInterval, words: str, **look: Any) -> Mark:
+    """A mark of a value with its interval; `look` are further fields of Mark."""
+    return Mark(value=of.value, words=words, low=of.low, high=of.high, **look)
+
+
+def percent_mark(of: HasInterval, more: str = "", **look: Any) -> Mark:
+    """A mark of a value in percent."""
+    return mark_of(of, f"{text.number(of.value, 1)} % {text.span(of.low, of.high, 1)}".rstrip() + more, **look)
+
+
 def estimate_mark(row: ConfigurationRow, name: str, *, more: str = "", published: tuple[float, ...] = ()) -> Mark:
     """A bar of one of `Measured`'s estimates."""
     if row.measured is None:
         return Mark(value=None, words=text.UNKNOWN)
     found = getattr(row.measured, name)
-    return Mark(
-        value=found.value,
-        words=f"{text.estimate(found)}{more}",
-        low=found.low,
-        high=found.high,
-        tone=tone(row),
-        published=published,
-    )
+    return mark_of(found, f"{text.estimate(found)}{more}", tone=tone(row), published=published)
 
 
 def minutes_mark(row: ConfigurationRow) -> Mark:
@@ -76,13 +81,12 @@ def minutes_mark(row: ConfigurationRow) -> Mark:
     if row.measured is None:
         return Mark(value=None, words=text.UNKNOWN)
     took = seconds_for(SAMPLES, row.measured.samples_per_sec).times(1 / 60)
-    return Mark(value=took.value, words=text.estimate(took), low=took.low, high=took.high, tone=tone(row))
+    return mark_of(took, text.estimate(took), tone=tone(row))
 
 
 def dollars_mark(of: Amount, *, tone: str, more: str = "", published: tuple[float, ...] = ()) -> Mark:
     """A bar of an amount in US dollars."""
-    words = f"{text.estimate(of, prefix='$')}{more}"
-    return Mark(value=of.value, words=words, low=of.low, high=of.high, tone=tone, published=published)
+    return mark_of(of, f"{text.estimate(of, prefix='$')}{more}", tone=tone, published=published)
 
 
 def reading_mark(
@@ -107,7 +111,3 @@ def reading_mark(
         published=() if published is None else (published,),
         limit=limit,
     )
-
-
-def _range(values: list[int]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"

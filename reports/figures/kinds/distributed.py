@@ -5,7 +5,7 @@ from reports import text
 from reports.figures.drawing import rows
 from reports.figures.drawing.chart import Chart, head
 from reports.figures.drawing.marks import RowFigure
-from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE, PUBLISHED
+from reports.figures.drawing.palette import ACCENT_TONE, PUBLISHED
 from reports.figures.drawing.panel import Group, Mark, Panel
 from reports.read import published, readings
 from reports.read.published import Published
@@ -13,7 +13,8 @@ from reports.read.readings import Reading
 from reports.read.run import Run
 from reports.statistics import configurations
 from reports.statistics.processes import ProcessSteps
-from reports.statistics.values import Measured
+from reports.statistics.values import Measured, Ratio
+from reports.summary.cost import Amount
 from reports.summary.summary import Summary
 
 
@@ -25,7 +26,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     beside = published.beside(run)
     silent = _by_ranks(run, "efficiency_percent")
     found = _efficiencies(steps, silent, beside)
-    n = sorted({one.n_steps for one in steps.values()})
+    n = [one.n_steps for one in steps.values()]
     panels = [Panel(title="Samples per second (upright: linear)", marks=tuple(_rates(rates)))]
     shares = _by_ranks(run, "communication_share_no_sync_percent")
     if shares:
@@ -43,7 +44,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         over=head(
             summary,
             _title(rates, steps, silent),
-            f"n = {n[0] if len(n) == 1 else f'{n[0]} to {n[-1]}'} steps per trial" if n else "",
+            f"n = {text.from_to(n)} steps per trial" if n else "",
             "95 % intervals",
             f"{PUBLISHED} {beside.source}: two records that do not agree" if beside is not None else "",
         ),
@@ -100,10 +101,8 @@ def _share(one: Reading | None, bound: Reading | None) -> Mark:
     most = None
     if bound is not None and (left := bound.context.get("efficiency_without_overlap_percent")) is not None:
         most = 100.0 - float(left)
-    words = f"{text.number(one.value, 1)} % {text.span(one.low, one.high, 1)}".rstrip()
-    if most is not None:
-        words += f"  | bound {most:.2g} %"
-    return Mark(value=one.value, words=words, low=one.low, high=one.high, tone=ACCENT_TONE, limit=most)
+    more = "" if most is None else f"  | bound {most:.2g} %"
+    return rows.percent_mark(_amount(one), more, tone=ACCENT_TONE, limit=most)
 
 
 def _efficiencies(
@@ -116,10 +115,10 @@ def _efficiencies(
         called = text.count(ranks, "rank")
         if one is not None and ranks in steps:
             ratio = configurations.ratio(steps[ranks], one, "samples_per_sec")
-            mark = _percent(100.0 * ratio.value, _hundred(ratio.low), _hundred(ratio.high), OTHER_TONE)
+            mark = rows.percent_mark(_percent(ratio))
             found.append((f"{called}, against one rank", mark))
         if (own := silent.get(ranks)) is not None and own.value is not None:
-            mark = _percent(own.value, own.low, own.high, ACCENT_TONE)
+            mark = rows.percent_mark(_amount(own), tone=ACCENT_TONE)
             found.append((f"{called}, against no exchange", mark))
         for record in beside.scaling if beside is not None else ():
             if (value := record.efficiency_percent.get(ranks)) is not None:
@@ -128,13 +127,12 @@ def _efficiencies(
     return found
 
 
-def _hundred(share: float | None) -> float | None:
-    return None if share is None else 100.0 * share
+def _percent(of: Ratio) -> Amount:
+    return Amount(value=of.value, low=of.low, high=of.high).times(100.0)
 
 
-def _percent(value: float, low: float | None, high: float | None, tone: str) -> Mark:
-    words = f"{text.number(value, 1)} % {text.span(low, high, 1)}".rstrip()
-    return Mark(value=value, words=words, low=low, high=high, tone=tone)
+def _amount(of: Reading) -> Amount:
+    return Amount(value=of.value or 0.0, low=of.low, high=of.high)
 
 
 def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[int, Reading]) -> str:
@@ -142,8 +140,7 @@ def _title(rates: dict[int, Reading], steps: dict[int, Measured], silent: dict[i
     title = f"{text.count(ranks, 'rank')} process {text.number(last.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
         ratio = configurations.ratio(steps[ranks], steps[1], "samples_per_sec")
-        spread = text.span(_hundred(ratio.low), _hundred(ratio.high), 1)
-        return f"{title}: {text.number(100.0 * ratio.value, 1)} % {spread}".rstrip() + " of linear"
+        return f"{title}: {rows.percent_mark(_percent(ratio)).words} of linear"
     if ranks in silent:
         return f"{title}: {text.number(silent[ranks].value, 1)} % of their rate without communication"
     return title.replace("1 rank process ", "1 rank processes ")

@@ -7,9 +7,32 @@ Steps are noisier than there: each of those processes was known to 0.1 % from it
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from reports.statistics.processes import ProcessSteps
 
 Floats = NDArray[np.float64]
+
+
+def steps(
+    worker: str = "a",
+    times: ArrayLike = (0.1, 0.2, 0.3),
+    *,
+    samples: ArrayLike = 4,
+    tokens: ArrayLike = 100,
+    useful: ArrayLike = 50,
+    process: str | None = None,
+) -> ProcessSteps:
+    """A process's steps; an amount is that of each step, or one for all."""
+    times = np.array(times, dtype=float)
+    return ProcessSteps(
+        process=process or f"trial.{worker}",
+        worker=worker,
+        step_time_sec=times,
+        samples=np.full(len(times), samples, dtype=float),
+        tokens=np.full(len(times), tokens, dtype=float),
+        useful_tokens=np.full(len(times), useful, dtype=float),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,6 +191,16 @@ def write_result(folder: Path, one: TrialResult) -> Path:
     return one.write(place)
 
 
+def rewrite(folder: Path, plan: PlannedTrial, **changed: Any) -> Path:
+    """Write another result of a planned trial, as `result` makes it."""
+    return write_result(folder, result(plan, **changed))
+
+
+def plan_of(run: RunRecord, trial_id: str) -> PlannedTrial:
+    """The plan of one of the run's trials."""
+    return next(plan for plan in run.planned if plan.trial_id == trial_id)
+
+
 def write_run(
     folder: Path, run: RunRecord | None = None, *, speeds: dict[str, float] | None = None, exact: bool = False
 ) -> RunRecord:

@@ -17,35 +17,28 @@ def test_numbers_show_three_digits(value, shown):
     assert text.number(value) == shown
 
 
-def test_an_interval_is_rounded_like_its_value():
-    assert text.estimate(Estimate(value=0.1531, low=0.14999, high=0.16, n=9), " s") == "0.153 s (0.150 to 0.160)"
-
-
-def test_an_unknown_interval_leaves_the_value_alone():
-    assert text.estimate(Estimate(value=2.0, low=None, high=None, n=1)) == "2.00"
-
-
 @pytest.mark.parametrize(
-    ("low", "high", "shown"),
+    ("value", "low", "high", "shown"),
     [
-        (1.4571, 1.4629, "1.460 (1.457 to 1.463)"),
-        (1.45961, 1.46039, "1.4600 (1.4596 to 1.4604)"),
-        (1.459994, 1.460006, "1.46000 (1.45999 to 1.46001)"),
-        (1.46, 1.46, "1.46 (1.46 to 1.46)"),
-        (1.2, 1.7, "1.46 (1.20 to 1.70)"),
+        (1.46, 1.4571, 1.4629, "1.460 (1.457 to 1.463)"),
+        (1.46, 1.45961, 1.46039, "1.4600 (1.4596 to 1.4604)"),
+        (1.46, 1.459994, 1.460006, "1.46000 (1.45999 to 1.46001)"),
+        (1.46, 1.46, 1.46, "1.46 (1.46 to 1.46)"),
+        (1.46, 1.2, 1.7, "1.46 (1.20 to 1.70)"),
+        (0.1531, 0.14999, 0.16, "0.153 (0.150 to 0.160)"),
+        (2.0, None, None, "2.00"),
     ],
 )
-def test_an_interval_gets_the_digits_that_show_it(low, high, shown):
-    assert text.estimate(Estimate(value=1.46, low=low, high=high, n=9)) == shown
+def test_an_interval_is_rounded_like_its_value_and_gets_the_digits_that_show_it(value, low, high, shown):
+    of = Estimate(value=value, low=low, high=high, n=9)
+    assert text.estimate(of) == shown
+    assert text.estimate(of, " s") == shown.replace(" (", " s (") + (" s" if low is None else "")
 
 
 @pytest.mark.parametrize(("low", "high"), [(float("nan"), 1.0), (1.0, float("inf")), (5e-324, 1e-323), (1e308, 1e308)])
 def test_ends_that_no_digit_tells_apart_are_shown_all_the_same(low, high):
     assert " to " in text.span(low, high, 2)
-
-
-def test_a_span_gets_its_digits_also_beside_a_value_that_has_fewer():
-    assert text.span(99.96, 100.04, 1) == "(99.96 to 100.04)"
+    assert text.span(99.96, 100.04, 1) == "(99.96 to 100.04)"  # more digits than the value beside it has
 
 
 def test_an_interval_over_one_process_is_marked():
@@ -58,32 +51,28 @@ def test_a_long_name_is_broken_between_its_parts():
     assert text.broken("useful tokens/s", 15) == "useful tokens/s"
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_text_that_starts_like_a_formula_gets_an_apostrophe(start):
-    assert text.spreadsheet(f"{start}cmd|' /C calc'!A0") == f"'{start}cmd|' /C calc'!A0"
+def test_text_that_starts_like_a_formula_gets_an_apostrophe_and_everything_else_stays():
+    for start in ("=", "+", "-", "@", "\t", "\r"):
+        assert text.spreadsheet(f"{start}cmd|' /C calc'!A0") == f"'{start}cmd|' /C calc'!A0"
+    for value in (-0.5, 7, None, "plain", "a=b"):
+        assert text.spreadsheet(value) is value
 
 
-@pytest.mark.parametrize("value", [-0.5, 7, None, "plain", "a=b"])
-def test_numbers_and_plain_text_stay_as_they_are(value):
-    assert text.spreadsheet(value) is value
-
-
-def test_markdown_shows_a_hostile_name_as_it_stands():
-    assert text.markdown("a|b <i>x</i> `c` *d* [e](f) $g$") == (r"a\|b &lt;i&gt;x&lt;/i&gt; \`c\` \*d\* \[e\](f) \$g\$")
-
-
-def test_markdown_stays_on_one_line():
+def test_markdown_shows_a_hostile_name_as_it_stands_on_one_line():
+    assert text.markdown("a|b <i>x</i> `c` *d* [e](f) $g$") == r"a\|b &lt;i&gt;x&lt;/i&gt; \`c\` \*d\* \[e\](f) \$g\$"
     assert text.markdown("one\n| two |\r\nthree\x00") == r"one \| two \| three"
 
 
-def test_long_lists_say_how_many_more():
+def test_long_lists_say_how_many_more_and_numbers_their_range():
     assert text.some([str(number) for number in range(12)], 3) == "0, 1, 2 and 9 more"
+    assert (text.from_to([7, 2, 1000]), text.from_to([4, 4])) == ("2 to 1,000", "4")
 
 
-def test_a_word_too_wide_for_its_line_is_broken_and_nothing_is_lost():
+def test_a_word_or_character_too_wide_for_its_line_is_broken_and_nothing_is_lost():
     lines = text_size.wrap("short " + "w" * 200, 2.0, 9.0)
     assert "".join(lines).replace(" ", "") == "short" + "w" * 200
     assert max(text_size.width_in(line, 9.0) for line in lines) <= 2.0
+    assert text_size.wrap("漢字", 0.01, 9.0) == ["漢", "字"]
 
 
 def test_a_cut_name_ends_in_an_ellipsis_and_fits():
@@ -91,10 +80,6 @@ def test_a_cut_name_ends_in_an_ellipsis_and_fits():
     assert cut.endswith("\N{HORIZONTAL ELLIPSIS}")
     assert text_size.width_in(cut, 9.0, bold=True) <= 1.0
     assert text_size.shorten("short", 1.0, 9.0) == "short"
-
-
-def test_a_character_wider_than_the_line_still_makes_progress():
-    assert text_size.wrap("漢字", 0.01, 9.0) == ["漢", "字"]
 
 
 def test_widths_agree_with_what_matplotlib_draws():

@@ -28,23 +28,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.records.durable import sha256_of
+from bench.data import model_folder
+from bench.records.durable import sha256_of, sync_folder
+from bench.records.layout import MANIFEST_FILE
 from bench.records.sealed import ResultError, read_sealed, write_sealed
 from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 
 FORMAT = 1
-MANIFEST, STATE, STEPS = "MANIFEST.json", "state.json", "steps.f64"
+MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-)
+# What is kept with an adapter: what the training reads, and what other programs may.
+TOKENIZER_FILES = (*model_folder.TOKENIZER_FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
 OPTIMIZER, BEST = "optimizer.safetensors", "best_adapter.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -178,7 +172,7 @@ def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
             shutil.rmtree(away, ignore_errors=True)
         else:
             os.rename(part, place)
-        _sync(checkpoints)
+        sync_folder(checkpoints)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -206,11 +200,3 @@ def _write_through(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -19,6 +19,7 @@ from bench.kinds.finetune.checkpoints.checkpoint import TOKENIZER_FILES, History
 from bench.kinds.finetune.checkpoints.resume import Identity
 from bench.kinds.finetune.checkpoints.weights import Snapshot, Weights
 from bench.records import schema
+from bench.records.durable import sync_folder
 from bench.records.layout import ADAPTER_FOLDER
 from bench.records.training import CheckpointFacts
 
@@ -45,7 +46,6 @@ class Keeper:
         self._identity, self._world_size, self._keep, self._say = identity, world_size, keep, say
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
-        self.stopped_sec = 0.0
 
     def take(self, state: State, history: History, *, wait: bool = False) -> CheckpointFacts | None:
         """Begin a checkpoint of this moment. None where the one before is still being written; `wait` waits for both.
@@ -138,5 +138,7 @@ def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) 
     for path in part.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
+    sync_folder(part)
     os.rename(part, place)
+    sync_folder(out)
     return {path.name: path.stat().st_size for path in sorted(place.iterdir())}

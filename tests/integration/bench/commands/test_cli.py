@@ -9,19 +9,15 @@ from bench.records.result import End, TrialResult
 from tests.support.paths import ROOT
 
 
+def bench(*words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    argv = (sys.executable, *options, "-m", "bench", *words)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_inspect_needs_the_standard_library_alone(model_folder: Path, data_file: Path):
     # -S leaves site-packages out: whatever is imported from there would not be found.
-    words = ("inspect", "--model", str(model_folder), "--data", str(data_file))
-    done = subprocess.run(
-        (sys.executable, "-S", "-m", "bench", *words), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = bench("inspect", "--model", str(model_folder), "--data", str(data_file), options=("-S",))
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (sys.executable, "-m", "bench", *words), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 def test_run_refuses_bad_input_in_one_line_and_leaves_nothing(tmp_path: Path, model_folder, data_file, make_trial):

@@ -1,6 +1,6 @@
 """What a distributed trial refuses, what it makes of ranks' times, and whom it blames: no rank is started."""
 
-import errno
+import contextlib
 import json
 import os
 import signal
@@ -15,13 +15,13 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness import ends
-from bench.harness.record import Clock, Record, Request
 from bench.kinds.distributed import distributed, efficiency, torchrun
 from bench.kinds.distributed.distributed import Reported, choose_backend, make_limits, rendezvous, visible_gpus
 from bench.kinds.distributed.rank import Signs
 from bench.kinds.distributed.torchrun import RankFailed, RankOutOfMemory, RankStopped, Torchrun
 from bench.records.interval import summarize
 from bench.records.result import End
+from tests.support.faults import full_disk, until
 
 
 @pytest.fixture
@@ -49,14 +49,11 @@ def later(monkeypatch, seconds: float) -> None:
     monkeypatch.setattr(torchrun.time, "monotonic", lambda: now)
 
 
-def test_too_few_gpus_are_refused_and_none_at_all_means_gloo(ddp_trial):
+def test_too_few_gpus_are_refused_none_at_all_means_gloo_and_hidden_ones_are_not_counted(ddp_trial, monkeypatch):
     assert choose_backend(ddp_trial(world_size=4), 0) == "gloo"
     assert choose_backend(ddp_trial(world_size=4), 4) == "nccl"
     with pytest.raises(InputError, match=r"^world_size: 4 ranks need a GPU each, this machine shows 2; choose"):
         choose_backend(ddp_trial(world_size=4), 2)
-
-
-def test_hidden_gpus_are_not_counted(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == 0
 
@@ -87,12 +84,11 @@ def test_a_step_of_many_tokens_may_take_longer_than_silence_lasts(monkeypatch, d
         make_limits(ddp_trial())
 
 
-def test_fewer_samples_than_ranks_are_refused(ddp_trial, data_file, tmp_path):
+def test_fewer_samples_than_ranks_are_refused(ddp_trial, data_file, make_record):
     from bench.data.chats import read_data
 
     facts, conversations = read_data(data_file)
-    trial = ddp_trial(world_size=21, data=str(data_file))
-    record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), trial, Clock())
+    record = make_record(ddp_trial(world_size=21, data=str(data_file)))
     with pytest.raises(InputError, match="expected a sample for each of 21 ranks, found 20"):
         distributed.measure(record, (None, facts, conversations), None)
 
@@ -108,9 +104,10 @@ def test_efficiency_is_the_ratio_of_medians_and_its_interval_holds_it():
     assert share.low <= share.median <= share.high
 
 
-def test_buckets_under_way_together_count_once():
+def test_buckets_under_way_together_count_once_and_a_ring_carries_most_of_the_data_twice():
     assert efficiency.covered([]) == 0
     assert efficiency.covered([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == pytest.approx(3.0)
+    assert [efficiency.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
 
 
 def test_a_rate_is_slow_where_its_time_is_long():
@@ -120,71 +117,72 @@ def test_a_rate_is_slow_where_its_time_is_long():
     assert found.p10 < found.median < found.p90
 
 
-def test_a_ring_carries_most_of_the_data_twice():
-    assert [efficiency.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
-
-
-def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, tmp_path):
-    record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(), Clock())
+def test_a_step_is_as_long_as_its_slowest_rank_and_as_large_as_one_device(ddp_trial, make_record):
+    record = make_record(ddp_trial())
     reported = Reported(record)
     marked: list[str] = []
     record.on_phase = marked.append
-    reported.take({"phase": "measure"})
     table = [[0.5, 2.0, 8, 512, 400, float("nan")], [0.7, 4.0, 8, 512, 300, float("nan")]]
-    reported.take({"step": {"kind": "on", "block": 0, "table": table}})
-    reported.take({"step": {"kind": "off", "block": 0, "table": table}})
+    lines = [
+        {"phase": "measure"},
+        *({"step": {"kind": kind, "block": 0, "table": table}} for kind in ("on", "off")),
+        {"phase": "measure", "phase_sec": 2.5},
+    ]
+    for line in lines:
+        reported.take(line)
     steps = record.steps
     assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
     assert (steps.tokens, steps.useful_tokens) == ([512], [350])
     assert reported.slowest("off") == [[0.7]]
-    reported.take({"phase": "measure", "phase_sec": 2.5})
     assert (record.phases, marked) == ({"measure": 2.5}, ["measure", ""])
 
 
-def test_a_silent_rank_is_named_and_the_waiting_one_is_not(monkeypatch, ranks):
-    say(ranks, 0, phase="measure", step=7)
-    say(ranks, 1, phase="measure", step=7)
+@pytest.mark.parametrize(
+    ("place", "after", "signs", "failure"),
+    [
+        pytest.param(
+            {"phase": "measure", "step": 7}, 6, [0], r"^rank 1 has been silent for 5 s in measure step 7$",
+            id="a silent rank is named and the waiting one is not",
+        ),
+        pytest.param(
+            {"phase": "measure", "step": 7}, 11, [0, 1], r"^rank 1 has not ended measure step 7 within 10 s",
+            id="a step that never ends names the rank the others wait for",
+        ),
+        pytest.param(
+            {"phase": "load", "step": 0}, 1000, [0, 1], None, id="loading may take as long as it gives signs"
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_hangs_is_named(monkeypatch, ranks, place, after, signs, failure):
+    waiting = [{"waiting": place["phase"] == "measure"}, {}]
+    for rank in (0, 1):
+        say(ranks, rank, **place, **waiting[rank])
     ranks.look()
-    later(monkeypatch, 6)
-    say(ranks, 0, phase="measure", step=7, count=2)
-    with pytest.raises(RankFailed, match=r"^rank 1 has been silent for 5 s in measure step 7$"):
+    later(monkeypatch, after)
+    for rank in signs:
+        say(ranks, rank, **place, **waiting[rank], count=2)
+    with contextlib.nullcontext() if failure is None else pytest.raises(RankFailed, match=failure):
         ranks.look()
 
 
-def test_a_step_that_never_ends_names_the_rank_the_others_wait_for(monkeypatch, ranks):
-    for rank in (0, 1):
-        say(ranks, rank, phase="measure", step=7, waiting=rank == 0)
-    ranks.look()
-    later(monkeypatch, 11)
-    for rank in (0, 1):
-        say(ranks, rank, phase="measure", step=7, waiting=rank == 0, count=2)
-    with pytest.raises(RankFailed, match=r"^rank 1 has not ended measure step 7 within 10 s"):
-        ranks.look()
+@pytest.fixture
+def _lost(ranks) -> None:
+    """Rank 0 says that its connection was closed."""
+    lost = {"rank": 0, "kind": "FAILED", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
+    (ranks.folder / "error-0.json").write_text(json.dumps(lost))
 
 
-def test_loading_may_take_as_long_as_it_gives_signs(monkeypatch, ranks):
-    for rank in (0, 1):
-        say(ranks, rank, phase="load", step=0)
-    ranks.look()
-    later(monkeypatch, 1000)
-    for rank in (0, 1):
-        say(ranks, rank, phase="load", step=0, count=2)
-    ranks.look()
-
-
+@pytest.mark.usefixtures("_lost")
 def test_the_killed_rank_is_blamed_before_those_that_lost_its_connection(ranks):
     say(ranks, 1, phase="measure", step=3)
     ranks.look()
-    lost = {"rank": 0, "kind": "FAILED", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
-    (ranks.folder / "error-0.json").write_text(json.dumps(lost))
     failures = {"ranks": [(0, 1), (1, -signal.SIGKILL)]}
     (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
     assert str(ranks.failure()) == "rank 1 was killed by SIGKILL in measure step 3"
 
 
+@pytest.mark.usefixtures("_lost")
 def test_a_machine_that_was_told_to_stop_is_blamed_and_not_the_rank_that_failed_because_of_it(ranks):
-    lost = {"rank": 0, "kind": "FAILED", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
-    (ranks.folder / "error-0.json").write_text(json.dumps(lost))
     (ranks.folder / "failures-1.json").write_text(json.dumps({"stopped": [1]}))
     error = ranks.failure()
     assert type(error) is RankStopped
@@ -203,14 +201,14 @@ def test_the_rank_that_failed_first_is_blamed_in_its_own_words(ranks, kind, rais
     assert "what rank 1 says" in str(error)
 
 
-def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, ddp_trial, tmp_path):
+def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, ddp_trial, make_record):
     words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB "
     words += "of which 1.20 GiB is free."
     for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
         said = {"rank": 1, "kind": "OUT_OF_MEMORY", "reason": words, "at": 1.0, "vram_bytes": vram, "rss_bytes": rss}
         (ranks.folder / "error-1.json").write_text(json.dumps(said))
         error = ranks.failure()
-        record = Record(Request(trial_file=tmp_path / "t", out=tmp_path), ddp_trial(micro_batch_size=8), Clock())
+        record = make_record(ddp_trial(micro_batch_size=8))
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
         end, reason = ends.end_of(error, record)
         assert end is End.OUT_OF_MEMORY
@@ -222,21 +220,17 @@ def test_a_rank_out_of_memory_is_named_with_its_own_peak_and_what_to_try(ranks, 
 
 def test_signs_go_on_when_the_disk_was_full_for_a_moment(tmp_path, monkeypatch):
     signs = Signs(tmp_path, 0, every_sec=0.01)
-    full = OSError(errno.ENOSPC, "No space left on device")
     refused = threading.Event()
 
     def refuse() -> None:
         refused.set()
-        raise full
+        full_disk()
 
     monkeypatch.setattr(signs, "_write", refuse)
     assert refused.wait(30)
     monkeypatch.undo()
     before = json.loads((tmp_path / "rank-0.json").read_text())["count"]
-    deadline = time.monotonic() + 30
-    while json.loads((tmp_path / "rank-0.json").read_text())["count"] <= before + 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: json.loads((tmp_path / "rank-0.json").read_text())["count"] > before + 2, "two more signs")
 
 
 def test_half_a_line_is_left_until_it_is_whole(ranks):
@@ -251,10 +245,7 @@ def test_half_a_line_is_left_until_it_is_whole(ranks):
 def test_everything_below_a_process_is_found():
     code = "import subprocess, sys; subprocess.run((sys.executable, '-c', 'input()'), start_new_session=True)"
     with subprocess.Popen((sys.executable, "-c", code), stdin=subprocess.PIPE) as child:
-        deadline = time.monotonic() + 20
-        while not (found := torchrun.descendants(child.pid)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        (grandchild,) = found
+        (grandchild,) = until(lambda: torchrun.descendants(child.pid), "the grandchild")
         assert {child.pid, grandchild} <= set(torchrun.descendants(os.getpid()))
         assert Path(f"/proc/{grandchild}").exists()
         os.kill(grandchild, signal.SIGKILL)

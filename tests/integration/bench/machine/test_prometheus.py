@@ -7,19 +7,18 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from bench.harness.record import Clock, Record, Request
+from bench.harness.record import Request
 from bench.machine import telemetry
 from bench.records.layout import METRICS_VARIABLE
+from tests.support.faults import until
 from tests.support.machines.ports import free_ports
 from tests.support.paths import ROOT
 
@@ -42,17 +41,8 @@ def promtool(*words: str, stdin: str = "") -> str:
     return done.stdout + done.stderr
 
 
-def until(holds: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_SEC
-    while time.monotonic() < deadline:
-        if found := holds():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"waited {WAIT_SEC:g} s for {what}")
-
-
 def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
-    tmp_path: Path, make_trial: Any, monkeypatch: pytest.MonkeyPatch, rules: Path
+    tmp_path: Path, make_record: Any, monkeypatch: pytest.MonkeyPatch, rules: Path
 ) -> None:
     own, asked = free_ports(), free_ports()
     monkeypatch.setenv(METRICS_VARIABLE, json.dumps({"host": "127.0.0.1", "port": asked, "usd_per_gpu_hour": 2.0}))
@@ -73,13 +63,12 @@ def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
             return []
         return found
 
-    request = Request(trial_file=tmp_path / "t.json", out=tmp_path, run_id="r", trial_id="t", worker="worker-0")
-    record = Record(request, make_trial(), Clock())
+    record = make_record(run_id="r", trial_id="t", worker="worker-0")
     with subprocess.Popen(argv, env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.DEVNULL) as server:
         try:
             with telemetry.beside(record):
                 record.add_step(record.steps, seconds=2.0, loss=3.0, samples=4, tokens=100, useful=80)
-                (loss,) = until(lambda: ask("qlora_fleet_loss"), "the loss")
+                (loss,) = until(lambda: ask("qlora_fleet_loss"), "the loss", WAIT_SEC)
                 assert loss["value"][1] == "3"
                 labels = {name: loss["metric"][name] for name in ("run", "trial", "worker")}
                 assert labels == {"run": "r", "trial": "t", "worker": "worker-0"}
@@ -88,8 +77,8 @@ def test_prometheus_scrapes_a_trial_and_sees_when_it_is_gone(
                     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
                 with pytest.raises(urllib.error.HTTPError):
                     urllib.request.urlopen(f"http://127.0.0.1:{asked}/", timeout=60)
-            assert until(lambda: ask("up == 0"), "the trial to be gone")
-            assert until(lambda: not ask("qlora_fleet_loss"), "its series to end")
+            assert until(lambda: ask("up == 0"), "the trial to be gone", WAIT_SEC)
+            assert until(lambda: not ask("qlora_fleet_loss"), "its series to end", WAIT_SEC)
         finally:
             server.kill()
     assert promtool("check", "metrics", stdin=text) == ""
@@ -110,7 +99,7 @@ def test_a_further_machine_of_a_training_shows_its_gpus_and_no_step(
         return text if "gpu_power" in text else ""
 
     with telemetry.of_gpus(request, make_trial()):
-        text = until(scraped, "a reading of the GPU")
+        text = until(scraped, "a reading of the GPU", WAIT_SEC)
     assert 'qlora_fleet_gpu_power_watts{run="r",trial="t",worker="worker-1",gpu="0"}' in text
     assert all("gpu=" in line for line in text.splitlines() if "{" in line)
     assert list(tmp_path.iterdir()) == []

@@ -14,9 +14,10 @@ import pytest
 
 from bench.commands import run
 from bench.data.inputs import InputError
-from bench.harness.record import Clock, Record, Request
+from bench.harness.record import Request
 from bench.machine import cpuwait, isolation, nvml, sampler, telemetry
 from bench.records.result import End, TrialResult
+from tests.support.faults import until
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -33,14 +34,6 @@ def library(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return module
-
-
-@pytest.fixture
-def make_record(tmp_path, make_trial):
-    def make(**changes):
-        return Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), make_trial(**changes), Clock())
-
-    return make
 
 
 def test_the_stand_in_has_no_name_that_the_real_library_lacks():
@@ -103,18 +96,6 @@ def test_without_library_or_driver_there_is_nothing_to_read(library, monkeypatch
     assert nvml.sample()["gpus"] == []
 
 
-def rows_of(library, monkeypatch, *, sees_host_pids, before, then):
-    """What the sampler says of others, first with the processes `before` on the GPU, then with `then`."""
-    library.add(processes=before)
-    monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
-    times = iter((0.0, 0.0, 9.0, 9.0))
-    watched = sampler.GpuSampler(nvml.gpus_here(), lambda: next(times))
-    said = [watched.read([100, 101])]
-    library.GPUS[0]["processes"] = then
-    said.append(watched.read([100, 101]))
-    return [row["gpu_other_processes"] for (row,) in said]
-
-
 @pytest.mark.parametrize(
     ("sees_host_pids", "before", "then", "said"),
     [
@@ -127,7 +108,14 @@ def rows_of(library, monkeypatch, *, sees_host_pids, before, then):
     ],
 )
 def test_other_processes_are_named_or_unknown_never_guessed(library, monkeypatch, sees_host_pids, before, then, said):
-    assert rows_of(library, monkeypatch, sees_host_pids=sees_host_pids, before=before, then=then) == said
+    library.add(processes=before)
+    monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
+    times = iter((0.0, 0.0, 9.0, 9.0))
+    watched = sampler.GpuSampler(nvml.gpus_here(), lambda: next(times))
+    found = [watched.read([100, 101])]
+    library.GPUS[0]["processes"] = then
+    found.append(watched.read([100, 101]))
+    assert [row["gpu_other_processes"] for (row,) in found] == said
 
 
 def test_a_row_for_each_gpu_and_one_where_there_is_none(library):
@@ -156,7 +144,7 @@ def row(phase="measure", at=0.0, **values):
     )
 
 
-def test_means_are_over_the_measured_window_alone():
+def test_means_are_over_the_measured_window_alone_and_without_one_over_all_and_say_so():
     rows = [row("load", gpu_utilization_percent="0")] * 50
     rows += [row(gpu_utilization_percent=str(80 + number % 20)) for number in range(100)]
     rows += [row("", gpu_utilization_percent="0")] * 50
@@ -165,15 +153,12 @@ def test_means_are_over_the_measured_window_alone():
     assert one.interval is not None
     assert one.interval.n == 20
     assert one.interval.low <= 89.5 <= one.interval.high
-
-
-def test_a_trial_that_never_measured_is_summed_up_whole_and_says_so():
     (one,) = telemetry.sum_up([row("load", process_cpu_percent="50"), row("load")]).measurements
     assert (one.value, one.interval, one.context) == (50.0, None, {"window": "trial"})
     assert telemetry.sum_up([]) == telemetry.Summary()
 
 
-def test_heat_is_a_flag_and_a_power_cap_is_a_number():
+def test_heat_is_a_flag_a_power_cap_a_number_and_another_process_a_flag_with_the_most_it_held():
     rows = [row(gpu_clock_limits="sw_power_cap")] * 34 + [row(gpu_clock_limits="none")] * 64
     rows += [row(gpu_clock_limits="sw_power_cap hw_slowdown hw_thermal_slowdown")] * 2
     found = telemetry.sum_up([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
@@ -182,9 +167,6 @@ def test_heat_is_a_flag_and_a_power_cap_is_a_number():
         "throttled: hw_thermal_slowdown in 2 % of samples",
     ]
     assert [(one.name, one.value) for one in found.measurements] == [("gpu_power_capped_percent", 36.0)]
-
-
-def test_another_process_is_one_flag_with_the_most_it_held():
     rows = [row(gpu_other_processes=said) for said in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
     assert telemetry.sum_up(rows).flags == [
         "another process (pid 7, 2,048 MiB) was on the GPU",
@@ -207,13 +189,7 @@ def _fake_in_processes(monkeypatch):
 
 
 def rows_in(path, phase, count):
-    until = time.monotonic() + 30.0
-    while time.monotonic() < until:
-        rows = telemetry.read(path)
-        if sum(one["phase"] == phase for one in rows) >= count:
-            return rows
-        time.sleep(0.05)
-    raise AssertionError(f"not {count} rows of {phase} in {path}")
+    until(lambda: sum(one["phase"] == phase for one in telemetry.read(path)) >= count, f"{count} rows of {phase}")
 
 
 @pytest.fixture
@@ -262,10 +238,8 @@ def test_a_killed_trial_leaves_its_telemetry_and_no_sampler(tmp_path):
     finally:
         parent.kill()
         parent.wait()
-    until = time.monotonic() + 20.0
-    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
-        assert time.monotonic() < until, "the sampler outlives its trial"
-        time.sleep(0.05)
+    line = Path(f"/proc/{child}/cmdline")
+    until(lambda: not line.exists() or not line.read_bytes(), "the sampler to end with its trial")
     assert len(telemetry.read(tmp_path / "telemetry.csv")) >= 3
 
 
@@ -330,10 +304,7 @@ def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(is_there, chosen, said
         isolation.require_gpu([], is_there=is_there, chosen=chosen)
     assert "profile tiny" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_gpu_without_the_library_to_ask_it_is_still_a_gpu():
-    isolation.require_gpu([], is_there=True, chosen=None)
+    isolation.require_gpu([], is_there=True, chosen=None)  # one without the library to ask it is still a GPU
 
 
 def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, make_trial):
@@ -348,14 +319,12 @@ def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, m
     assert isolation.examine(nvml.gpus_here(), make_trial(profile="gpu", kind="distributed")).flags == []
 
 
-def test_a_shared_gpu_is_flagged_with_whom_it_is_shared(library, make_trial):
+def test_a_shared_gpu_is_flagged_with_whom_it_is_shared_or_after_a_wait_as_somebodys(library, make_trial):
     library.add(processes=[(4711, 3 * GIB)])
     assert isolation.examine(nvml.gpus_here(), make_trial()).flags == [
         "GPU 0 is shared: another process (pid 4711, 3,072 MiB) was on it before"
     ]
-
-
-def test_memory_that_nobody_visible_holds_is_waited_for_and_then_flagged(library, make_trial):
+    library.GPUS.clear()
     library.add(used=3 * GIB)
     (gpu,) = nvml.gpus_here()
     found = isolation.examine([gpu], make_trial(), settle_sec=0.0)

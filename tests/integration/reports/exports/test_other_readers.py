@@ -27,9 +27,7 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder = training_run.a_run(tmp_path_factory.mktemp("trained"))
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
+    folder = training_run.with_adapter(tmp_path_factory.mktemp("trained"))
     export(folder, ["mlflow", "mlperf", "tensorboard"])
     return folder
 

@@ -5,10 +5,7 @@ import re
 import pytest
 
 from bench.records.result import End
-from reports.figures import (
-    CHARTS,
-    studio,
-)
+from reports.figures import CHARTS, studio
 from reports.figures.drawing import style
 from reports.figures.drawing.board import WIDE
 from reports.figures.drawing.inline_svg import inline_svg
@@ -43,30 +40,30 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
     assert int.from_bytes(drawn[16:20], "big") == 1320
 
 
-def test_figures_drawn_in_other_processes_are_the_same_bytes(a10, monkeypatch):
-    summary, run = a10
-    jobs = [job_of(chart, summary, run) for chart in CHARTS[1:3]]
-    here = [draw_one(job) for job in jobs]
+@pytest.fixture
+def two_jobs(a10, monkeypatch):
+    """For a studio of two processes."""
     monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
+    return [job_of(chart, *a10) for chart in CHARTS[1:3]]
+
+
+def test_figures_drawn_in_other_processes_are_the_same_bytes(two_jobs):
+    here = [draw_one(job) for job in two_jobs]
     with Studio() as processes:
-        there = processes.draw(jobs)
+        there = processes.draw(two_jobs)
     # Pixels are left out: this process makes none for the tests' sake.
     assert [one.svg for one in there] == [one.svg for one in here]
     assert [one.narrow_svg for one in there] == [one.narrow_svg for one in here]
 
 
-def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(a10, monkeypatch):
-    summary, run = a10
-    monkeypatch.setattr(studio, "MOST_PROCESSES", 2)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    jobs = [job_of(chart, summary, run) for chart in CHARTS[1:3]]
+def test_what_a_process_that_died_was_to_draw_is_drawn_all_the_same(two_jobs):
     with Studio() as processes:
         for process in processes._pool._processes.values():
             process.kill()
             process.join(60)
-        pictures = processes.draw(jobs)
-    assert [one.name for one in pictures] == [job.chart.name for job in jobs]
+        pictures = processes.draw(two_jobs)
+    assert [one.name for one in pictures] == [job.chart.name for job in two_jobs]
 
 
 def test_an_inline_drawing_keeps_its_words_and_loses_what_nobody_sees(h200):

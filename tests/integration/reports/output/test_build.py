@@ -17,40 +17,27 @@ from bench.records.result import End
 from reports.output.build import build
 from reports.read.run import ReportError
 from reports.summary.prices import Pricing
+from tests.support.faults import full_disk
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
+from tests.support.reports.synthetic import plan_of
+from tests.support.reports.written import HOSTILE, check_hostile, page_text, read
 
 NOTE = "These numbers say nothing about an A10"
-HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
-
-
-def read(made, name: str) -> str:
-    return (made.index.parent / name).read_text(encoding="utf-8")
-
-
-def page_text(made) -> str:
-    """What a reader sees: the page without its tags, styles and drawings."""
-    body = re.sub(r"<(style|script|svg)\b.*?</\1>", "", read(made, "index.html"), flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
-
-
-def plan_of(run, trial_id):
-    return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
 def rewrite(folder, run, of, **more):
     """Write again the results for which `of` gives other fields of the fingerprint."""
     for plan in run.planned:
         if (changed := of(plan)) is not None:
-            fingerprint = synthetic.fingerprint(**changed)
-            synthetic.write_result(folder, synthetic.result(plan, exact=True, fingerprint=fingerprint, **more))
+            synthetic.rewrite(folder, plan, exact=True, fingerprint=synthetic.fingerprint(**changed), **more)
 
 
 def fail(folder, run, *names, status=End.FAILED, reason="no luck"):
     """The trials of these names ended so; without names, all of them."""
     for plan in run.planned:
         if not names or plan.trial.name in names:
-            synthetic.write_result(folder, synthetic.result(plan, status=status, reason=reason))
+            synthetic.rewrite(folder, plan, status=status, reason=reason)
 
 
 def test_golden_numbers_reach_every_file(exact):
@@ -73,12 +60,6 @@ def test_golden_numbers_reach_every_file(exact):
     assert (float(line["samples_ratio"]), line["samples_verdict"]) == (pytest.approx(4.0), "faster")
 
 
-def test_a_good_run_exits_0_and_says_that_nothing_failed(exact):
-    assert exact.exit_code == 0
-    assert exact.counts == {End.SUCCEEDED: 8}
-    assert "Nothing. 8 planned trials succeeded" in page_text(exact)
-
-
 def test_the_tiny_profile_says_so_in_every_file(exact):
     for name in ("report.md", "summary.csv", "summary.json"):
         assert NOTE in read(exact, name), name
@@ -99,18 +80,28 @@ def test_the_gpu_profile_needs_no_note(folder):
     assert NOTE not in page_text(made)
 
 
-def test_run_date_code_suite_and_spread_are_shown(exact):
+def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_or_contended(exact):
+    assert (exact.exit_code, exact.counts, exact.cautions) == (0, {End.SUCCEEDED: 8}, ())
     said = page_text(exact)
-    for fact in (synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"):
+    for fact in (
+        *(synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"),
+        "Nothing. 8 planned trials succeeded",
+        # Useful tokens tell what samples hide.
+        "optimized reached 2.00x (2.00 to 2.00) the rate of baseline",
+        "a sample of at most 64 tokens is not the same work as one of at most 128",
+    ):
         assert fact in said
+    assert "US$" not in said
+    assert json.loads(read(exact, "summary.json"))["price"] is None
 
 
-def test_figures_stand_beside_the_page_and_in_it(exact):
+def test_figures_stand_beside_the_page_which_is_written_last_and_in_it(exact):
     names = {path.name for path in exact.files if path.parent.name == "figures"}
     drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves", "14_worker_map")
     assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in exact.files if path.suffix == ".png")
     assert read(exact, "index.html").count('role="img" aria-label="') == 2 * len(drawn)  # each wide and narrow
+    assert exact.files[-1].name == "index.html"
 
 
 def test_a_figure_without_data_is_not_drawn_and_the_page_says_what_would_make_it_appear(exact):
@@ -145,7 +136,7 @@ def scripts(page: str) -> list[str]:
     return re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.DOTALL | re.IGNORECASE)
 
 
-def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alone(exact):
+def test_the_page_refers_to_nothing_outside_itself_allows_its_own_script_alone_and_has_unique_ids(exact):
     page = read(exact, "index.html")
     (ours,) = scripts(page)
     allowed = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
@@ -155,10 +146,6 @@ def test_the_page_refers_to_nothing_outside_itself_and_allows_its_own_script_alo
     assert not re.search(r"""(?:src|href)="(?!data:|\#)""", page)
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
-
-
-def test_ids_in_the_page_are_unique(exact):
-    page = read(exact, "index.html")
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
@@ -174,9 +161,7 @@ def test_a_hostile_name_is_text_everywhere(folder):
     hostile = synthetic.trial(HOSTILE[:80], reason=HOSTILE)
     run = synthetic.record((synthetic.quick()[0], hostile), created_at=HOSTILE, suite=HOSTILE)
     synthetic.write_run(folder, run)
-    synthetic.write_result(
-        folder, synthetic.result(run.planned[-1], status=End.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
-    )
+    synthetic.rewrite(folder, run.planned[-1], status=End.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
     (folder / "trials" / "<img src=x>").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a script without glyphs in the figures' font is no reason to fail
@@ -185,16 +170,8 @@ def test_a_hostile_name_is_text_everywhere(folder):
     assert len(scripts(page)) == 1
     assert "alert" not in scripts(page)[0]
     assert "<img" not in page
-    assert HOSTILE in page_text(made)
     _Parses().feed(page)
-    markdown = read(made, "report.md")
-    assert "<script" not in markdown
-    assert "<img" not in markdown
-    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
-    for row in csv.reader(io.StringIO(read(made, "summary.csv"))):
-        assert not any(cell.startswith(("=", "+", "@")) for cell in row)
-    assert any(cell.startswith("'=cmd") for row in csv.reader(io.StringIO(read(made, "summary.csv"))) for cell in row)
+    assert any(cell.startswith("'=cmd") for cell in check_hostile(made, "summary.csv"))
     assert any(one["configuration"] == HOSTILE[:80] for one in json.loads(read(made, "summary.json"))["configurations"])
 
 
@@ -220,14 +197,8 @@ class _Parses(html.parser.HTMLParser):
 
 def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
     run = synthetic.exact_run(folder)
-    failed = synthetic.result(
-        plan_of(run, "optimized.worker-3"),
-        status=End.OUT_OF_MEMORY,
-        reason="tried to allocate 2 GiB",
-        steps=4,
-        log_tail=["the last line"],
-    )
-    synthetic.write_result(folder, failed)
+    why = {"status": End.OUT_OF_MEMORY, "reason": "tried to allocate 2 GiB", "log_tail": ["the last line"]}
+    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), steps=4, **why)
     made = build(folder)
     said = page_text(made)
     assert made.exit_code == 1
@@ -240,10 +211,8 @@ def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_trials_steps_are_in_no_average(folder):
     run = synthetic.exact_run(folder)
-    slow = synthetic.result(
-        plan_of(run, "optimized.worker-3"), status=End.PREEMPTED, reason="SIGTERM", steps=15, step_time_sec=9.0
-    )
-    synthetic.write_result(folder, slow)
+    slow = {"status": End.PREEMPTED, "reason": "SIGTERM", "steps": 15, "step_time_sec": 9.0}
+    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), **slow)
     row = next(row for row in build(folder).rows if row.label == "optimized")
     assert (row.measured.n_workers, row.measured.n_steps) == (3, 45)
     assert row.measured.step_time_sec.high == pytest.approx(0.08)
@@ -261,8 +230,9 @@ def test_missing_and_rejected_are_listed_by_name(folder):
     assert (made.exit_code, len(made.missing), len(made.rejected)) == (1, 2, 1)
 
 
-def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
+def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure_of_an_earlier_one(folder):
     run = synthetic.exact_run(folder)
+    figures = build(folder).index.parent / "figures"
     fail(folder, run)
     made = build(folder)
     assert made.exit_code == 1
@@ -270,13 +240,6 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so(folder):
     assert made.finding in page_text(made)
     assert "no trial succeeded: 4 FAILED" in page_text(made)
     assert not [path for path in made.files if path.suffix in (".png", ".svg")]
-
-
-def test_a_report_of_failures_takes_the_old_figures_away(folder):
-    run = synthetic.exact_run(folder)
-    figures = build(folder).index.parent / "figures"
-    fail(folder, run)
-    build(folder)
     assert list(figures.iterdir()) == []
 
 
@@ -325,12 +288,6 @@ def test_slower_configurations_are_not_called_faster(folder):
     assert finding.startswith("No configuration was faster than baseline: the next, optimized, processed 0.50x")
 
 
-def test_useful_tokens_tell_what_samples_hide(exact):
-    said = page_text(exact)
-    assert "optimized reached 2.00x (2.00 to 2.00) the rate of baseline" in said
-    assert "a sample of at most 64 tokens is not the same work as one of at most 128" in said
-
-
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     synthetic.exact_run(folder)
     made = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01"))
@@ -350,17 +307,15 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     assert 'data-label="$3.60 per GPU hour, as set"' in read(made, "index.html"), "two prices may be equal dollars"
 
 
-def test_without_a_price_there_are_no_dollars(exact):
-    assert "US$" not in page_text(exact)
-    assert json.loads(read(exact, "summary.json"))["price"] is None
-
-
 @pytest.mark.usefixtures("undrawn")
-def test_a_price_without_a_source_is_refused_before_anything_is_written(folder):
+def test_a_price_without_a_source_is_refused_before_anything_is_written_and_a_folder_in_the_way_named(folder):
     synthetic.exact_run(folder)
     with pytest.raises(ReportError, match=r"cost\.price_source: a price needs its source"):
         build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))
     assert not (folder / "report").exists()
+    (folder / "report").write_text("in the way")
+    with pytest.raises(ReportError, match=r"report.*cannot be written"):
+        build(folder)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -389,22 +344,20 @@ def test_a_worker_with_another_driver_is_named(folder):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_condition_that_differs_is_a_caution(folder):
-    run = synthetic.exact_run(folder)
-    rewrite(folder, run, lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"}, step_time_sec=0.1)
-    said = "Not every trial ran under the same conditions: recipe differs; the fingerprint says where."
-    assert build(folder).cautions == (said,)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_workers_that_share_too_few_cores_are_said_to_contend(folder):
-    run = synthetic.exact_run(folder)
-    rewrite(folder, run, lambda _: {"cpu_allowed_cores": 2})
-    assert any("4 workers of 1 thread shared 2 cores" in caution for caution in build(folder).cautions)
-
-
-def test_enough_cores_are_no_contention(exact):
-    assert exact.cautions == ()
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"},
+            "Not every trial ran under the same conditions: recipe differs; the fingerprint says where.",
+        ),
+        (lambda _: {"cpu_allowed_cores": 2}, "4 workers of 1 thread shared 2 cores"),
+    ],
+)
+def test_a_condition_that_differs_and_too_few_cores_are_a_caution(folder, told, said):
+    rewrite(folder, synthetic.exact_run(folder), told, step_time_sec=0.1)
+    (caution,) = build(folder).cautions
+    assert said in caution
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -419,9 +372,7 @@ def test_pods_on_machines_of_their_own_do_not_contend(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_a_slow_worker_is_pointed_out(folder):
     run = synthetic.exact_run(folder)
-    synthetic.write_result(
-        folder, synthetic.result(plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
-    )
+    synthetic.rewrite(folder, plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
     assert any("baseline: the slowest worker took 1.50x" in caution for caution in build(folder).cautions)
 
 
@@ -435,37 +386,21 @@ def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_folder_that_cannot_be_written_is_named(folder):
-    synthetic.exact_run(folder)
-    (folder / "report").write_text("in the way")
-    with pytest.raises(ReportError, match=r"report.*cannot be written"):
-        build(folder)
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     synthetic.exact_run(folder)
     made = build(folder)
     before = made.index.read_bytes()
     synthetic.write_run(folder, exact=True, speeds={"optimized": 0.3})
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("reports.output.build.write_atomic", full)
+    monkeypatch.setattr("reports.output.build.write_atomic", full_disk)
     with pytest.raises(ReportError, match="No space left on device"):
         build(folder)
     assert made.index.read_bytes() == before
 
 
-def test_the_page_is_written_last(exact):
-    assert exact.files[-1].name == "index.html"
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_every_field_of_summary_json_is_documented(folder):
     run = synthetic.exact_run(folder)
-    synthetic.write_result(folder, synthetic.result(run.planned[0], status=End.FAILED, reason="x"))
+    synthetic.rewrite(folder, run.planned[0], status=End.FAILED, reason="x")
     document = json.loads(read(build(folder), "summary.json"))
     documented = Path("reports/README.md")
     words = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / documented).read_text()))
@@ -478,8 +413,8 @@ def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
     run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
     for plan in run.planned[:210]:
-        failed = synthetic.result(plan, worker="worker-1", status=End.FAILED, reason="no luck", log_tail=["x" * 200])
-        synthetic.write_result(folder, failed)
+        failed = {"status": End.FAILED, "reason": "no luck", "log_tail": ["x" * 200]}
+        synthetic.rewrite(folder, plan, worker="worker-1", **failed)
     made = build(folder)
     said = page_text(made)
     assert "201 slower configurations are in summary.json." in said

@@ -27,8 +27,7 @@ class Run:
 
     def arrive(self, count: int) -> None:
         for _ in range(count):
-            plan = self._plans.pop(0)
-            synthetic.write_result(self.folder, synthetic.result(plan, run_id=self.record.run_id))
+            synthetic.rewrite(self.folder, self._plans.pop(0), run_id=self.record.run_id)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -51,10 +50,14 @@ def test_the_page_is_renewed_when_results_come_and_stops_renewing_with_the_last(
     assert "this run is not finished" not in made.index.read_text()
 
 
-def test_a_run_that_is_over_is_reported_once_and_does_not_renew(folder):
+def test_a_run_that_is_over_is_reported_once_and_a_damaged_plan_is_said_at_once(folder):
     run = Run(folder)
     run.arrive(4)
     run.watch()
+    assert run.versions == [(4, False)]
+    (folder / "run.json").write_text("{")
+    with pytest.raises(ReportError, match=r"run\.json"):
+        run.watch()
     assert run.versions == [(4, False)]
 
 
@@ -64,8 +67,7 @@ def test_a_result_that_is_written_again_renews_the_page(folder):
 
     def sleep(seconds):
         run.now += seconds
-        again = synthetic.result(run.record.planned[0], run_id=run.record.run_id, step_time_sec=0.5)
-        synthetic.write_result(folder, again)
+        synthetic.rewrite(folder, run.record.planned[0], run_id=run.record.run_id, step_time_sec=0.5)
         if len(run.versions) == 2:
             run.arrive(1)
 
@@ -97,14 +99,6 @@ def test_an_interrupted_watch_leaves_a_page_that_does_not_renew(folder):
     page = (folder / "report" / "index.html").read_text()
     assert RENEWING not in page
     assert page.endswith("</html>")
-
-
-def test_a_damaged_plan_is_said_at_once(folder):
-    run = Run(folder)
-    (folder / "run.json").write_text("{")
-    with pytest.raises(ReportError, match=r"run\.json"):
-        run.watch()
-    assert run.versions == []
 
 
 def test_a_report_that_cannot_be_made_ends_the_watch(folder):

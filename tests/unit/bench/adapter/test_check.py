@@ -9,6 +9,7 @@ import pytest
 
 from bench.adapter import answering, check, merge
 from bench.data.inputs import InputError, Refused
+from bench.kinds.finetune import evaluate
 from bench.train.examples import Example
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
@@ -45,7 +46,7 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     (Path(wish()["out"]) / "SHA256SUMS").unlink()
     checker = check.Checker(asked, lambda _: None, None)
     _, given = checker._plain(checker._loaded(Path(wish()["out"])), [3])
-    assert check.ends_of(checker._loaded(Path(wish()["out"]))) == [3]
+    assert evaluate.ends_of(checker._loaded(Path(wish()["out"]))) == [3]
     assert all(not one.has_ended for one in given)
     with pytest.raises(Refused, match="not the model that the adapter was trained on"):
         check.Checker(dataclasses.replace(asked, model_sha256="0" * 64), lambda _: None, None)

@@ -163,13 +163,12 @@ def test_what_is_not_this_bases_plain_lora_is_refused_by_name(inputs, adapter, w
         merge.merge(merge.Wish(**wish(adapter=str(weights.parent), out=str(tmp_path / "other"))), lambda _: None)
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(wish, tmp_path):
-    (tmp_path / "merged").mkdir()
-    with pytest.raises(InputError, match="holds something else than this merge"):
-        merge.merge(merge.Wish(**wish()), lambda _: None)
-
-
-def test_too_little_room_is_said_before_anything_is_written(monkeypatch, wish):
+def test_too_little_room_is_said_before_anything_is_written_and_a_folder_of_something_else_left_alone(
+    monkeypatch, wish, tmp_path
+):
     monkeypatch.setattr(merge.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(InputError, match=r"0\.00 GB free, .* GB needed; make room"):
+        merge.merge(merge.Wish(**wish()), lambda _: None)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(InputError, match="holds something else than this merge"):
         merge.merge(merge.Wish(**wish()), lambda _: None)

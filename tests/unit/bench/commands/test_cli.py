@@ -36,28 +36,22 @@ def test_list_prints_every_trial_with_its_reason(capsys):
         assert any(line.startswith(trial.trial_id) and line.endswith(trial.reason) for line in said.splitlines())
 
 
-def test_show_prints_a_trial_that_can_be_read_back(capsys, tmp_path: Path):
+def test_show_prints_a_trial_that_can_be_read_back_and_refuses_an_unknown_one_with_the_choice(capsys, tmp_path: Path):
     words = ["show", "optimized", "--profile", "tiny", "--model", "it's/a model", "--data", 'a "b".jsonl']
     assert cli.main(words) == 0
     (tmp_path / "trial.json").write_text(capsys.readouterr().out)
     trial = Trial.read(tmp_path / "trial.json")
     assert (trial.trial_id, trial.model, trial.data) == ("optimized", "it's/a model", 'a "b".jsonl')
-
-
-def test_show_of_an_unknown_trial_is_refused_with_the_choice(capsys):
     assert cli.main(["show", "nope", "--suite", "quick", "--model", "M", "--data", "D"]) == 2
     assert capsys.readouterr().err == "trial 'nope' is unknown; this suite has baseline, optimized\n"
 
 
-def test_inspect_says_what_is_there_in_one_line(capsys, model_folder: Path, data_file: Path):
+def test_inspect_says_what_is_there_or_refuses_it_in_one_line(capsys, model_folder: Path, data_file: Path):
     assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     document = json.loads(line)
     assert set(document["model"]) == {"path", "sha256", "parameters", "bytes", "files"}
     assert (set(document["data"]), document["data"]["samples"]) == ({"path", "sha256", "samples"}, 20)
-
-
-def test_inspect_refuses_bad_input_in_one_line(capsys, model_folder: Path, data_file: Path):
     with data_file.open("a") as file:
         file.write("no chat\n")
     assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 2
@@ -101,34 +95,24 @@ def test_wrong_usage_exits_with_2(words, capsys):
     assert said.count("\n") == 1
 
 
-def test_a_damaged_result_is_no_finished_one(tmp_path: Path):
-    (tmp_path / "result.json").write_text('{"kind": "trial_result"')
-    run.refuse_finished(tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path: Path):
+def test_a_folder_is_prepared_with_nothing_in_it_and_one_that_cannot_be_made_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/out: results cannot be written there: Not a directory"):
         run.prepare_folder(tmp_path / "file" / "out")
-
-
-def test_preparing_a_folder_leaves_nothing_in_it(tmp_path: Path):
     run.prepare_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "a" / "result.json").write_text('{"kind": "trial_result"')
+    run.refuse_finished(tmp_path / "a")  # what is damaged is no finished result
 
 
 @pytest.fixture
-def record(make_trial, tmp_path: Path) -> run.Record:
-    return run.Record(run.Request(trial_file=tmp_path / "t.json", out=tmp_path, worker="w"), make_trial(), run.Clock())
+def record(make_record) -> run.Record:
+    return make_record(worker="w")
 
 
 def test_metrics_are_mean_amounts_over_the_median_step(record, tmp_path: Path):
     for seconds, useful in ((0.2, 40), (0.1, 20), (0.9, 30)):
-        record.steps.step_time_sec.append(seconds)
-        record.steps.loss.append(2.0)
-        record.steps.samples.append(2)
-        record.steps.tokens.append(64)
-        record.steps.useful_tokens.append(useful)
+        record.add_step(record.steps, seconds=seconds, loss=2.0, samples=2, tokens=64, useful=useful)
     record.write(End.SUCCEEDED, None)
     metrics = TrialResult.read(tmp_path / "result.json").metrics
     assert metrics is not None
@@ -141,17 +125,13 @@ def test_metrics_are_mean_amounts_over_the_median_step(record, tmp_path: Path):
     assert metrics.peak_rss_bytes > 1 << 20
 
 
-def test_without_a_measured_step_there_are_no_metrics(record, tmp_path: Path):
+def test_without_a_measured_step_there_are_no_metrics_and_the_last_progress_says_what_was_done(record, tmp_path: Path):
     record.warmup.step_time_sec.append(0.1)
     record.write(End.TIMED_OUT, "the deadline of 1 s passed")
     result = TrialResult.read(tmp_path / "result.json")
     assert (result.metrics, result.status, result.worker) == (None, End.TIMED_OUT, "w")
-
-
-def test_the_last_progress_says_that_the_result_is_being_written(record, tmp_path: Path):
-    record.write(End.SUCCEEDED, None)
     progress = Progress(**json.loads((tmp_path / "progress.json").read_text()))
-    assert (progress.phase, progress.step, progress.steps) == ("write", 0, 3)
+    assert (progress.phase, progress.step, progress.steps) == ("write", 1, 3)
 
 
 def test_the_summary_is_one_line_that_names_end_trial_profile_and_units(make_trial):

@@ -62,46 +62,45 @@ def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial):
     assert {row.samples for row in rows} == {1}
 
 
-def test_packed_rows_are_full_and_lose_no_token_between_samples(make_trial):
+@pytest.fixture
+def packed(make_trial):
+    """Rows of the layout pack, from chats of these lengths, as many as the steps need."""
+
+    def make(*lengths, steps=3, block=8, tokenizer=None):
+        sizes = {"max_seq_len": block, "micro_batch_size": 1, "warmup_steps": 0, "measured_steps": steps}
+        return make_rows(make_trial(layout="pack", **sizes), chats(*lengths), tokenizer or Letters())
+
+    return make
+
+
+def test_packed_rows_are_full_lose_no_token_between_samples_and_count_their_parts(packed):
     lengths = [3, 9, 17, 2, 30, 8, 8, 5]
-    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=100)
-    rows = make_rows(trial, chats(*lengths), Letters())
+    rows = packed(*lengths, steps=100)
     assert {len(row.ids) for row in rows} == {8}
     assert len(rows) == sum(lengths) // 8  # the last, unfilled block is left out
-    packed = list(itertools.chain.from_iterable(row.ids for row in rows))
-    samples = [list(group) for ended, group in itertools.groupby(packed, lambda token: token == END) if not ended]
+    tokens = list(itertools.chain.from_iterable(row.ids for row in rows))
+    samples = [list(group) for ended, group in itertools.groupby(tokens, lambda token: token == END) if not ended]
     for sample in samples[:-1]:  # the last one may be cut by the end of the last block
         assert len(sample) + 1 == lengths[sample[0] - ord("a")]
-
-
-def test_packed_rows_count_the_parts_of_samples_in_them(make_trial):
-    lengths = [3, 9, 17, 2, 30, 8, 8, 5]
-    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=100)
-    rows = make_rows(trial, chats(*lengths), Letters())
     assert all(row.samples > 0 for row in rows)
     left_out = sum(lengths) - 8 * len(rows)  # tokens of the last sample, whichever the seed put there
     assert any(sum(row.samples for row in rows) == pytest.approx(len(lengths) - left_out / last) for last in lengths)
 
 
-def test_a_sample_longer_than_a_block_is_worth_something_in_each_of_its_blocks(make_trial):
-    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=3)
-    rows = make_rows(trial, chats(*[16] * 10), Letters())
-    assert [row.samples for row in rows] == pytest.approx([0.5, 0.5, 0.5])
+def test_a_sample_longer_than_a_block_is_worth_something_in_each_of_its_blocks(packed):
+    assert [row.samples for row in packed(*[16] * 10)] == pytest.approx([0.5, 0.5, 0.5])
 
 
-def test_packing_adds_the_end_that_a_template_leaves_out(make_trial):
+def test_packing_adds_the_end_that_a_template_leaves_out(packed):
     tokenizer = Letters()
     tokenizer.ends_samples = False
-    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=1, warmup_steps=0, measured_steps=3)
-    rows = make_rows(trial, chats(*[5] * 10), tokenizer)
+    rows = packed(*[5] * 10, tokenizer=tokenizer)
     assert sum(row.ids.count(END) for row in rows) == 24 // 5
     assert sum(row.samples for row in rows) == pytest.approx(24 / 5)
 
 
-def test_data_shorter_than_one_block_goes_round_until_one_is_full(make_trial):
-    trial = make_trial(layout="pack", max_seq_len=64, micro_batch_size=1, warmup_steps=0, measured_steps=2)
-    rows = make_rows(trial, chats(5, 6), Letters())
-    assert [len(row.ids) for row in rows] == [64]
+def test_data_shorter_than_one_block_goes_round_until_one_is_full(packed):
+    assert [len(row.ids) for row in packed(5, 6, steps=2, block=64)] == [64]
 
 
 def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial):

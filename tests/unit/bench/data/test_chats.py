@@ -34,18 +34,12 @@ def test_a_good_file_is_read_and_described(data_file: Path):
     assert [conversation.line for conversation in conversations] == list(range(1, 21))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path):
+def test_a_missing_file_a_folder_and_an_empty_file_are_refused(tmp_path: Path):
     assert "none.jsonl: cannot be read: No such file" in refusal(tmp_path / "none.jsonl")
-
-
-def test_a_folder_is_refused(tmp_path: Path):
     assert "cannot be read: it is a folder, not a file" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"\n  \n\n"])
-def test_an_empty_file_is_refused(tmp_path: Path, content):
-    (tmp_path / "d.jsonl").write_bytes(content)
-    assert "d.jsonl: empty" in refusal(tmp_path / "d.jsonl")
+    for content in (b"", b"\n", b"\n  \n\n"):
+        (tmp_path / "d.jsonl").write_bytes(content)
+        assert "d.jsonl: empty" in refusal(tmp_path / "d.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -91,17 +85,9 @@ def test_a_file_without_one_usable_pair_is_refused(tmp_path: Path, line):
     assert "no chat of 3 has a user's and an assistant's text" in refusal(tmp_path / "d.jsonl")
 
 
-def test_chats_without_a_pair_are_counted_and_left_out(tmp_path: Path):
-    (tmp_path / "d.jsonl").write_bytes(line_of(USER) + b"\n" + GOOD)
-    facts, (only,) = read_data(tmp_path / "d.jsonl")
-    assert (facts.samples, facts.skipped, only.line) == (1, 1, 3)
-
-
-def test_what_else_a_message_carries_is_left_out(tmp_path: Path):
-    (tmp_path / "d.jsonl").write_bytes(line_of({**USER, "name": "Ada"}, ANSWER))
-    assert read_data(tmp_path / "d.jsonl")[1][0].messages == [USER, ANSWER]
-
-
-def test_a_last_line_without_its_newline_counts(tmp_path: Path):
-    (tmp_path / "d.jsonl").write_bytes(GOOD + GOOD.rstrip())
-    assert read_data(tmp_path / "d.jsonl")[0].samples == 2
+def test_chats_without_a_pair_are_counted_and_left_out_and_a_last_line_without_its_newline_counts(tmp_path: Path):
+    more = line_of({**USER, "name": "Ada"}, ANSWER)  # what else a message carries is left out
+    (tmp_path / "d.jsonl").write_bytes(line_of(USER) + b"\n" + more + GOOD.rstrip())
+    facts, kept = read_data(tmp_path / "d.jsonl")
+    assert (facts.samples, facts.skipped, [one.line for one in kept]) == (2, 1, [3, 4])
+    assert [one.messages for one in kept] == [[USER, ANSWER]] * 2

@@ -21,24 +21,17 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_good_folder_is_described(model_folder: Path):
-    facts = check_model(model_folder)
-    size = sum(path.stat().st_size for path in model_folder.iterdir())
+@pytest.mark.parametrize(("folder", "files"), [("model_folder", 4), ("sharded_folder", 6)])
+@pytest.mark.parametrize("model_type", ["mistral", "llama"])
+def test_a_good_folder_of_one_or_several_shards_is_described(request, edit_json, folder, files, model_type):
+    folder = request.getfixturevalue(folder)
+    edit_json(folder / "config.json", model_type=model_type)
+    facts = check_model(folder)
+    size = sum(path.stat().st_size for path in folder.iterdir())
     parameters = 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
-    assert (facts.parameters, facts.files, facts.bytes) == (parameters, 4, size)
+    assert (facts.parameters, facts.files, facts.bytes) == (parameters, files, size)
     assert facts.max_position_embeddings == 64
     assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"} == set(facts.layers)
-
-
-def test_a_sharded_folder_is_described_alike(sharded_folder: Path):
-    facts = check_model(sharded_folder)
-    assert facts.parameters == 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
-    assert facts.files == 6
-
-
-def test_a_llama_is_as_welcome_as_a_mistral(model_folder: Path, edit_json):
-    edit_json(model_folder / "config.json", model_type="llama")
-    assert check_model(model_folder).files == 4
 
 
 def test_a_tied_output_layer_need_not_be_stored(model_folder: Path, edit_json, write_safetensors):
@@ -61,16 +54,11 @@ def test_a_missing_file_is_refused_by_name(model_folder: Path, name):
     assert f"{name}: missing" in refusal(model_folder)
 
 
-TRUNCATED = "not complete JSON"
-
-
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", TRUNCATED),
-        (b'{"model_type": "mis', TRUNCATED),
-        (b"\xff\xfe", TRUNCATED),
+        *((content, "not complete JSON") for content in (b"", b'{"model_type": "mis', b"\xff\xfe")),
         (b"[]", "expected a JSON object"),
     ],
 )
@@ -121,17 +109,13 @@ def test_a_configuration_of_another_model_is_refused(model_folder: Path, edit_js
     assert said in refusal(model_folder)
 
 
-def test_weights_truncated_anywhere_are_refused(model_folder: Path):
+def test_weights_truncated_anywhere_or_with_something_after_them_are_refused(model_folder: Path):
     path = model_folder / "model.safetensors"
     whole = path.read_bytes()
     for length in (0, 1, 7, 8, 9, 200, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         assert "model.safetensors: truncated" in refusal(model_folder)
-
-
-def test_weights_with_something_after_them_are_refused(model_folder: Path):
-    with (model_folder / "model.safetensors").open("ab") as file:
-        file.write(b"x")
+    path.write_bytes(whole + b"x")
     assert "model.safetensors: longer than its header says" in refusal(model_folder)
 
 
@@ -159,27 +143,29 @@ def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Pa
     assert "model.norm.weight: missing, though model.safetensors.index.json says" in refusal(sharded_folder)
 
 
-@pytest.mark.parametrize("placed", [None, [], {}, {"a": 3}])
-def test_an_index_without_a_map_is_refused(sharded_folder: Path, edit_json, placed):
-    edit_json(sharded_folder / "model.safetensors.index.json", weight_map=placed)
-    assert "index.json: weight_map: expected an object" in refusal(sharded_folder)
-
-
-def test_an_index_cannot_point_outside_the_folder(sharded_folder: Path, edit_json):
+@pytest.mark.parametrize(
+    ("placed", "said"),
+    [
+        *((placed, "index.json: weight_map: expected an object") for placed in (None, [], {}, {"a": 3})),
+        ({"a": "../out.safetensors"}, "out.safetensors: missing"),
+    ],
+)
+def test_an_index_without_a_map_or_that_points_outside_the_folder_is_refused(sharded_folder, edit_json, placed, said):
     (sharded_folder.parent / "out.safetensors").write_bytes(b"")
-    edit_json(sharded_folder / "model.safetensors.index.json", weight_map={"a": "../out.safetensors"})
-    assert "out.safetensors: missing" in refusal(sharded_folder)
+    edit_json(sharded_folder / "model.safetensors.index.json", weight_map=placed)
+    assert said in refusal(sharded_folder)
 
 
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(model_folder: Path, edit_json):
-    edit_json(model_folder / "tokenizer.json", added_tokens=[{"id": 32}])
-    assert "tokenizer.json: holds token 32, config.json's vocab_size is 32" in refusal(model_folder)
-
-
-@pytest.mark.parametrize("model", [None, [], {}, {"vocab": {}}])
-def test_a_tokenizer_without_words_is_refused(model_folder: Path, edit_json, model):
-    edit_json(model_folder / "tokenizer.json", model=model)
-    assert "tokenizer.json: model.vocab: missing" in refusal(model_folder)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"added_tokens": [{"id": 32}]}, "holds token 32, config.json's vocab_size is 32"),
+        *(({"model": model}, "model.vocab: missing") for model in (None, [], {}, {"vocab": {}})),
+    ],
+)
+def test_a_tokenizer_larger_than_the_vocabulary_or_without_words_is_refused(model_folder, edit_json, changes, said):
+    edit_json(model_folder / "tokenizer.json", **changes)
+    assert f"tokenizer.json: {said}" in refusal(model_folder)
 
 
 def test_a_model_without_a_chat_template_is_refused(model_folder: Path, edit_json):
@@ -194,36 +180,28 @@ def write_sums(folder: Path) -> None:
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
-def test_the_digest_is_the_same_with_and_without_sums(model_folder: Path):
-    without = check_model(model_folder).sha256
-    write_sums(model_folder)
-    assert check_model(model_folder).sha256 == without
-
-
-def test_the_digest_changes_with_a_file_that_decides_something_alone(model_folder: Path, edit_json):
+def test_the_digest_changes_with_a_file_that_decides_something_alone_and_not_with_sums(model_folder: Path, edit_json):
     before = check_model(model_folder).sha256
     (model_folder / "README.md").write_text("hello")
     assert check_model(model_folder).sha256 == before
+    write_sums(model_folder)
+    assert check_model(model_folder).sha256 == before
+    (model_folder / "SHA256SUMS").unlink()
     edit_json(model_folder / "config.json", rope_theta=1e6)
     assert check_model(model_folder).sha256 != before
 
 
-def test_a_file_that_differs_from_its_sum_is_refused_by_name(model_folder: Path, edit_json):
-    write_sums(model_folder)
-    edit_json(model_folder / "config.json", rope_theta=1e6)
-    assert "config.json: differs from SHA256SUMS" in refusal(model_folder)
-
-
-def test_a_file_the_sums_do_not_list_is_refused_by_name(model_folder: Path):
+def test_sums_that_do_not_fit_or_are_none_are_refused_by_name(model_folder: Path, edit_json):
     write_sums(model_folder)
     sums = model_folder / "SHA256SUMS"
-    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "tokenizer.json" not in line))
+    whole = sums.read_text()
+    sums.write_text("".join(line for line in whole.splitlines(True) if "tokenizer.json" not in line))
     assert "SHA256SUMS: does not list tokenizer.json" in refusal(model_folder)
-
-
-def test_sums_that_are_none_are_refused_by_line(model_folder: Path):
-    (model_folder / "SHA256SUMS").write_text("f" * 64 + "  config.json\nnonsense\n")
+    sums.write_text("f" * 64 + "  config.json\nnonsense\n")
     assert "SHA256SUMS: line 2: expected a sha256" in refusal(model_folder)
+    sums.write_text(whole)
+    edit_json(model_folder / "config.json", rope_theta=1e6)
+    assert "config.json: differs from SHA256SUMS" in refusal(model_folder)
 
 
 def test_large_weights_are_taken_at_their_sums_word(model_folder: Path, monkeypatch):
@@ -240,16 +218,22 @@ def test_large_weights_are_taken_at_their_sums_word(model_folder: Path, monkeypa
     assert check_model(model_folder).sha256 == before
 
 
-def test_a_trial_longer_than_the_model_is_refused_by_key(model_folder: Path, data_file: Path, make_trial):
-    trial = make_trial(model=str(model_folder), data=str(data_file), max_seq_len=65)
-    with pytest.raises(InputError, match="max_seq_len: 65 is more than the 64 positions"):
-        check_trial(trial)
-
-
-def test_adapters_on_layers_the_model_lacks_are_refused_by_key(model_folder: Path, data_file: Path, make_trial):
-    trial = make_trial(model=str(model_folder), data=str(data_file), lora_targets=("q_proj", "query_key_value"))
-    with pytest.raises(InputError, match=r"lora_targets: .* has no layer 'query_key_value'; it has down_proj, "):
-        check_trial(trial)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_seq_len": 65}, "max_seq_len: 65 is more than the 64 positions"),
+        (
+            {"lora_targets": ("q_proj", "query_key_value")},
+            r"lora_targets: .* has no layer 'query_key_value'; it has down_proj, ",
+        ),
+    ],
+)
+def test_a_trial_that_does_not_suit_the_model_is_refused_by_key(model_folder, data_file, make_trial, changes, said):
+    good = {"model": str(model_folder), "data": str(data_file)}
+    model, data, conversations = check_trial(make_trial(**good, max_seq_len=64))
+    assert (model.files, data.samples, len(conversations)) == (4, 20, 20)
+    with pytest.raises(InputError, match=said):
+        check_trial(make_trial(**good, **changes))
 
 
 def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Path, data_file: Path, make_trial):
@@ -269,8 +253,3 @@ def test_a_pipe_in_the_place_of_data_is_not_waited_for(tmp_path: Path, model_fol
     os.mkfifo(tmp_path / "data.jsonl")
     with pytest.raises(InputError, match=r"data\.jsonl: cannot be read: it is a pipe, not a file"):
         check_trial(make_trial(model=str(model_folder), data=str(tmp_path / "data.jsonl")))
-
-
-def test_a_good_trial_passes(model_folder: Path, data_file: Path, make_trial):
-    model, data, conversations = check_trial(make_trial(model=str(model_folder), data=str(data_file), max_seq_len=64))
-    assert (model.files, data.samples, len(conversations)) == (4, 20, 20)

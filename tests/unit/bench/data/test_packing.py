@@ -49,15 +49,9 @@ def test_a_sample_that_waits_is_the_first_of_the_next_row():
     assert [row.lengths for row in packed] == [(30, 20, 10), (39,)]
 
 
-def test_data_that_fills_no_row_still_makes_one():
+def test_data_that_fills_no_row_still_makes_one_and_no_more_rows_are_made_than_needed():
     assert [row.lengths for row in apart(texts([3, 4]), 40, 80, 5)] == [(3, 4)]
-
-
-def test_no_more_rows_are_made_than_needed():
     assert len(apart(texts([40] * 50), 40, 80, 3)) == 3
-
-
-def test_a_sample_that_may_be_longer_than_a_row_is_a_mistake():
     with pytest.raises(ValueError, match="a sample of 41 tokens does not fit a row of 40"):
         apart([], 41, 40, 1)
 

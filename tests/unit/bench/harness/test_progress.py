@@ -8,6 +8,7 @@ import pytest
 from bench.harness.progress import TAIL_LINES, Log, ProgressFile, StepsFile
 from bench.records import schema
 from bench.records.run import Progress
+from tests.support.faults import full_disk
 
 
 def progress(phase: str, step: int) -> Progress:
@@ -24,10 +25,7 @@ def test_the_log_prints_every_line_and_keeps_the_last(capsys):
 
 
 def test_a_log_that_cannot_be_printed_is_kept(monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("builtins.print", full)
+    monkeypatch.setattr("builtins.print", full_disk)
     log = Log(lambda: 0.0)
     log("first")
     log("second")
@@ -54,28 +52,24 @@ def shown(folder: Path) -> tuple[str, int]:
     return document["phase"], document["step"]
 
 
-def test_progress_is_written_at_most_four_times_a_second(tmp_path: Path, clock):
+def test_progress_is_written_at_most_four_times_a_second_and_a_new_phase_at_once(tmp_path: Path, clock):
     file = ProgressFile(tmp_path, Log(lambda: 0.0))
+    file(progress("warmup", 1))
     for step, after, expected in ((1, 0.0, 1), (2, 0.1, 1), (3, 0.1, 1), (4, 0.1, 4), (5, 0.2, 4), (6, 0.2, 6)):
         clock[0] += after
         file(progress("measure", step))
         assert shown(tmp_path) == ("measure", expected)
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_new_phase_is_written_at_once(tmp_path: Path):
-    file = ProgressFile(tmp_path, Log(lambda: 0.0))
-    file(progress("warmup", 3))
-    file(progress("measure", 3))
-    assert shown(tmp_path) == ("measure", 3)
-
-
-def test_progress_that_cannot_be_written_is_said_once(tmp_path: Path, capsys):
+def test_what_cannot_be_written_is_said_once(tmp_path: Path, capsys):
     log = Log(lambda: 0.0)
-    file = ProgressFile(tmp_path / "gone", log)
-    file(progress("warmup", 1))
-    file(progress("measure", 1))
-    assert capsys.readouterr().out.count("cannot be written: No such file or directory; going on without it") == 1
+    of_progress, of_steps = ProgressFile(tmp_path / "gone", log), StepsFile(tmp_path / "gone", log)
+    for number, phase in enumerate(("warmup", "measure"), 1):
+        of_progress(progress(phase, number))
+        of_steps({"step": number})
+    said = capsys.readouterr().out
+    for name in ("progress.json", "steps.jsonl"):
+        assert said.count(f"{name}: cannot be written: No such file or directory; going on without it") == 1
 
 
 def test_steps_are_added_line_by_line_after_those_of_earlier_attempts(tmp_path: Path):
@@ -84,10 +78,3 @@ def test_steps_are_added_line_by_line_after_those_of_earlier_attempts(tmp_path: 
     file({"step": 1}, {"step": 2})
     file({"step": 3})
     assert (tmp_path / "steps.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
-
-
-def test_steps_that_cannot_be_written_are_said_once(tmp_path: Path, capsys):
-    file = StepsFile(tmp_path / "gone", Log(lambda: 0.0))
-    file({"step": 1})
-    file({"step": 2})
-    assert capsys.readouterr().out.count("steps.jsonl: cannot be written: No such file or directory; going on") == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,18 +30,14 @@ def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
         ("int8", (8, 6), "torch 2.0 has no torch._int_mm"),
         ("fp8", (9, 0), "torch 2.0 has no torch._scaled_mm"),
         ("fp16", None, "measured on GPUs only"),
+        ("tf32", (8, 6), "NVIDIA_TF32_OVERRIDE=0 switches it off"),
     ],
 )
-def test_what_chip_or_stack_lacks_is_named(dtype, capability, said):
+def test_what_chip_stack_or_environment_lack_is_named(monkeypatch, dtype, capability, said):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(Lacking) as caught:
         hardware.matmul_tflops(session_on(capability), dtype, 256, budget_sec=0.1)
     assert str(caught.value) == said
-
-
-def test_tf32_that_the_environment_switches_off_is_not_measured_as_if_it_were_on(monkeypatch):
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    with pytest.raises(Lacking, match="NVIDIA_TF32_OVERRIDE=0 switches it off"):
-        hardware.matmul_tflops(session_on((8, 6)), "tf32", 256, budget_sec=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +80,7 @@ def test_operands_rotate_and_are_random_and_together_larger_than_asked(on_cpu):
     assert all(result.std() > 1 for result in results)
 
 
-def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain(on_cpu, monkeypatch):
+def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain_and_a_slow_call_is_sampled_least(on_cpu, monkeypatch):
     asked: list[int] = []
 
     def timer(_session: object, _call: object, calls: int) -> float:
@@ -94,9 +91,6 @@ def test_a_sample_is_as_many_calls_as_outlast_the_clocks_grain(on_cpu, monkeypat
     samples = hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02)
     assert asked == [1, 3] + [20] * 10
     assert samples == pytest.approx([1e-4] * 10)
-
-
-def test_a_slow_call_is_sampled_the_least_number_of_times(on_cpu, monkeypatch):
     monkeypatch.setattr(hardware, "_cpu_timer", lambda _session, _call, calls: calls * 3.0)
     assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.LEAST_SAMPLES
 
@@ -107,10 +101,6 @@ def kept(trial: Any = None) -> Any:
     return record
 
 
-def stops() -> Any:
-    return SimpleNamespace(check=lambda: None)
-
-
 @pytest.fixture
 def weights(tmp_path):
     for name, size in (("a.safetensors", 3 << 20), ("b.safetensors", 5 << 20), ("notes.txt", 10)):
@@ -118,26 +108,24 @@ def weights(tmp_path):
     return tmp_path
 
 
-def test_the_folders_weights_are_read_cold_if_they_can_be_and_then_warm(weights):
+def reads(folder, most_bytes=1 << 30):
+    """The cold read and the warm one."""
     record = kept()
-    disk.add_reads(record, weights, 1 << 30, stops())
-    cold, warm = record.named("disk_read_gb_per_sec")
+    disk.add_reads(record, folder, most_bytes, SimpleNamespace(check=lambda: None))
+    return record.named("disk_read_gb_per_sec")
+
+
+def test_the_folders_weights_are_read_cold_if_they_can_be_and_then_warm_up_to_the_most_asked_for(weights):
+    cold, warm = reads(weights)
     assert (cold["cold"], warm["cold"]) == (True, False)
     assert (cold["value"] is None) == ("note" in cold)
     assert (warm["value"] > 0, warm["bytes"], warm["interval"].n) == (True, 8 << 20, 8)
-
-
-def test_reading_stops_at_the_most_that_was_asked_for(weights):
-    record = kept()
-    disk.add_reads(record, weights, 4 << 20, stops())
-    assert record.named("disk_read_gb_per_sec")[1]["bytes"] == 4 << 20
+    assert reads(weights, 4 << 20)[1]["bytes"] == 4 << 20
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
     monkeypatch.setattr(disk, "drop_from_cache", lambda _files: False)
-    record = kept()
-    disk.add_reads(record, weights, 1 << 30, stops())
-    cold, warm = record.named("disk_read_gb_per_sec")
+    cold, warm = reads(weights)
     assert (cold["value"], cold["cold"]) == (None, True)
     assert "could not be dropped" in cold["note"]
     assert (warm["cold"], warm["value"] > 0) == (False, True)
@@ -149,25 +137,24 @@ def test_a_file_just_read_is_not_taken_for_cold(weights):
     assert disk._is_cold(path) is False
 
 
-def test_mfu_without_memory_for_a_product_is_unknown_and_not_a_failed_training(on_cpu, monkeypatch):
+def refusing(error: Exception) -> Callable[..., None]:
     def refuse(*_args: object, **_named: object) -> None:
-        raise MemoryError
+        raise error
 
-    monkeypatch.setattr(hardware, "matmul_tflops", refuse)
+    return refuse
+
+
+def test_mfu_without_memory_for_a_product_is_unknown_and_any_other_fault_the_trials_own(on_cpu, monkeypatch):
+    fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(hardware, "matmul_tflops", refusing(fault))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        mfu.add_ceilings(kept(), on_cpu)
+    monkeypatch.setattr(hardware, "matmul_tflops", refusing(MemoryError()))
     record = kept()
     mfu.add_ceilings(record, on_cpu)
     (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")
     assert (product["value"], share["value"]) == (None, None)
     assert product["note"] == "no memory left for it beside the training"
-
-
-def test_any_other_fault_of_the_product_is_the_trials_own(on_cpu, monkeypatch):
-    def fail(*_args: object, **_named: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(hardware, "matmul_tflops", fail)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        mfu.add_ceilings(kept(), on_cpu)
 
 
 def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):

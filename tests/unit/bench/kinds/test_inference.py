@@ -10,11 +10,8 @@ from bench.kinds import inference
 from bench.kinds.decoding import Answer
 from bench.kinds.inference import Generation, attend_to_all, batch_sizes, check_length
 from bench.stack import Stack
+from tests.support.faults import OutOfMemoryError
 from tests.support.kept_record import KeptRecord
-
-
-class OutOfMemoryError(RuntimeError):
-    """By the name that torch's own has."""
 
 
 class Tokens:
@@ -69,13 +66,10 @@ def test_batches_double_up_to_the_largest_asked_for(largest, batches):
     assert batch_sizes(largest) == batches
 
 
-def test_a_prompt_and_answer_beyond_the_models_positions_are_refused(make_trial):
+def test_positions_too_few_and_a_window_too_narrow_for_prompt_and_answer_are_refused(make_trial):
     check_length(make_trial(max_seq_len=56), 8, 64)
     with pytest.raises(InputError, match=r"new_tokens: 9 after a prompt of 56 .* more than the 64 positions"):
         check_length(make_trial(max_seq_len=56), 9, 64)
-
-
-def test_a_sliding_window_wide_enough_is_turned_off_and_a_narrow_one_refused(make_trial):
     config = SimpleNamespace(sliding_window=64)
     attend_to_all(make_trial(), config, 64)
     assert config.sliding_window is None
@@ -130,14 +124,11 @@ def test_a_step_that_is_not_the_fused_one_says_why(generation, monkeypatch):
     assert entry["note"] == "not the step of five kernels a layer: a base that is not NF4, or has biases"
 
 
-def test_memory_that_runs_out_during_a_capture_is_found_behind_its_error(generation):
+def test_memory_that_runs_out_during_a_capture_is_found_behind_its_error_and_any_other_is_the_trials_end(generation):
     broken = RuntimeError("operation failed due to a previous error during capture")
     broken.__context__ = OutOfMemoryError("CUDA out of memory")
     bench = generation(breaks_at=1, error=broken)
     assert bench.measure_all(PROMPTS, [1], STOPS) == {"default": 1, "fast": 0}
-
-
-def test_any_other_error_is_the_trials_end(generation):
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         generation(breaks_at=1, error=RuntimeError("an illegal memory access")).measure_all(PROMPTS, [1], STOPS)
 

@@ -2,13 +2,15 @@
 
 import json
 import os
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.data.model_folder import weight_files
 from bench.kinds import loading
-from bench.kinds.loading import Drop, Load, Loading, weight_files
+from bench.kinds.loading import Drop, Load, Loading
 from bench.machine import pagecache
 from tests.support.kept_record import KeptRecord
 
@@ -35,7 +37,7 @@ def one_load(**changes: Any) -> Load:
     return Load(**(fields | changes))
 
 
-def test_a_file_just_read_lies_in_memory_and_a_hole_does_not(tmp_path):
+def test_a_file_just_read_lies_in_memory_and_a_hole_does_not_and_of_others_it_is_unknown(tmp_path, monkeypatch):
     (tmp_path / "read").write_bytes(os.urandom(BIG))
     assert pagecache.read_all([tmp_path / "read"]) == BIG
     with (tmp_path / "hole").open("wb") as file:
@@ -43,6 +45,11 @@ def test_a_file_just_read_lies_in_memory_and_a_hole_does_not(tmp_path):
     assert pagecache.resident_share([tmp_path / "read"]) == 1.0
     assert pagecache.resident_share([tmp_path / "hole"]) == 0.0
     assert pagecache.resident_share([tmp_path / "read", tmp_path / "hole"]) == 0.5
+    (tmp_path / "empty").touch()
+    assert pagecache.resident_share([]) is None
+    assert pagecache.resident_share([tmp_path / "empty"]) is None
+    monkeypatch.setattr(os, "access", lambda *_: False)  # who may not write is not told
+    assert pagecache.resident_share([tmp_path / "read"]) is None
 
 
 def test_dropping_leaves_the_content_alone(tmp_path):
@@ -52,22 +59,11 @@ def test_dropping_leaves_the_content_alone(tmp_path):
     assert (tmp_path / "file").read_bytes() == content
 
 
-def test_what_lies_in_memory_is_unknown_to_whoever_may_not_write(tmp_path, monkeypatch):
-    (tmp_path / "file").write_bytes(bytes(BIG))
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert pagecache.resident_share([tmp_path / "file"]) is None
-
-
-def test_of_no_file_and_of_an_empty_one_no_share_is_known(tmp_path):
-    (tmp_path / "empty").touch()
-    assert pagecache.resident_share([]) is None
-    assert pagecache.resident_share([tmp_path / "empty"]) is None
-
-
 def test_the_weights_are_the_one_file_or_those_the_index_names(model_folder, tmp_path):
     (model_folder / "consolidated.safetensors").touch()  # the same weights once more, as some publishers add them
-    assert weight_files(model_folder) == (model_folder / "model.safetensors",)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"b": "2", "a": "1", "c": "2"}}))
+    shutil.copy(tmp_path / "model.safetensors.index.json", model_folder)
+    assert weight_files(model_folder) == (model_folder / "model.safetensors",)
     assert weight_files(tmp_path) == (tmp_path / "1", tmp_path / "2")
 
 
@@ -103,7 +99,7 @@ def test_a_drop_that_cannot_be_seen_is_measured_and_says_so(bench, monkeypatch):
     assert (entry["value"], entry["drop_verified"], entry["resident_percent"]) == (2.0, False, None)
 
 
-def test_memory_is_what_the_last_load_held_and_the_most_that_any_left(bench):
+def test_memory_is_what_the_last_load_held_and_the_most_that_any_left_which_may_be_a_flag(bench):
     bench.add_memory([one_load(leftover_bytes=5, host_peak_bytes=90), one_load()])
     record = bench.record
     assert record.named("device_memory_bytes")[0]["value"] == 250
@@ -111,9 +107,6 @@ def test_memory_is_what_the_last_load_held_and_the_most_that_any_left(bench):
     assert record.named("device_memory_leftover_bytes")[0]["value"] == 5
     assert record.named("host_memory_peak_bytes")[0]["value"] == 90
     assert record.flags == []
-
-
-def test_memory_that_does_not_come_back_is_flagged(bench):
     bench.add_memory([one_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
     assert bench.record.flags == ["67,108,865 bytes of the GPU's memory were not freed after a load"]
 

@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,16 +10,10 @@ import pytest
 from bench.data.inputs import InputError
 from bench.kinds.distributed.machines import Hub, LeaderGone, Link, Machines
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from tests.support.faults import until
 
 WAIT_SEC = 20.0
 PLACE = {NODE_COUNT: "4", NODE_RANK: "2", NODE_ADDRESS: "10.0.0.7", NODE_PORT: "21000", NODE_TOKEN: "word"}
-
-
-def until(holds) -> None:
-    deadline = time.monotonic() + WAIT_SEC
-    while not holds():
-        assert time.monotonic() < deadline, "never happened"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -46,18 +39,17 @@ def hub(port, tmp_path) -> Iterator[Hub]:
 
 
 @pytest.mark.usefixtures("_place")
-def test_a_trial_on_one_machine_has_no_place(monkeypatch):
+def test_a_place_comes_from_the_environment_and_a_trial_on_one_machine_has_none(monkeypatch):
+    found = Machines.from_environment()
+    assert found == Machines(count=4, rank=2, address="10.0.0.7", port=21000, token="word")
+    assert (found.ranks_here(4), found.ranks_here(8), found.ranks_here(8, 0)) == (range(2, 3), range(4, 6), range(2))
+    for world_size in (2, 6):
+        with pytest.raises(InputError, match=f"{world_size} ranks cannot be divided among 4 machines"):
+            found.ranks_here(world_size)
     monkeypatch.setenv(NODE_COUNT, "1")
     assert Machines.from_environment() is None
     monkeypatch.delenv(NODE_COUNT)
     assert Machines.from_environment() is None
-
-
-@pytest.mark.usefixtures("_place")
-def test_a_place_comes_from_the_environment():
-    found = Machines.from_environment()
-    assert found == Machines(count=4, rank=2, address="10.0.0.7", port=21000, token="word")
-    assert (found.ranks_here(4), found.ranks_here(8), found.ranks_here(8, 0)) == (range(2, 3), range(4, 6), range(2))
 
 
 @pytest.mark.usefixtures("_place")
@@ -76,14 +68,6 @@ def test_a_place_that_makes_no_sense_is_refused_by_name(monkeypatch, name, value
     monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=f"{name}: {says}"):
         Machines.from_environment()
-
-
-@pytest.mark.usefixtures("_place")
-def test_ranks_that_cannot_be_shared_out_are_refused():
-    found = Machines.from_environment()
-    for world_size in (2, 6):
-        with pytest.raises(InputError, match=f"{world_size} ranks cannot be divided among 4 machines"):
-            found.ranks_here(world_size)
 
 
 def test_signs_errors_and_last_lines_are_laid_down_beside_the_local_ones(hub, port, tmp_path):

@@ -18,6 +18,7 @@ from bench.kinds import training
 from bench.predict import footprint
 from bench.records import RECIPES, Trial, TrialError
 from bench.records.result import End
+from tests.support.faults import OutOfMemoryError
 
 # Phases of a step -----------------------------------------------------------------------------------------------------
 
@@ -51,18 +52,13 @@ def run_step(clock: PhaseClock, accumulation: int) -> None:
     clock.end("optimizer")
 
 
-def test_phases_by_device_events_are_in_seconds_and_add_up_over_micro_batches():
-    clock = PhaseClock(Device(), is_cuda=True)
-    run_step(clock, 3)
-    assert clock.read() == pytest.approx({"data": 3e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3})
-
-
-def test_device_events_are_made_once_and_recorded_again():
+def test_phases_by_device_events_are_in_seconds_add_up_over_micro_batches_and_take_the_same_events_again():
     device = Device()
     clock = PhaseClock(device, is_cuda=True)
     for _ in range(5):
-        run_step(clock, 2)
-    assert device.made == 1 + 2 * 3 + 1
+        run_step(clock, 3)
+    assert clock.read() == pytest.approx({"data": 3e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3})
+    assert device.made == 1 + 3 * 3 + 1
 
 
 def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
@@ -74,8 +70,8 @@ def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
 
 
 @pytest.fixture
-def record(make_trial, tmp_path) -> Record:
-    return Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), make_trial(), Clock())
+def record(make_record) -> Record:
+    return make_record()
 
 
 def test_each_phase_becomes_a_measurement_with_its_interval(record):
@@ -89,12 +85,9 @@ def test_each_phase_becomes_a_measurement_with_its_interval(record):
         assert item.context == {"clock": "host"}
 
 
-def test_a_trial_that_measured_no_step_has_no_phases(record):
+def test_a_trial_that_measured_no_step_has_no_phases_and_phases_are_no_steps(record):
     training._add_phases(record, [])
     assert record.measurements == []
-
-
-def test_measurements_of_a_training_are_no_steps(record):
     record.steps.step_time_sec.extend([0.1, 0.1])
     training._add_phases(record, [dict.fromkeys(PHASES, 0.1)])
     assert record.steps_done == 2
@@ -249,6 +242,8 @@ def test_the_reason_names_the_allocation_the_peak_and_what_to_paste(make_trial):
         "out of memory: 2.50 GiB more were asked for with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
     )
+    said = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # which names no size
+    assert said.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
 
 
 def test_what_is_pasted_is_taken_by_the_flags(make_trial):
@@ -257,15 +252,6 @@ def test_what_is_pasted_is_taken_by_the_flags(make_trial):
         pasted = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
         changes = out_of_memory.next_to_try(trial, "warmup")
         assert {key: getattr(changed(trial, pasted), key) for key in changes} == changes
-
-
-def test_an_allocator_that_names_no_size_is_quoted(make_trial):
-    said = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")
-    assert said.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named as torch's own."""
 
 
 def test_a_trials_end_says_what_its_device_had_reached(record):
@@ -286,15 +272,11 @@ def test_settings_are_read_as_the_type_of_their_field(make_trial):
     assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
     assert (trial.lora_targets, trial.optimizer) == (("q_proj", "v_proj"), "adamw_torch")
     assert trial.reason.startswith("a test; changed by hand: max_seq_len=256, learning_rate=1e-3, ")
-
-
-def test_without_settings_the_trial_is_the_suites_own(make_trial):
-    trial = make_trial()
     assert changed(trial, ()) is trial
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("settings", "said"),
     [
         ("max_seq_len", "--set max_seq_len: expected key=value, e.g. --set max_seq_len=256"),
         ("batch=4", "--set batch: unknown field; the fields are name, "),
@@ -307,15 +289,11 @@ def test_without_settings_the_trial_is_the_suites_own(make_trial):
         ("lora_targets=q_proj,", "--set lora_targets: expected at least one name of a linear layer"),
         ("optimizer=sgd", "--set optimizer: expected one of paged_adamw_8bit, adamw_torch, found 'sgd'"),
         ("recipe=", "--set recipe: expected one of "),
+        ("seed=1 seed=2", "--set seed: given twice"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_in_one_line(make_trial, setting, said):
+def test_a_setting_that_cannot_be_is_refused_in_one_line(make_trial, settings, said):
     with pytest.raises(TrialError) as caught:
-        changed(make_trial(), [setting])
+        changed(make_trial(), settings.split())
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
-
-
-def test_a_setting_given_twice_is_refused(make_trial):
-    with pytest.raises(TrialError, match=r"^--set seed: given twice$"):
-        changed(make_trial(), ["seed=1", "seed=2"])

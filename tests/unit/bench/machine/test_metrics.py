@@ -5,13 +5,12 @@ import importlib
 import json
 import re
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from bench.harness.record import Clock, Record, Request
+from bench.harness.record import Record
 from bench.machine import metrics, telemetry
 from bench.machine.metrics import Asked, Board, read, render
 from bench.records.layout import METRICS_VARIABLE
@@ -26,9 +25,9 @@ ROW = {
 
 
 @pytest.fixture
-def record(tmp_path: Path, make_trial: Any) -> Record:
-    request = Request(trial_file=tmp_path / "t.json", out=tmp_path, run_id="r", trial_id="t", worker="worker-0")
-    return Record(request, make_trial(), Clock())
+def record(make_record: Any) -> Record:
+    made: Record = make_record(run_id="r", trial_id="t", worker="worker-0")
+    return made
 
 
 def values(text: str) -> dict[str, float]:

@@ -31,9 +31,7 @@ def test_mistral_7b_has_its_published_parameters():
     assert flops.block_weights(CONFIG) == 32 * block == 6_979_321_856
     assert flops.head_weights(CONFIG) == 134_217_728
     assert parameters(CONFIG) == PARAMETERS
-
-
-def test_tied_embeddings_are_still_a_product():
+    # Tied embeddings are still a product.
     assert flops.head_weights(CONFIG | {"tie_word_embeddings": True}) == 134_217_728
 
 
@@ -52,11 +50,8 @@ def test_mistral_7bs_token_by_hand():
     assert cost.backward == 2 * base + 4 * adapters + 2 * attention == 14_818_476_032
     assert cost.recompute == 2 * (base - 134_217_728) + 2 * adapters + attention == 14_254_342_144
     assert cost.model == cost.forward + cost.backward == 29_341_253_632
-
-
-def test_without_checkpointing_nothing_is_computed_twice():
-    cost = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=False)
-    assert cost.recompute == 0
+    kept = flops.per_token(CONFIG, sequence=512, rank=16, targets=ATTENTION_PROJECTIONS, checkpointing=False)
+    assert kept.recompute == 0
 
 
 def test_attention_grows_with_the_sequence_up_to_the_window():

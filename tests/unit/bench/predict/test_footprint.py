@@ -18,19 +18,11 @@ def peak(make_trial, *, captured=False, **changes) -> int:
 
 
 @pytest.mark.parametrize("recipe", footprint.RECIPES)
-@pytest.mark.parametrize("changes", [{}, KEPT])
-def test_more_positions_need_more(make_trial, recipe, changes):
-    sizes = [peak(make_trial, recipe=recipe, micro_batch_size=batch, **changes) for batch in (1, 2, 4, 8, 16)]
-    assert sizes == sorted(set(sizes))
-
-
-@pytest.mark.parametrize("recipe", footprint.RECIPES)
-def test_positions_count_wherever_they_are(make_trial, recipe):
+def test_more_positions_need_more_wherever_they_are_and_more_again_where_activations_are_kept(make_trial, recipe):
+    for changes in ({}, KEPT):
+        sizes = [peak(make_trial, recipe=recipe, micro_batch_size=batch, **changes) for batch in (1, 2, 4, 8, 16)]
+        assert sizes == sorted(set(sizes)), changes
     assert peak(make_trial, recipe=recipe, max_seq_len=1024, micro_batch_size=4) == peak(make_trial, recipe=recipe)
-
-
-@pytest.mark.parametrize("recipe", footprint.RECIPES)
-def test_keeping_activations_needs_more_than_computing_them_again(make_trial, recipe):
     assert peak(make_trial, recipe=recipe, **KEPT) > peak(make_trial, recipe=recipe)
 
 

@@ -27,9 +27,7 @@ def test_padded_rows_are_as_full_as_their_samples_cut_at_the_length(make_trial):
 def test_a_bucketed_batch_is_as_wide_as_the_next_multiple_above_its_longest(make_trial):
     # By length: 128 128 | 100 65 | 64 30 | 10 1, two a batch, each as wide as a multiple of 64.
     assert share(make_trial, "bucket") == pytest.approx(526 / (2 * 128 + 2 * 128 + 2 * 64 + 2 * 64))
-
-
-def test_data_that_fills_no_bucket_is_padded(make_trial):
+    # Data that fills no bucket is padded.
     assert share(make_trial, "bucket", [10, 20], micro_batch_size=4) == share(make_trial, "pad", [10, 20])
 
 

@@ -74,11 +74,8 @@ def test_a_document_that_is_not_the_record_is_refused_with_its_place(document, s
         schema.from_json(Outer, document, "f")
 
 
-def test_numbers_json_has_no_word_for_become_null():
+def test_numbers_json_has_no_word_for_become_null_and_whole_ones_numbers_where_those_are_wanted():
     assert schema.to_json({"a": float("nan"), "b": [float("inf")]}) == {"a": None, "b": [None]}
-
-
-def test_a_whole_number_is_read_as_a_number_where_one_is_wanted():
     share = schema.from_json(Inner, {"count": 1, "share": 2}).share
     assert (share, type(share)) == (2.0, float)
 

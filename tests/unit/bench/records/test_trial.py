@@ -78,8 +78,9 @@ def test_every_field_with_a_range_is_tried_above():
 
 def test_a_trial_comes_back_from_its_file_equal(make_trial, tmp_path: Path):
     trial = make_trial(name="Größe 'A' & \"B\"", lora_targets=("q_proj", "down_proj"), learning_rate=1.0)
-    (tmp_path / "trial.json").write_text(json.dumps(trial.to_json()))
-    assert Trial.read(tmp_path / "trial.json") == trial
+    for deadline in (60.0, 60):  # a whole number serves as a number
+        (tmp_path / "trial.json").write_text(json.dumps(trial.to_json() | {"deadline_sec": deadline}))
+        assert Trial.read(tmp_path / "trial.json") == dataclasses.replace(trial, deadline_sec=60.0)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,6 @@ def test_a_bad_key_in_a_file_is_refused_with_file_and_key(make_trial, tmp_path: 
         Trial.read(tmp_path / "t.json")
 
 
-def test_a_whole_number_serves_as_a_number_in_a_file(make_trial, tmp_path: Path):
-    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"deadline_sec": 60}))
-    assert Trial.read(tmp_path / "t.json").deadline_sec == 60.0
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -117,19 +113,13 @@ def test_a_file_that_is_no_trial_is_refused_with_its_name(tmp_path: Path, conten
     (tmp_path / "t.json").write_bytes(content)
     with pytest.raises(TrialError, match=rf"t\.json: {said}"):
         Trial.read(tmp_path / "t.json")
-
-
-def test_a_missing_file_is_refused_with_its_name(tmp_path: Path):
     with pytest.raises(TrialError, match=r"none\.json: cannot be read: No such file"):
         Trial.read(tmp_path / "none.json")
 
 
-def test_an_id_is_a_safe_folder_name(make_trial):
+def test_an_id_is_a_safe_folder_name_and_equal_digests_mean_the_same_measurement(make_trial):
     assert make_trial(name='../../etc/it\'s "x" $(rm)').trial_id == "etc-it-s-x-rm"
     assert make_trial(name="ö").trial_id == "trial"
-
-
-def test_equal_digests_mean_the_same_measurement(make_trial):
     assert make_trial(name="a", reason="b", suite="c").digest() == make_trial().digest()
     assert make_trial(seed=7).digest() != make_trial().digest()
 
@@ -165,17 +155,19 @@ def test_the_quick_trials_compute_equally_many_tokens_a_step():
         assert baseline.tokens_per_step == optimized.tokens_per_step
 
 
-def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice():
-    with pytest.raises(TrialError, match=f"suite: expected one of {', '.join(SIZES)}, found 'huge'"):
-        suite("huge", "gpu", "M", "D")
-    with pytest.raises(TrialError, match="profile: expected one of gpu, tiny, found 'h200'"):
-        suite("quick", "h200", "M", "D")
-    with pytest.raises(TrialError, match="'nope' is unknown; this suite has baseline, optimized"):
-        choose(suite("quick", "gpu", "M", "D"), ("nope",))
-    with pytest.raises(TrialError, match="no trial was chosen; this suite has baseline"):
-        choose(suite("quick", "gpu", "M", "D"), ())
-    with pytest.raises(TrialError, match="this suite has none"):
-        choose((), ())
+def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice_whose_order_is_kept():
+    trials = suite("quick", "gpu", "M", "D")
+    for act, said in (
+        (lambda: suite("huge", "gpu", "M", "D"), f"suite: expected one of {', '.join(SIZES)}, found 'huge'"),
+        (lambda: suite("quick", "h200", "M", "D"), "profile: expected one of gpu, tiny, found 'h200'"),
+        (lambda: choose(trials, ("nope",)), "'nope' is unknown; this suite has baseline, optimized"),
+        (lambda: choose(trials, ()), "no trial was chosen; this suite has baseline"),
+        (lambda: choose((), ()), "this suite has none"),
+    ):
+        with pytest.raises(TrialError, match=said):
+            act()
+    chosen = choose(trials, ("optimized", "baseline", "optimized"))
+    assert [trial.trial_id for trial in chosen] == ["optimized", "baseline"]
 
 
 def test_a_file_holds_one_trial_or_a_list_of_them(make_trial):
@@ -200,12 +192,6 @@ def test_a_list_that_is_no_list_of_trials_is_refused_by_its_place(make_trial, te
         read_trials(text.replace("{ONE}", make_trial().to_text()), "t.json")
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
-
-
-def test_choosing_keeps_the_order_asked_for_and_drops_repeats():
-    trials = suite("quick", "gpu", "M", "D")
-    chosen = choose(trials, ("optimized", "baseline", "optimized"))
-    assert [trial.trial_id for trial in chosen] == ["optimized", "baseline"]
 
 
 def test_ranks_are_for_distributed_trials_alone(make_trial):

@@ -59,11 +59,6 @@ def test_whatever_the_turns_say(
     assert targets(tokenizer, example) == "".join(f"{answered}<|im_end|>" for _, answered in pairs)
 
 
-def test_with_all_labels_every_token_but_the_first_is_a_target(tokenizer_of: Callable[..., Any]) -> None:
-    (example,), _ = made(tokenizer_of("chatml"), TWO, labels="all")
-    assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
-
-
 def test_a_template_that_changes_earlier_turns_gives_an_example_for_each_answer(
     tokenizer_of: Callable[..., Any],
 ) -> None:
@@ -94,26 +89,20 @@ def examples_without_prompt() -> str:
     return "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def test_an_end_that_is_not_the_tokenizers_is_noticed(tokenizer_of: Callable[..., Any]) -> None:
+def test_an_end_that_is_not_the_tokenizers_and_a_doubled_start_are_noticed(tokenizer_of: Callable[..., Any]) -> None:
     (_,), findings = made(tokenizer_of("chatml", end="</s>"), TWO)
     assert findings.counts == {examples.OTHER_END: 1}
-
-
-def test_a_doubled_start_is_noticed(tokenizer_of: Callable[..., Any]) -> None:
-    (_,), findings = made(
-        tokenizer_of(
-            "<s><s>" + "{{ messages[0].content }}{% if messages | length > 1 %}{{ messages[1].content }}</s>{% endif %}"
-        ),
-        TWO[:2],
-    )
+    doubled = "<s><s>{{ messages[0].content }}{% if messages | length > 1 %}{{ messages[1].content }}</s>{% endif %}"
+    (_,), findings = made(tokenizer_of(doubled), TWO[:2])
     assert findings.counts == {examples.DOUBLED_START: 1}
 
 
 def test_an_answer_to_nothing_is_refused_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="line 1: turn 1: the assistant's, an answer to nothing; remove that turn"):
         made(tokenizer_of("chatml"), TWO[1:])
-    (example,), _ = made(tokenizer_of("chatml"), TWO[1:], labels="all")
-    assert example.targets.count(1) == len(example.ids) - 1
+    for turns in (TWO, TWO[1:]):  # with all labels every token but the first is a target
+        (example,), _ = made(tokenizer_of("chatml"), turns, labels="all")
+        assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
 
 
 @given(st.text(st.sampled_from("aé漢🙂 \n<"), max_size=12), st.sampled_from(["", "<|im_end|>", "<s>"]))

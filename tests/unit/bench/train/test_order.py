@@ -37,14 +37,11 @@ def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float) -
     assert all(len(batch) == 8 for batch in batches[:-1])
 
 
-def test_epochs_and_seeds_differ_and_repeat() -> None:
+def test_epochs_and_seeds_differ_and_repeat_and_a_line_more_moves_no_other() -> None:
     lengths = [10] * 50
     orders = [plan(lengths, seed=seed).order(epoch) for seed in (1, 2) for epoch in (0, 1)]
     assert len({tuple(one) for one in orders}) == 4
     assert plan(lengths).order(1) == plan(lengths).order(1)
-
-
-def test_a_line_more_moves_no_other() -> None:
     before, after = plan([10] * 50).order(0), plan([10] * 51).order(0)
     assert [place for place in after if place != 50] == before
 
@@ -55,13 +52,10 @@ def test_going_on_from_a_step_needs_its_number_alone() -> None:
     assert list(islice(plan(lengths).batches(3), 17, None)) == whole[17:]
 
 
-def test_rows_come_out_nearly_full() -> None:
+def test_rows_come_out_nearly_full_and_an_example_that_fits_none_is_an_error() -> None:
     lengths = [length * 37 % 400 + 20 for length in range(5000)]
     rows = plan(lengths, row_tokens=4096).rows(0)
     assert sum(lengths) / (len(rows) * 4096) > 0.97
-
-
-def test_an_example_that_fits_no_row_is_an_error() -> None:
     with pytest.raises(ValueError, match="129 tokens does not fit a row of 128"):
         plan([129]).rows(0)
 

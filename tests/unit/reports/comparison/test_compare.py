@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records.result import End
+from bench.records.result import End, Steps
 from reports.comparison.compare import CompareError, compare
 from reports.comparison.written import frame, to_json
 from reports.read.load import load
@@ -31,8 +31,13 @@ def write(folder, run_id, speeds=None, *, trials=None, workers=4, shake=0.002, c
 
 @pytest.fixture
 def runs(tmp_path):
-    def make(*speeds, **more):
-        return [write(tmp_path / name, name, each, **more) for name, each in zip("abcdef", speeds, strict=False)]
+    """Runs a, b, ... by their speeds; `later` is what all but the first have otherwise."""
+
+    def make(*speeds, later=None, **more):
+        return [
+            write(tmp_path / name, name, each, **more | ((later or {}) if name > "a" else {}))
+            for name, each in zip("abcdef", speeds, strict=False)
+        ]
 
     return make
 
@@ -41,14 +46,18 @@ def words(found):
     return {(row.configuration, row.run_id): row.verdict for row in found.rows if row.metric == "samples_per_sec"}
 
 
-def test_equal_runs_are_the_same_and_pass(runs):
+def test_equal_runs_are_the_same_and_pass_with_the_noise_of_both_told(runs):
     found = compare(runs({}, {}))
     assert set(words(found).values()) == {"same"}
     assert found.exit_code == 0
     assert all(row.speed_ratio == pytest.approx(1.0) for row in found.rows)
+    before = found.rows[0].before
+    assert before.processes_noise_percent == pytest.approx(0.26, abs=0.01)  # of -0.3, -0.1, 0.1, 0.3 %
+    assert before.steps_noise_percent == pytest.approx(0.0, abs=1e-6)
+    assert (before.n_workers, before.n_processes) == (4, 4)
 
 
-def test_a_slower_configuration_is_named_and_fails(runs):
+def test_a_slower_configuration_is_named_and_fails_and_the_frame_holds_its_numbers(runs):
     found = compare(runs({}, {"optimized": 0.22}))
     assert words(found) == {("baseline", "b"): "same", ("optimized", "b"): "slower"}
     assert found.exit_code == 1
@@ -56,6 +65,11 @@ def test_a_slower_configuration_is_named_and_fails(runs):
     assert row.speed_ratio == pytest.approx(0.2 / 0.22)
     assert row.low < row.speed_ratio < row.high < 1.0
     assert row.p_corrected < 0.05
+    table = frame(found)
+    assert len(table) == len(found.rows) == 4
+    assert list(table["verdict"]) == [row.verdict for row in found.rows]
+    assert table["speed_ratio"].dtype == "float64"
+    assert table.loc[table["configuration"] == "optimized", "before_processes"].tolist() == [4.0, 4.0]
 
 
 def test_a_faster_configuration_passes(runs):
@@ -89,11 +103,9 @@ def test_more_comparisons_ask_for_more_evidence(runs):
     assert row.p_corrected == pytest.approx(3 * row.p_value)
 
 
-def test_among_many_configurations_the_same_difference_is_not_enough(tmp_path):
+def test_among_many_configurations_the_same_difference_is_not_enough(runs):
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 16))
-    before = write(tmp_path / "a", "a", trials=trials)
-    after = write(tmp_path / "b", "b", {"rank-7": 0.2013}, trials=trials)
-    found = compare([before, after])
+    found = compare(runs({}, {"rank-7": 0.2013}, trials=trials))
     row = next(row for row in found.rows if row.configuration == "rank-7")
     assert row.p_value < 0.05 < row.p_corrected
     assert (row.verdict, row.high < 1.0) == ("unknown", True)
@@ -136,18 +148,11 @@ def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs
     assert found.exit_code == 2
 
 
-def test_the_noise_of_both_runs_is_told(runs):
-    row = compare(runs({}, {})).rows[0]
-    assert row.before.processes_noise_percent == pytest.approx(0.26, abs=0.01)  # of -0.3, -0.1, 0.1, 0.3 %
-    assert row.before.steps_noise_percent == pytest.approx(0.0, abs=1e-6)
-    assert (row.before.n_workers, row.before.n_processes) == (4, 4)
-
-
-def test_unlike_runs_are_refused_by_name_unless_allowed(tmp_path):
+def test_unlike_runs_are_refused_by_name_unless_allowed(runs):
     def on_other_weights(result):
         return replace(result, fingerprint=result.fingerprint | {"model_sha256": "1" * 64})
 
-    both = [write(tmp_path / "a", "a"), write(tmp_path / "b", "b", changed=on_other_weights)]
+    both = runs({}, {}, later={"changed": on_other_weights})
     found = compare(both)
     assert [one.name for one in found.refused] == ["weights"]
     assert (found.rows, found.exit_code) == ((), 2)
@@ -156,45 +161,36 @@ def test_unlike_runs_are_refused_by_name_unless_allowed(tmp_path):
     assert [one.name for one in allowed.unlike] == ["weights"]
 
 
-def test_configurations_of_one_run_only_are_named_and_not_compared(tmp_path):
-    more = (*synthetic.quick(), synthetic.trial("new", lora_rank=64))
-    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", trials=more)])
+def test_configurations_of_one_run_only_are_named_and_not_compared(runs):
+    found = compare(runs({}, {}, later={"trials": (*synthetic.quick(), synthetic.trial("new", lora_rank=64))}))
     assert found.only_in == {"a": (), "b": ("new",)}
     assert {row.configuration for row in found.rows} == {"baseline", "optimized"}
     assert found.exit_code == 0
 
 
-def test_equal_names_of_different_trials_are_not_compared(tmp_path):
+def test_equal_names_of_different_trials_are_not_compared_and_the_frame_is_empty_with_its_columns(runs):
     other = (synthetic.trial("baseline", max_seq_len=256), synthetic.trial("optimized", lora_rank=64))
-    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", trials=other)])
+    found = compare(runs({}, {}, later={"trials": other}))
     assert (found.rows, found.exit_code) == ((), 2)
     assert found.only_in == {"a": ("baseline", "optimized"), "b": ("baseline", "optimized")}
+    assert len(frame(found)) == 0
+    assert {"verdict", "speed_ratio", "before", "after_noise_percent"} <= set(frame(found).columns)
 
 
-def test_a_configuration_that_no_longer_succeeds_does_not_pass(tmp_path):
+def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
     def out_of_memory(result):
         if result.trial.name != "optimized":
             return result
-        return replace(
-            result,
-            status=End.OUT_OF_MEMORY,
-            reason="no room",
-            metrics=None,
-            steps=replace(result.steps, step_time_sec=[], loss=[], samples=[], tokens=[], useful_tokens=[]),
-        )
+        return replace(result, status=End.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
 
-    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", changed=out_of_memory)])
+    found = compare(runs({}, {}, later={"changed": out_of_memory}))
     (row,) = [row for row in found.rows if row.configuration == "optimized"]
     assert (row.verdict, row.why) == ("unknown", "no trial of it succeeded in b")
     assert found.exit_code == 2
 
 
-def test_runs_without_a_single_success_are_not_comparable(tmp_path):
-    def failed(result):
-        return replace(result, status=End.FAILED, reason="x")
-
-    both = [write(tmp_path / name, name, changed=failed) for name in "ab"]
-    assert compare(both).exit_code == 2
+def test_runs_without_a_single_success_are_not_comparable(runs):
+    assert compare(runs({}, {}, changed=lambda one: replace(one, status=End.FAILED, reason="x"))).exit_code == 2
 
 
 def test_one_run_twice_and_a_single_run_are_refused(runs):
@@ -205,7 +201,7 @@ def test_one_run_twice_and_a_single_run_are_refused(runs):
         compare([one])
 
 
-def test_measurements_of_other_kinds_are_compared_durations_the_other_way_round(tmp_path):
+def test_measurements_of_other_kinds_are_compared_durations_the_other_way_round(runs):
     def slower_loading(result):
         taken = [
             replace(one, value=one.value * 1.2, interval=None) if one.name.startswith("load_") else one
@@ -213,10 +209,7 @@ def test_measurements_of_other_kinds_are_compared_durations_the_other_way_round(
         ]
         return replace(result, measurements=taken)
 
-    trials = synthetic.other_kinds()
-    before = write(tmp_path / "a", "a", trials=trials)
-    after = write(tmp_path / "b", "b", trials=trials, changed=slower_loading)
-    found = compare([before, after])
+    found = compare(runs({}, {}, trials=synthetic.other_kinds(), later={"changed": slower_loading}))
     loads = [row for row in found.rows if row.metric == "load_read_sec"]
     assert {row.context for row in loads} == {'{"cache": "cold"}', '{"cache": "warm"}'}
     assert all(row.verdict == "slower" for row in loads)
@@ -227,39 +220,22 @@ def test_measurements_of_other_kinds_are_compared_durations_the_other_way_round(
     assert not [row for row in found.rows if "bytes" in row.metric or "percent" in row.metric]
 
 
-def test_what_telemetry_saw_and_a_ranks_own_steps_are_not_compared(tmp_path):
+def test_what_telemetry_saw_and_a_ranks_own_steps_are_not_compared(runs):
     def watched(result):
         rank = synthetic.measurement("step_time_sec", 0.2, rank=1)
         seen = synthetic.measurement("pcie_gb_per_sec", 3.0, window="measure")
         return replace(result, measurements=[*synthetic.telemetry(), rank, seen])
 
-    found = compare([write(tmp_path / name, name, changed=watched) for name in "ab"])
+    found = compare(runs({}, {}, changed=watched))
     assert {row.metric for row in found.rows} == {"samples_per_sec", "useful_tokens_per_sec", ENERGY}
 
 
-def test_the_frame_holds_every_row_with_numbers_as_numbers(runs):
-    found = compare(runs({}, {"optimized": 0.22}))
-    table = frame(found)
-    assert len(table) == len(found.rows) == 4
-    assert list(table["verdict"]) == [row.verdict for row in found.rows]
-    assert table["speed_ratio"].dtype == "float64"
-    assert table.loc[table["configuration"] == "optimized", "before_processes"].tolist() == [4.0, 4.0]
-
-
-def test_the_json_says_all_of_it_and_a_hostile_name_stays_text(tmp_path):
+def test_the_json_says_all_of_it_and_a_hostile_name_stays_text(runs):
     trials = (synthetic.trial(HOSTILE), synthetic.trial("baseline", lora_rank=64))
-    both = [write(tmp_path / name, name, trials=trials, workers=workers) for name, workers in (("a", 4), ("b", 1))]
-    found = compare(both, allow=["workers"])
+    found = compare(runs({}, {}, trials=trials, later={"workers": 1}), allow=["workers"])
     document = json.loads(to_json(found))
     assert (document["kind"], document["schema_version"], document["exit_code"]) == ("comparison", 1, 2)
     assert document["unlike"] == [{"name": "workers", "refused": False, "values": {"a": ["4"], "b": ["1"]}}]
     assert document["rows"][0]["configuration"] == HOSTILE
     assert document["rows"][0]["after"]["n_processes"] == 1
     assert document["rows"][0]["context"] == {}
-
-
-def test_an_empty_comparison_has_an_empty_frame_with_its_columns(tmp_path):
-    other = (synthetic.trial("else", lora_rank=64),)
-    found = compare([write(tmp_path / "a", "a"), write(tmp_path / "b", "b", trials=other)])
-    assert len(frame(found)) == 0
-    assert {"verdict", "speed_ratio", "before", "after_noise_percent"} <= set(frame(found).columns)

@@ -24,13 +24,15 @@ def environment(**changed):
     } | changed
 
 
-def run(folder, run_id, *, told=None, full=None, profile="gpu", fleet_kind="kubernetes", trials=None):
+def run(folder, run_id, *, told=None, full=None, profile="gpu", fleet_kind="kubernetes", trials=None, changed=None):
+    """A run's conditions. `told` is what its fingerprints say, `changed(plan)` what a trial's result has otherwise."""
     record = synthetic.record(trials, run_id=run_id, workers=2, profile=profile, fleet_kind=fleet_kind)
     folder.mkdir(exist_ok=True)
     record.write(folder)
     for plan in record.planned:
         fingerprint = synthetic.fingerprint(**GPU | {"data_sha256": "d" * 8} | (told or {}))
-        path = synthetic.write_result(folder, synthetic.result(plan, run_id=run_id, fingerprint=fingerprint))
+        more = {"fingerprint": fingerprint} | (changed(plan, fingerprint) if changed else {})
+        path = synthetic.rewrite(folder, plan, run_id=run_id, **more)
         if full is not None:
             path.with_name("environment.json").write_text(full if isinstance(full, str) else json.dumps(full))
     return conditions(load(folder))
@@ -47,8 +49,10 @@ def two(tmp_path):
     return make
 
 
-def test_equal_conditions_are_alike(two):
-    assert unlike(two()) == ()
+def test_equal_conditions_are_alike_and_the_same_gpus_known_by_their_uuids(two):
+    found = two()
+    assert unlike(found) == ()
+    assert same_gpus(*found)
 
 
 @pytest.mark.parametrize(
@@ -97,38 +101,30 @@ def test_on_one_machine_the_number_of_workers_counts(tmp_path):
 
 
 def test_a_run_on_two_kinds_of_gpu_is_not_like_itself(tmp_path):
-    record = synthetic.record(run_id="a", workers=2)
-    record.write(tmp_path)
-    for plan in record.planned:
-        name = "NVIDIA A10" if plan.worker == "worker-1" else "NVIDIA H200"
-        told = synthetic.fingerprint(**GPU | {"gpu_name": name})
-        synthetic.write_result(tmp_path, synthetic.result(plan, run_id="a", fingerprint=told))
-    (found,) = unlike([conditions(load(tmp_path))])
+    def on_two(plan, fingerprint):
+        return {"fingerprint": fingerprint | {"gpu_name": f"NVIDIA {plan.worker}"}}
+
+    (found,) = unlike([run(tmp_path, "a", changed=on_two)])
     assert found.name == "gpu"
     assert len(found.values[0][1]) == 2
 
 
 def test_a_failed_trial_that_knew_nothing_yet_does_not_make_a_run_unlike(tmp_path):
-    record = synthetic.record(run_id="a", workers=2)
-    record.write(tmp_path)
-    first, *others = record.planned
-    synthetic.write_result(
-        tmp_path, synthetic.result(first, status=End.FAILED, reason="x", run_id="a", fingerprint={"python": "3.9"})
-    )
-    for plan in others:
-        synthetic.write_result(tmp_path, synthetic.result(plan, run_id="a"))
-    assert unlike([conditions(load(tmp_path))]) == ()
+    def failed(plan, _):
+        if plan.trial_id != "baseline.worker-1":
+            return {}
+        return {"status": End.FAILED, "reason": "x", "fingerprint": {"python": "3.9"}}
+
+    assert unlike([run(tmp_path, "a", changed=failed)]) == ()
 
 
 def test_a_kind_of_trial_that_needs_no_weights_does_not_make_a_run_unlike(tmp_path):
-    record = synthetic.record((*synthetic.quick(), synthetic.trial("hardware", kind="hardware")), run_id="a", workers=1)
-    record.write(tmp_path)
-    for plan in record.planned:
-        told = synthetic.fingerprint()
-        if plan.trial.kind == "hardware":
-            del told["model_sha256"]
-        synthetic.write_result(tmp_path, synthetic.result(plan, run_id="a", fingerprint=told))
-    assert unlike([conditions(load(tmp_path))]) == ()
+    def without_weights(plan, fingerprint):
+        needs_none = plan.trial.kind == "hardware"
+        return {"fingerprint": {k: v for k, v in fingerprint.items() if k != "model_sha256"}} if needs_none else {}
+
+    trials = (*synthetic.quick(), synthetic.trial("hardware", kind="hardware"))
+    assert unlike([run(tmp_path, "a", trials=trials, changed=without_weights)]) == ()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"kind": "other"}', '{"kind": "environment", "gpus": 4}'])
@@ -136,10 +132,6 @@ def test_a_damaged_environment_file_is_as_good_as_none(tmp_path, content):
     found = run(tmp_path, "a", full=content)
     assert found.gpus_of == {}
     assert set(found.values) == set(NAMES)
-
-
-def test_the_same_gpus_are_known_by_their_uuids(two):
-    assert same_gpus(*two())
 
 
 def test_other_gpus_of_the_same_kind_are_alike_but_not_the_same(two):

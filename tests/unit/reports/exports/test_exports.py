@@ -18,17 +18,13 @@ from tests.support.reports import synthetic, training_run
 
 @pytest.fixture
 def bench(tmp_path):
-    run = synthetic.record(workers=1)
-    synthetic.write_run(tmp_path / "bench", run)
+    synthetic.write_run(tmp_path / "bench", synthetic.record(workers=1))
     return tmp_path / "bench"
 
 
 @pytest.fixture
 def trained(tmp_path):
-    folder = training_run.a_run(tmp_path / "trained")
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
-    return folder
+    return training_run.with_adapter(tmp_path / "trained")
 
 
 def event_file(folder, name):
@@ -108,7 +104,7 @@ def test_the_same_run_gives_the_same_event_file(bench):
     assert len(payloads(before)) == 3 + 18
 
 
-def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_reads(trained):
+def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_reads_and_a_cut_one_completed(trained):
     written_so_far(trained, {"evaluation": HELD_OUT}, step(1))
     export(trained, ["tensorboard"])
     path = event_file(trained, "train")
@@ -118,11 +114,6 @@ def test_what_a_training_measures_next_is_added_to_the_file_that_tensorboard_rea
     assert path.stat().st_ino == inode
     assert path.read_bytes().startswith(before)
     assert len(payloads(path.read_bytes())) == len(payloads(before)) + 1
-
-
-def test_a_file_that_was_cut_is_completed(trained):
-    export(trained, ["tensorboard"])
-    path = event_file(trained, "train")
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
     export(trained, ["tensorboard"])
@@ -176,23 +167,17 @@ def test_what_other_kinds_of_trial_measured_is_a_final_value_whose_name_stays_in
     run = synthetic.record((synthetic.trial("gpu", kind="hardware"),), workers=1)
     hostile = synthetic.measurement("../../x_sec", 1.0, where="../" * 90)
     synthetic.write_run(tmp_path, run)
-    synthetic.write_result(
-        tmp_path,
-        synthetic.result(
-            run.planned[0],
-            measurements=[synthetic.measurement("matmul_tflops", 90.0, dtype="bf16", size=8192), hostile],
-        ),
-    )
+    taken = [synthetic.measurement("matmul_tflops", 90.0, dtype="bf16", size=8192), hostile]
+    synthetic.rewrite(tmp_path, run.planned[0], measurements=taken)
     (trial,) = of_run(tmp_path)
     assert trial.results["measured/matmul_tflops.dtype_bf16.size_8192"] == 90.0
     assert all(name.count("/") <= 1 and ".." not in name for name in trial.results)
     export(tmp_path, ["mlflow", "mlperf", "optimum-benchmark", "tensorboard"])
-    outside = [path for path in tmp_path.rglob("*x*") if "mlflow" not in path.parts]
-    assert outside == []
+    assert [path for path in tmp_path.rglob("*x*") if "mlflow" not in path.parts] == []
 
 
 def test_mlperfs_log_has_one_object_a_line_and_says_how_it_ended(bench):
-    synthetic.write_result(bench, synthetic.result(synthetic.record(workers=1).planned[0], status=End.TIMED_OUT))
+    synthetic.rewrite(bench, synthetic.record(workers=1).planned[0], status=End.TIMED_OUT)
     export(bench, ["mlperf"])
     lines = (bench / "report/mlperf/baseline.worker-1.log").read_text().splitlines()
     assert all(line.startswith(":::MLLOG {") for line in lines)

@@ -24,6 +24,12 @@ def drawn_pixels(line) -> np.ndarray:
     return np.vstack([corners, *steps])
 
 
+def is_crossed(box, way: np.ndarray) -> bool:
+    """Whether a line's pixels enter the box."""
+    inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
+    return bool(inside.any())
+
+
 def words_on(figure: Figure) -> list[tuple[Annotation, object]]:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -39,9 +45,7 @@ def test_published_labels_stand_on_no_line(a10, sheet):
     assert len(labels) == 2
     for line in (line for line in figure.axes[0].lines if len(line.get_xdata()) > 1):
         way = drawn_pixels(line)
-        for box in labels:
-            inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
-            assert not inside.any()
+        assert not any(is_crossed(box, way) for box in labels)
     for box in labels:
         frame = figure.axes[0].get_window_extent()
         assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
@@ -67,9 +71,7 @@ def test_the_dashed_line_makes_room_for_words(a10, sheet):
         assert len(dashed) == len(axes.get_yticks())  # a piece for every row
         for line in dashed:
             way = drawn_pixels(line)
-            for box in boxes:
-                inside = (way[:, 0] > box.x0) & (way[:, 0] < box.x1) & (way[:, 1] > box.y0) & (way[:, 1] < box.y1)
-                assert not inside.any()
+            assert not any(is_crossed(box, way) for box in boxes)
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from bench.records import Trial
-from reports.output.csv_frames import costs, load_all, of_run, to_csv, together, with_settings
+from reports.output.csv_frames import costs, load_all, of_run, to_csv, with_settings
 from reports.read.load import load
 from reports.read.run import ReportError
 from reports.summary.prices import Pricing
@@ -24,57 +24,6 @@ def cells(content):
     return list(csv.DictReader(io.StringIO(content.decode())))
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Two runs; the second lacks one trial and has one damaged file."""
-    for name in "ab":
-        synthetic.write_run(tmp_path / name, synthetic.record(run_id=name))
-    shutil.rmtree(tmp_path / "b/trials/baseline.worker-1")
-    synthetic.replace_result(tmp_path / "b", "baseline.worker-2", b"{")
-    return load_all([tmp_path / "a", tmp_path / "b"])
-
-
-def test_frames_of_runs_stand_under_each_other_by_run(runs):
-    found = together(runs)
-    assert found.trials.columns[0] == "run_id"
-    assert found.trials["run_id"].value_counts().to_dict() == {"a": 8, "b": 6}
-    assert len(found.steps) == 14 * 18
-    assert list(found.trials.columns[1:]) == list(runs[0].trials.columns)
-
-
-def test_what_each_run_lacks_is_listed_with_its_reason(runs):
-    assert together(runs).files.to_dict(orient="records") == [
-        {
-            "run_id": "b",
-            "what": "rejected",
-            "name": "trials/baseline.worker-2/result.json",
-            "reason": "not complete JSON; the file is truncated or damaged",
-        },
-        {"run_id": "b", "what": "missing", "name": "baseline.worker-1", "reason": "nothing was collected"},
-        {"run_id": "b", "what": "missing", "name": "baseline.worker-2", "reason": "its result was rejected"},
-    ]
-
-
-def test_measurements_of_runs_with_other_contexts_keep_all_their_columns(tmp_path):
-    for name, kind in (("a", "hardware"), ("b", "loading")):
-        synthetic.write_run(tmp_path / name, synthetic.record((synthetic.trial(kind, kind=kind),), run_id=name))
-    found = together(load_all([tmp_path / "a", tmp_path / "b"])).measurements
-    assert {"context.dtype", "context.cache"} <= set(found.columns)
-    assert set(found["run_id"]) == {"a", "b"}
-
-
-def test_a_run_without_a_result_adds_no_row_and_takes_no_column(tmp_path):
-    (tmp_path / "empty").mkdir()
-    synthetic.record(run_id="empty").write(tmp_path / "empty")
-    synthetic.write_run(tmp_path / "a", synthetic.record(run_id="a"))
-    found = together(load_all([tmp_path / "empty", tmp_path / "a"]))
-    assert set(found.trials["run_id"]) == {"a"}
-    assert len(found.files) == 8
-    alone = together([load(tmp_path / "empty")])
-    assert alone.trials.empty
-    assert "samples_per_sec" in alone.trials.columns
-
-
 def test_the_same_run_in_two_folders_is_refused_with_both(tmp_path):
     synthetic.write_run(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
@@ -82,9 +31,7 @@ def test_the_same_run_in_two_folders_is_refused_with_both(tmp_path):
         load_all([tmp_path / "a", tmp_path / "copy"])
 
 
-def test_no_run_at_all_and_an_empty_folder_are_refused(tmp_path):
-    with pytest.raises(ReportError, match="no run to read"):
-        together([])
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(ReportError, match="is this a run's folder"):
         load_all([tmp_path])
 

@@ -25,15 +25,19 @@ def good(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def folder(good, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(good, tmp_path / "run")
+
+
 def test_there_are_many():
     assert len(CASES) >= 150
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_refused_by_name_and_the_rest_stands(good, tmp_path, case):
-    folder = tmp_path / "run"
-    shutil.copytree(good, folder)
+def test_it_is_refused_by_name_and_the_rest_stands(folder, case):
     CASES[case](folder)
     if case.startswith("run.json"):
         with pytest.raises(ReportError, match=r"^[^\n]*run\.json: [^\n]*$"):
@@ -50,18 +54,14 @@ def test_it_is_refused_by_name_and_the_rest_stands(good, tmp_path, case):
     assert all(case.startswith((name, "(")) for name in lost)
 
 
-def test_a_ledger_that_is_no_file_is_refused_by_name(good, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(good, folder)
+def test_a_ledger_that_is_no_file_is_refused_by_name(folder):
     hostile.DAMAGE["a FIFO"](folder / "ledger.jsonl")
     assert [(one.file, one.reason) for one in load(folder).rejected] == [
         ("ledger.jsonl", "cannot be read: it is a pipe, not a file")
     ]
 
 
-def test_a_folder_whose_name_is_no_text_is_named_with_escapes(good, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(good, folder)
+def test_a_folder_whose_name_is_no_text_is_named_with_escapes(folder):
     os.mkdir(os.fsencode(folder / "trials") + b"/caf\xe9")
     (one,) = load(folder).rejected
     assert one.file.encode() == b"trials/caf\\xe9"

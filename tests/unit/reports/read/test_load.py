@@ -11,12 +11,9 @@ from bench.records.result import End, Steps, TrialResult
 from reports.read.load import load
 from reports.read.run import ReportError
 from tests.support.reports import synthetic
+from tests.support.reports.synthetic import plan_of
 
 FIRST = "baseline.worker-1"
-
-
-def plan_of(run, trial_id):
-    return next(plan for plan in run.planned if plan.trial_id == trial_id)
 
 
 def the_rejected(folder: Path) -> tuple[str, str]:
@@ -24,19 +21,15 @@ def the_rejected(folder: Path) -> tuple[str, str]:
     return one.file, one.reason
 
 
-def test_a_whole_run_is_one_row_per_trial_and_one_per_step(folder):
-    synthetic.write_run(folder)
+def test_a_whole_run_is_one_row_per_trial_in_the_plans_order_and_one_per_step(folder):
+    planned = synthetic.write_run(folder).planned
     run = load(folder)
+    assert run.trials["trial_id"].tolist() == [plan.trial_id for plan in planned]
     assert (len(run.trials), len(run.results), run.missing, run.rejected) == (8, 8, (), ())
     assert len(run.steps) == 8 * (3 + 15)
     one = run.steps[run.steps["trial_id"] == FIRST]
     assert one["step"].tolist() == list(range(1, 19))
     assert one["phase"].tolist() == ["warmup"] * 3 + ["measure"] * 15
-
-
-def test_rows_keep_the_order_of_the_plan(folder):
-    planned = synthetic.write_run(folder).planned
-    assert load(folder).trials["trial_id"].tolist() == [plan.trial_id for plan in planned]
 
 
 def test_a_folder_without_run_json_is_an_error_that_asks_whether_it_is_a_run(tmp_path):
@@ -60,21 +53,21 @@ def test_a_changed_plan_is_refused(folder):
         load(folder)
 
 
-def test_a_planned_trial_without_a_folder_is_missing(folder):
+@pytest.mark.parametrize(
+    ("take_away", "reason"),
+    [
+        (shutil.rmtree, "nothing was collected"),
+        (lambda trial: (trial / RESULT_FILE).unlink(), "its folder holds no result.json"),
+    ],
+)
+def test_a_planned_trial_without_a_folder_or_a_result_is_missing(folder, take_away, reason):
     synthetic.write_run(folder)
-    shutil.rmtree(folder / "trials" / FIRST)
+    take_away(folder / "trials" / FIRST)
     run = load(folder)
     (missing,) = run.missing
     assert (missing.trial_id, missing.configuration, missing.worker) == (FIRST, "baseline", "worker-1")
-    assert missing.reason == "nothing was collected"
+    assert missing.reason == reason
     assert len(run.results) == 7
-
-
-def test_a_folder_without_result_json_is_missing_for_that_reason(folder):
-    synthetic.write_run(folder)
-    (folder / "trials" / FIRST / RESULT_FILE).unlink()
-    (missing,) = load(folder).missing
-    assert missing.reason == "its folder holds no result.json"
 
 
 def test_a_run_with_no_trials_folder_misses_everything(folder):
@@ -164,7 +157,7 @@ def test_a_result_in_another_trials_folder_is_rejected(folder):
 def test_a_trial_that_is_not_in_the_plan_is_rejected(folder):
     run = synthetic.write_run(folder)
     stranger = replace(plan_of(run, FIRST), trial_id="stranger")
-    synthetic.write_result(folder, synthetic.result(stranger))
+    synthetic.rewrite(folder, stranger)
     assert the_rejected(folder) == ("trials/stranger/result.json", "trial 'stranger' is not in this run's plan")
 
 
@@ -176,9 +169,7 @@ def test_an_empty_folder_of_no_planned_trial_is_named_too(folder):
 
 def test_a_failed_trial_is_a_result_not_a_rejection(folder):
     run = synthetic.write_run(folder)
-    synthetic.write_result(
-        folder, synthetic.result(plan_of(run, FIRST), status=End.OUT_OF_MEMORY, reason="no memory", steps=4)
-    )
+    synthetic.rewrite(folder, plan_of(run, FIRST), status=End.OUT_OF_MEMORY, reason="no memory", steps=4)
     loaded = load(folder)
     row = loaded.trials.set_index("trial_id").loc[FIRST]
     assert (loaded.rejected, loaded.missing) == ((), ())
@@ -187,16 +178,8 @@ def test_a_failed_trial_is_a_result_not_a_rejection(folder):
 
 def test_what_collect_wrote_for_a_lost_trial_is_read(folder):
     run = synthetic.write_run(folder)
-    plan = plan_of(run, FIRST)
-    lost = TrialResult(
-        trial_id=FIRST,
-        trial=plan.trial,
-        status=End.LOST,
-        reason="no sign of life for 60 s",
-        worker="worker-1",
-        run_id=run.run_id,
-        written_by="collect",
-    )
+    known = {"trial_id": FIRST, "trial": plan_of(run, FIRST).trial, "worker": "worker-1", "run_id": run.run_id}
+    lost = TrialResult(**known, status=End.LOST, reason="no sign of life for 60 s", written_by="collect")
     synthetic.write_result(folder, lost)
     row = load(folder).trials.set_index("trial_id").loc[FIRST]
     assert (row["status"], row["written_by"], row["n_steps"]) == ("LOST", "collect", 0)
@@ -216,8 +199,8 @@ def test_one_name_over_two_configurations_becomes_two_labels(folder):
         for number, plan in enumerate(synthetic.planned(trials, ["worker-1"], "shard"))
     ]
     synthetic.write_run(folder, synthetic.record(trials, planned=plans))
-    labels = [one.label for one in load(folder).configurations]
-    assert len(set(labels)) == 2
+    labels = {one.label for one in load(folder).configurations}
+    assert len(labels) == 2
     assert all(label.startswith("same (") for label in labels)
 
 

@@ -30,14 +30,10 @@ def test_a_torn_or_foreign_line_leaves_its_attempt_out(tmp_path):
     assert starts.read(tmp_path) == {("a", 1): 1772359200.5}
 
 
-def test_a_run_without_a_ledger_says_what_its_held_time_rests_on(tmp_path):
-    synthetic.write_run(tmp_path)
+def test_the_held_time_of_a_run_goes_by_its_ledger_and_without_one_says_what_it_rests_on(tmp_path):
+    record = synthetic.write_run(tmp_path)
     assert starts.read(tmp_path) == {}
     assert "the run's ledger is missing or incomplete" in summarize(load(tmp_path)).billed.unknown[-1]
-
-
-def test_the_held_time_of_a_run_goes_by_its_ledger(tmp_path):
-    record = synthetic.write_run(tmp_path)
     ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan in record.planned:
         ledger.started(plan.trial_id, 1, plan.worker, "/jobs")

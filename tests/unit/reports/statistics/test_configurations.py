@@ -7,25 +7,12 @@ import pytest
 
 from reports.statistics import configurations
 from reports.statistics.configurations import measure, ratio
-from reports.statistics.processes import ProcessSteps
-from tests.support.reports.noise import Noise
+from tests.support.reports.noise import Noise, steps
 from tests.support.thorough import examples
 
 RUNS = examples(400)
 # Of 95 % and 5 %, three standard deviations of 400 runs away.
 LEAST, MOST_WORDS = 0.917, 0.083
-
-
-def steps(worker="a", times=(0.1, 0.2, 0.3), samples=4, tokens=100, useful=50, process=None):
-    count = len(times)
-    return ProcessSteps(
-        process=process or f"trial.{worker}",
-        worker=worker,
-        step_time_sec=np.array(times, dtype=float),
-        samples=np.full(count, float(samples)),
-        tokens=np.full(count, float(tokens)),
-        useful_tokens=np.full(count, float(useful)),
-    )
 
 
 def noisy(worker, median, seed, count=20, sigma=0.02, process=None):
@@ -58,12 +45,8 @@ def test_golden_numbers_of_two_workers():
 
 def test_golden_interval_of_four_workers():
     # Medians e^-0.03 .. e^0.03 around 0.2: standard error 0.0258 / 2, Student's t of three degrees 3.182.
-    found = measure(
-        [
-            steps(name, (0.2 * math.exp(shift),) * 5)
-            for name, shift in zip("abcd", (-0.03, -0.01, 0.01, 0.03), strict=True)
-        ]
-    )
+    shifts = {"a": -0.03, "b": -0.01, "c": 0.01, "d": 0.03}
+    found = measure([steps(name, (0.2 * math.exp(shift),) * 5) for name, shift in shifts.items()])
     half = 3.18245 * math.sqrt(0.002 / 3) / 2
     assert found.step_time_sec.value == pytest.approx(0.2)
     assert found.step_time_sec.low == pytest.approx(0.2 * math.exp(-half), rel=1e-5)
@@ -76,11 +59,8 @@ def test_an_interval_says_what_it_is_over():
     one = measure([noisy("a", 0.2, 1)])
     repeats = measure([noisy("a", 0.2, seed, process=f"t{seed}") for seed in range(3)])
     several = measure([noisy(name, 0.2, seed) for seed, name in enumerate("abc")])
-    assert [one.step_time_sec.over, repeats.step_time_sec.over, several.step_time_sec.over] == [
-        "steps",
-        "processes",
-        "workers",
-    ]
+    over = [found.step_time_sec.over for found in (one, repeats, several)]
+    assert over == ["steps", "processes", "workers"]
     assert (repeats.n_workers, repeats.n_processes) == (1, 3)
 
 
@@ -140,18 +120,7 @@ def test_the_same_steps_give_the_same_interval_in_any_order():
 
 
 def test_rates_use_the_mean_amount_per_step():
-    found = measure(
-        [
-            ProcessSteps(
-                process="p",
-                worker="a",
-                step_time_sec=np.array([0.5, 0.5]),
-                samples=np.array([2.0, 4.0]),
-                tokens=np.array([100.0, 300.0]),
-                useful_tokens=np.array([50.0, 150.0]),
-            )
-        ]
-    )
+    found = measure([steps(times=(0.5, 0.5), samples=[2, 4], tokens=[100, 300], useful=[50, 150])])
     assert found.samples_per_sec.value == pytest.approx(6.0)
     assert found.tokens_per_sec.value == pytest.approx(400.0)
     assert found.useful_tokens_per_sec.value == pytest.approx(200.0)
@@ -244,12 +213,7 @@ def test_ratios_hold_the_true_value_and_call_no_difference_where_there_is_none(w
     for _ in range(RUNS):
         speeds = random.normal(0.0, noise.workers, workers)
         sides = [
-            measure(
-                [
-                    steps(f"w{place}", tuple(np.exp(noise.process(random, 20, speed))))
-                    for place, speed in enumerate(speeds)
-                ]
-            )
+            measure([steps(f"w{at}", np.exp(noise.process(random, 20, speed))) for at, speed in enumerate(speeds)])
             for _ in range(2)
         ]
         found = ratio(*sides, "samples_per_sec")

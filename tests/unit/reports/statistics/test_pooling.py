@@ -29,14 +29,11 @@ def test_two_configurations_know_what_their_paired_difference_knows():
     )  # differences: sd 0.01, three of them
 
 
-def test_many_configurations_share_their_degrees_of_freedom():
-    found = spreads(drawn(np.random.default_rng(1), 12, 4), by_worker=True)
+def test_many_configurations_share_their_degrees_of_freedom_and_missing_cells_cost_only_their_own():
+    whole = drawn(np.random.default_rng(2), 12, 4)
+    found = spreads(whole, by_worker=True)
     assert len(set(found.values())) == 1
     assert (found["c0"].sd, found["c0"].df) == (pytest.approx(0.005, rel=0.3), 33.0)
-
-
-def test_missing_cells_cost_only_their_own_degrees():
-    whole = drawn(np.random.default_rng(2), 12, 4)
     del whole["c3"]["w1"], whole["c7"]["w0"]
     assert {one.df for one in spreads(whole, by_worker=True).values()} == {31.0}
     assert spreads(whole, by_worker=True)["c3"].sd == pytest.approx(0.005, rel=0.3)

@@ -1,32 +1,25 @@
 """One process's steps: the interval over them holds its true median, and flags say outlier and drift when there are."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from reports.statistics import processes as steps
-from reports.statistics.processes import ProcessSteps, describe
+from reports.statistics.processes import describe
+from tests.support.reports import noise
 from tests.support.reports.noise import Noise
 
 
-def process(times, name="p", worker="a", samples=4.0):
-    times = np.asarray(times, dtype=np.float64)
-    count = len(times)
-    return ProcessSteps(
-        process=name,
-        worker=worker,
-        step_time_sec=times,
-        samples=np.full(count, samples),
-        tokens=np.full(count, 100.0),
-        useful_tokens=np.full(count, 50.0),
-    )
+def process(times, name="p", **more):
+    return noise.steps("a", times, process=name, **more)
 
 
-def share_held(noise, count, runs=1000, seed=7):
+def share_held(of, count, runs=1000, seed=7):
     """In how many simulated processes the interval holds the median that such a process has on average."""
-    random, truth = np.random.default_rng(seed), noise.middle(count)
-    rows = noise.within(random, (runs, count))
+    random, truth = np.random.default_rng(seed), of.middle(count)
+    rows = of.within(random, (runs, count))
     held = 0
     for one in describe([process(np.exp(row)) for row in rows]):
         held += abs(math.log(one.step_time_sec) - truth) <= steps.half_width(one)
@@ -40,10 +33,10 @@ def test_the_interval_over_steps_that_resemble_each_other_holds_the_true_median(
 
 
 def test_the_simulation_can_fail_steps_taken_as_independent_do_not_hold_it():
-    noise, count = Noise(correlation=0.6), 50
-    random, truth = np.random.default_rng(7), noise.middle(count)
+    of, count = Noise(correlation=0.6), 50
+    random, truth = np.random.default_rng(7), of.middle(count)
     held = 0
-    for row in noise.within(random, (300, count)):
+    for row in of.within(random, (300, count)):
         drawn = np.median(row[random.integers(0, count, (300, count))], axis=1)
         low, high = np.quantile(drawn, (0.025, 0.975))
         held += low <= truth <= high
@@ -97,8 +90,7 @@ def test_slow_steps_are_counted_as_outliers_and_ordinary_ones_are_not():
 
 
 def test_a_step_time_that_rises_by_eight_percent_is_flagged_as_drift():
-    noise = Noise(drift=0.0, outliers=0.03, correlation=0.4)
-    rows = noise.within(np.random.default_rng(4), (200, 60))
+    rows = Noise(drift=0.0, outliers=0.03, correlation=0.4).within(np.random.default_rng(4), (200, 60))
     rising = describe([process(np.exp(row + np.linspace(0, 0.08, 60))) for row in rows])
     assert np.mean([one.drifts for one in rising]) > 0.9
     assert np.mean([one.drift_percent for one in rising]) == pytest.approx(8.3, abs=0.7)
@@ -126,28 +118,11 @@ def test_impossible_times_are_refused(times):
         process(times)
 
 
-def test_steps_without_a_useful_token_are_refused():
+def test_steps_without_a_useful_token_and_lists_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="no sample or no useful token"):
-        ProcessSteps(
-            process="p",
-            worker="a",
-            step_time_sec=np.array([0.1]),
-            samples=np.array([1.0]),
-            tokens=np.array([8.0]),
-            useful_tokens=np.array([0.0]),
-        )
-
-
-def test_lists_of_different_lengths_are_refused():
+        process([0.1], useful=0)
     with pytest.raises(ValueError, match="equally long"):
-        ProcessSteps(
-            process="p",
-            worker="a",
-            step_time_sec=np.array([0.1, 0.2]),
-            samples=np.array([1.0]),
-            tokens=np.array([8.0]),
-            useful_tokens=np.array([4.0]),
-        )
+        replace(process([0.1]), step_time_sec=np.array([0.1, 0.2]))
 
 
 def test_many_processes_are_described_at_once_without_changing_any():

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.records.result import End
+from bench.records.result import End, Steps
 from reports.read.load import load
 from reports.statistics.processes import describe
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
-from tests.unit.reports.statistics.test_configurations import steps
+from tests.support.reports.noise import steps
 
 HEAT = "throttled: hw_thermal_slowdown in {} % of samples"
 
@@ -25,23 +25,21 @@ def told(tmp_path):
         tmp_path.mkdir(exist_ok=True)
         run.write(tmp_path)
         for number, plan in enumerate(run.planned):
-            result = synthetic.result(plan, exact=True)
-            synthetic.write_result(tmp_path, changed(result, number))
+            synthetic.write_result(tmp_path, changed(synthetic.result(plan, exact=True), number))
         return summarize(load(tmp_path)).cautions
 
     return make
 
 
-def slowed(result, factor):
-    return replace(
-        result, steps=replace(result.steps, step_time_sec=[second * factor for second in result.steps.step_time_sec])
-    )
+def with_times(result, times):
+    return replace(result, steps=replace(result.steps, step_time_sec=times))
 
 
 def hot(result, number):
     if result.worker != "worker-4":
         return result
-    return replace(slowed(result, 1.17), flags=[HEAT.format(20 + number)])
+    slow = with_times(result, [second * 1.17 for second in result.steps.step_time_sec])
+    return replace(slow, flags=[HEAT.format(20 + number)])
 
 
 def test_a_throttled_worker_is_one_line_with_how_slow_it_is_and_why(told):
@@ -74,7 +72,7 @@ def test_slow_steps_are_said_with_what_they_cost(told):
     def slow(result, number):
         times = [*result.steps.step_time_sec]
         times[5] *= 2.0
-        return replace(result, steps=replace(result.steps, step_time_sec=times)) if number < 4 else result
+        return with_times(result, times) if number < 4 else result
 
     (said,) = told(slow)
     assert said.startswith("Slow steps make the elapsed throughput of rank-1 lower than its steady state")
@@ -85,9 +83,7 @@ def test_what_a_cancelled_trial_did_not_say_is_not_compared(told):
     def cancelled(result, number):
         if number != 3:
             return result
-        lists = dict.fromkeys(("step_time_sec", "loss", "samples", "tokens", "useful_tokens"))
-        empty = replace(result.steps, **{name: [] for name in lists})
-        return replace(result, status=End.CANCELLED, reason="Ctrl-C", fingerprint={"python": "3.11.7"}, steps=empty)
+        return replace(result, status=End.CANCELLED, reason="Ctrl-C", fingerprint={"python": "3.11.7"}, steps=Steps())
 
     (said,) = told(cancelled)
     assert said.startswith("1 of 24 planned trials gave no measurement")

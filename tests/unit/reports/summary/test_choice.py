@@ -13,7 +13,6 @@ from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
 NAMES = ("baseline", "good", "large")
-EMPTY = synthetic.Steps()
 
 
 @pytest.fixture
@@ -27,8 +26,7 @@ def summed_up(tmp_path):
         for plan in run.planned:
             number = run.workers.index(plan.worker)
             if number < len(ends.get(plan.trial.name, ())):
-                status = ends[plan.trial.name][number]
-                synthetic.write_result(tmp_path, synthetic.result(plan, status=status, reason="no room"))
+                synthetic.rewrite(tmp_path, plan, status=ends[plan.trial.name][number], reason="no room")
         return summarize(load(tmp_path), Pricing(usd_per_gpu_hour=2.0, source="a list"))
 
     return make
@@ -44,22 +42,22 @@ def test_what_mostly_runs_out_of_memory_is_passed_over_and_the_next_best_named(s
     assert "good" in said and "large" not in highlights.tiles(summary)[0].value  # noqa: PT018 - one thought
 
 
-@pytest.mark.parametrize("end", [End.OUT_OF_MEMORY, End.FAILED, End.TIMED_OUT])
-def test_one_trial_that_shows_a_fault_of_the_configuration_is_enough(summed_up, end):
-    assert highlights.recommended(summed_up({"large": [end]})) == "good"
+@pytest.mark.parametrize(
+    ("ends", "recommended"),
+    [
+        ((End.OUT_OF_MEMORY, End.FAILED, End.TIMED_OUT), "good"),
+        ((End.LOST, End.PREEMPTED, End.CANCELLED), "large"),
+    ],
+    ids=["one fault of the configuration is enough", "what was stopped from outside says nothing"],
+)
+def test_a_single_trial_counts_against_its_configuration_where_it_shows_a_fault_of_it(summed_up, ends, recommended):
+    for end in ends:
+        assert highlights.recommended(summed_up({"large": [end]})) == recommended, end
 
 
-@pytest.mark.parametrize("end", [End.LOST, End.PREEMPTED, End.CANCELLED])
-def test_a_trial_that_was_stopped_from_outside_says_nothing(summed_up, end):
-    assert highlights.recommended(summed_up({"large": [end]})) == "large"
-
-
-def test_where_nothing_succeeded_throughout_the_sentence_says_how_many_did(summed_up):
+def test_the_recommendation_and_the_finding_say_how_many_trials_they_rest_on(summed_up):
     summary = summed_up({name: [End.OUT_OF_MEMORY] for name in NAMES})
     assert sentences.recommendation(summary).startswith("Train with large (3 of 4 trials): ")
-
-
-def test_the_finding_says_how_many_trials_it_rests_on(summed_up):
     assert summed_up({"large": [End.FAILED] * 2}).finding.startswith("large (2 of 4 trials) processed ")
 
 
@@ -91,13 +89,9 @@ def test_a_baseline_that_failed_is_not_stayed_with(summed_up):
     assert sentences.recommendation(summary).startswith("Train with ")
 
 
-def test_without_any_measurement_nothing_is_chosen(summed_up):
+def test_a_summary_of_other_rows_has_a_choice_of_its_own_and_without_any_measurement_none(summed_up):
     summary = summed_up({})
     assert choose([replace(row, measured=None) for row in summary.rows]) is None
-
-
-def test_a_summary_of_other_rows_has_a_choice_of_its_own(summed_up):
-    summary = summed_up({})
     assert highlights.recommended(summary) == "large"
     rest = tuple(row for row in summary.rows if row.label != "large")
     assert highlights.recommended(replace(summary, rows=rest)) == "good"

@@ -15,36 +15,29 @@ TOKENS = Estimate(value=500.0, low=480.0, high=520.0, n=60, over="workers")
 LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand", dated=date(2026, 11, 20))
 
 
-def test_the_published_optimum_costs_eleven_cents_at_sixty_cents_an_hour():
-    found = cost.cost(SAMPLES, TOKENS, price(0.60, "reference"))
+@pytest.mark.parametrize(
+    ("scaling", "minutes", "usd_within"),
+    [
+        (Scaling(gpus=1, speedup=1.0, is_measured=True, source="the optimum"), 114.2, 0.005),
+        (Scaling(gpus=4, speedup=5.82 / 1.46, is_measured=True, source="run B"), 28.6, 0.01),
+    ],
+)
+def test_published_runs_cost_eleven_cents_and_a_fine_tuning_a_dollar_fourteen(scaling, minutes, usd_within):
+    found = cost.cost(SAMPLES, TOKENS, price(0.60, "reference"), scalings=[scaling])
     assert found.usd_per_1000_samples.value == pytest.approx(0.114, abs=0.0005)
+    (one,) = found.fine_tunings
+    assert (one.gpus, one.training_sec.value / 60) == (scaling.gpus, pytest.approx(minutes, abs=0.1))
+    assert one.usd.value == pytest.approx(1.14, abs=usd_within)
 
 
-def test_the_published_fine_tuning_takes_114_minutes_and_costs_a_dollar_fourteen():
-    one = cost.cost(SAMPLES, TOKENS, price(0.60, "reference")).fine_tunings[0]
-    assert one.gpus == 1
-    assert one.training_sec.value / 60 == pytest.approx(114.2, abs=0.1)
-    assert one.usd.value == pytest.approx(1.14, abs=0.005)
-
-
-def test_the_published_run_b_on_four_gpus_comes_out_as_published():
-    plans = [Scaling(gpus=4, speedup=5.82 / 1.46, is_measured=True, source="run B")]
-    (four,) = cost.cost(SAMPLES, TOKENS, price(0.60, "reference"), scalings=plans).fine_tunings
-    assert four.training_sec.value / 60 == pytest.approx(28.6, abs=0.1)
-    assert four.usd.value == pytest.approx(1.14, abs=0.01)
-
-
-def test_a_million_useful_tokens_cost_the_time_they_take():
-    found = cost.cost(SAMPLES, TOKENS, LIST).usd_per_million_useful_tokens
-    assert found.value == pytest.approx(2.0 / 3600 * 1e6 / 500)
-    assert found.low == pytest.approx(2.0 / 3600 * 1e6 / 520)
-
-
-def test_the_interval_turns_over_because_faster_is_cheaper():
+def test_samples_and_tokens_cost_the_time_they_take_and_the_interval_turns_over_because_faster_is_cheaper():
     found = cost.cost(SAMPLES, TOKENS, LIST)
-    assert found.usd_per_1000_samples.low == pytest.approx(2.0 / 3600 * 1000 / 1.50)
-    assert found.usd_per_1000_samples.high == pytest.approx(2.0 / 3600 * 1000 / 1.40)
-    assert found.usd_per_1000_samples.low < found.usd_per_1000_samples.value < found.usd_per_1000_samples.high
+    for amount, many, rate in (
+        (found.usd_per_1000_samples, 1000, SAMPLES),
+        (found.usd_per_million_useful_tokens, 1e6, TOKENS),
+    ):
+        expected = [2.0 / 3600 * many / per_sec for per_sec in (rate.high, rate.value, rate.low)]
+        assert [amount.low, amount.value, amount.high] == pytest.approx(expected)
 
 
 def test_without_an_interval_the_cost_has_none():
@@ -77,13 +70,10 @@ def test_start_up_and_boot_volumes_are_billed_beside_the_training():
     assert shared.boot_volume_usd == pytest.approx(two.boot_volume_usd / 2)  # both GPUs are in one node
 
 
-def test_every_dollar_names_its_price_its_source_and_its_day():
+def test_every_dollar_names_its_price_its_source_and_its_day_and_without_a_price_there_is_none():
     found = cost.cost(SAMPLES, TOKENS, LIST)
     assert found.price.words == "$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)"
     assert price(2.0, "my contract").words == "$2.00 per GPU hour (my contract)"
-
-
-def test_without_a_price_there_is_none():
     assert price(None, "somewhere") is None
     assert hosted(None, "somewhere") is None
 

@@ -31,17 +31,15 @@ def without_watts(run):
     return replace(run, results=tuple(replace(one, measurements=[]) for one in run.results))
 
 
-def test_joules_and_kilowatt_hours_follow_from_watts_and_elapsed_time(run):
-    row = summarize(run, FACTOR).rows[0]
+def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_stand_in_files_and_a_sentence_with_their_factor(run):
+    summary = summarize(run, FACTOR)
+    row = summary.rows[0]
     # 384 useful tokens and 4 samples in 0.16 s at 148 W.
     assert row.energy.joules_per_1000_useful_tokens.value == pytest.approx(148 * 0.16 / 0.384)
     assert row.energy.joules_per_1000_useful_tokens.over == "workers"
     assert row.energy.fine_tuning_kwh.value == pytest.approx(148 * 0.16 / 4 * 10_000 / 3.6e6)
     assert row.energy.fine_tuning_co2_kg.value == pytest.approx(row.energy.fine_tuning_kwh.value / 2)
 
-
-def test_it_stands_in_the_files_and_in_a_sentence_with_its_factor(run):
-    summary = summarize(run, FACTOR)
     line = next(csv.DictReader(io.StringIO(tables.summary_csv(summary).decode())))
     assert float(line["joules_per_1000_useful_tokens"]) == pytest.approx(148 * 0.16 / 0.384)
     assert float(line["fine_tuning_co2_kg_low"]) > 0

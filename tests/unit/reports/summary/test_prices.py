@@ -1,6 +1,7 @@
 """The table of prices: what it says of a run's GPU, and how it refuses what cannot be used."""
 
 from datetime import date
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,14 +13,13 @@ TODAY = date(2027, 1, 1)
 A10 = ("NVIDIA A10",)
 
 
+def dated(**changed):
+    return {"amount": 4.0, "unit": "USD per GPU hour", "source": "list", "dated": date(2026, 1, 1)} | changed
+
+
 def table(folder, **changed):
     """A table with one shape; `changed` replaces keys of it, None takes them away."""
-    shape = {
-        "gpu": "NVIDIA X",
-        "gpus": 2,
-        "on_demand": {"amount": 4.0, "unit": "USD per GPU hour", "source": "X's list", "dated": date(2026, 1, 1)},
-        "preemptible": {"amount": 2.0, "unit": "USD per GPU hour", "source": "half", "dated": date(2026, 1, 1)},
-    } | changed
+    shape = {"gpu": "NVIDIA X", "gpus": 2, "on_demand": dated(), "preemptible": dated(amount=2.0)} | changed
     path = folder / "my prices.yaml"
     shape = {key: value for key, value in shape.items() if value is not None}
     path.write_text(yaml.safe_dump({"schema_version": 1, "shapes": {"X.1": shape}}))
@@ -36,10 +36,6 @@ def test_the_projects_own_table_is_sound_and_knows_the_a10():
         ("reference study, spot", 0.18),
     ]
     assert first.boot_volume.usd_per_hour == pytest.approx(50 * 0.0425 / 730)
-
-
-def test_an_a10_is_not_offered_preemptible_so_no_such_price_is_shown():
-    assert "preemptible" not in [one.name for one in choose(Pricing(), A10, today=TODAY)]
 
 
 def test_a_shape_that_is_offered_preemptible_has_that_price_second(tmp_path):
@@ -65,22 +61,28 @@ def test_a_named_shape_is_priced_whatever_ran():
     assert choose(Pricing(shape="VM.GPU.A10.1"), ("CPU",), today=TODAY)[0].usd_per_gpu_hour == 2.0
 
 
-def test_an_unknown_shape_is_refused_with_those_there_are():
-    with pytest.raises(
-        PriceError, match=r"cost\.shape: 'VM\.GPU\.A11': unknown shape; .*prices\.yaml has 'VM\.GPU\.A10\.1'"
-    ):
-        choose(Pricing(shape="VM.GPU.A11"), A10, today=TODAY)
+@pytest.mark.parametrize(
+    ("pricing", "said"),
+    [
+        (
+            Pricing(shape="VM.GPU.A11"),
+            r"cost\.shape: 'VM\.GPU\.A11': unknown shape; .*prices\.yaml has 'VM\.GPU\.A10\.1'",
+        ),
+        (Pricing(usd_per_gpu_hour=2.0), r"^cost\.price_source: a price needs its source"),
+        (
+            Pricing(table=Path("none.yaml")),
+            r"none\.yaml: cannot be read: No such file or directory; look at cost\.prices",
+        ),
+    ],
+)
+def test_an_unknown_shape_a_price_without_a_source_and_no_table_are_refused(pricing, said):
+    with pytest.raises(PriceError, match=said):
+        choose(pricing, A10, today=TODAY)
 
 
-def test_a_price_without_a_source_is_refused():
-    with pytest.raises(PriceError, match=r"^cost\.price_source: a price needs its source"):
-        choose(Pricing(usd_per_gpu_hour=2.0), A10, today=TODAY)
+def test_a_hosted_price_without_a_source_is_refused():
     with pytest.raises(PriceError, match=r"^cost\.hosted_source: "):
         Pricing(hosted_usd_per_10000_samples=10.0).hosted()
-
-
-def dated(**changed):
-    return {"amount": 4.0, "unit": "USD per GPU hour", "source": "list", "dated": date(2026, 1, 1)} | changed
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,6 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path, content, said)
     assert said in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_table_that_is_not_there_is_refused_with_the_setting_to_look_at(tmp_path):
-    with pytest.raises(
-        PriceError, match=r"none\.yaml: cannot be read: No such file or directory; look at cost\.prices"
-    ):
-        choose(Pricing(table=tmp_path / "none.yaml"), A10, today=TODAY)
 
 
 def test_every_line_of_the_projects_table_has_a_source_and_a_day():

@@ -38,29 +38,39 @@ def test_the_published_table_comes_out_as_published():
     assert four.source == "measured: ddp-4"
 
 
-def test_without_a_trial_of_one_rank_the_training_trial_is_one_gpu():
-    found = speedups(ranks(2, 2.85), alone={LIKE: 1.50})
-    assert scalings(LIKE, found)[1].speedup == pytest.approx(1.9)
+OTHER = key(synthetic.result(synthetic.planned((synthetic.trial("baseline"),), ["worker-1"])[0]))
 
 
-def test_a_rank_alone_is_preferred_to_the_training_trial():
-    found = speedups(ranks(1, 1.46), ranks(2, 2.85), alone={LIKE: 1.50})
-    assert scalings(LIKE, found)[1].speedup == pytest.approx(2.85 / 1.46)
-
-
-def test_another_configurations_scaling_is_an_assumption_that_names_it():
-    found = speedups(ranks(1, 1.46), ranks(4, 5.50))
-    other = key(synthetic.result(synthetic.planned((synthetic.trial("baseline"),), ["worker-1"])[0]))
-    four = scalings(other, found)[2]
-    assert (four.speedup, four.is_measured) == (pytest.approx(3.767, abs=1e-3), False)
-    assert four.source == "assumed: the scaling measured with ddp-4, another configuration"
-
-
-def test_more_gpus_than_were_measured_are_assumed_to_be_as_efficient():
-    found = speedups(ranks(1, 1.0), ranks(2, 1.9))
-    four = scalings(LIKE, found)[2]
-    assert (four.speedup, four.is_measured) == (pytest.approx(3.8), False)
-    assert four.source == "assumed: the 95.0 % efficiency of ddp-2 holds on 4 GPUs"
+@pytest.mark.parametrize(
+    ("rates", "alone", "like", "gpus", "speedup", "source"),
+    [
+        pytest.param({2: 2.85}, 1.50, LIKE, 2, 1.9, "measured: ddp-2", id="the training trial is one GPU"),
+        pytest.param({1: 1.46, 2: 2.85}, 1.50, LIKE, 2, 2.85 / 1.46, "measured: ddp-2", id="a rank alone is preferred"),
+        pytest.param(
+            *({1: 1.46, 4: 5.50}, None, OTHER, 4, 5.50 / 1.46),
+            "assumed: the scaling measured with ddp-4, another configuration",
+            id="another configuration's scaling is an assumption that names it",
+        ),
+        pytest.param(
+            *({1: 1.0, 2: 1.9}, None, LIKE, 4, 3.8, "assumed: the 95.0 % efficiency of ddp-2 holds on 4 GPUs"),
+            id="more GPUs than were measured are assumed to be as efficient",
+        ),
+        pytest.param(
+            *({1: 1.0, 2: 2.07}, None, LIKE, 2, 2.0),
+            "measured: ddp-2; 2.07 times one GPU is above linear, so it is priced as 2",
+            id="above linear is said and priced as linear",
+        ),
+        pytest.param(
+            *({1: 1.0, 2: 2.07}, None, LIKE, 4, 4.0, "assumed: the 100.0 % efficiency of ddp-2 holds on 4 GPUs"),
+            id="what is above linear is assumed of more GPUs as linear",
+        ),
+    ],
+)
+def test_a_speedup_is_measured_or_assumed_and_says_which(rates, alone, like, gpus, speedup, source):
+    known = speedups(*(ranks(count, rate) for count, rate in rates.items()), alone=alone and {LIKE: alone})
+    (found,) = (one for one in scalings(like, known) if one.gpus == gpus)
+    assert (found.speedup, found.is_measured) == (pytest.approx(speedup), source.startswith("measured"))
+    assert found.source == source
 
 
 def test_without_any_distributed_trial_scaling_is_assumed_perfect():
@@ -89,11 +99,3 @@ def test_a_report_prices_four_gpus_by_what_its_own_distributed_trials_measured(t
     assert optimized.cost.fine_tunings[2].scaling.is_measured
     assert not baseline.cost.fine_tunings[2].scaling.is_measured
     assert optimized.cost.fine_tunings[2].usd.value == pytest.approx(optimized.cost.fine_tunings[0].usd.value / 0.9)
-
-
-def test_a_speedup_above_linear_is_said_and_priced_as_linear():
-    found = speedups(ranks(1, 1.0), ranks(2, 2.07))
-    two, four = scalings(LIKE, found)[1:]
-    assert two.speedup == 2.0
-    assert two.source == "measured: ddp-2; 2.07 times one GPU is above linear, so it is priced as 2"
-    assert four.speedup == 4.0

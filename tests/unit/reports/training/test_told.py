@@ -12,7 +12,7 @@ from reports.training import again, course, told
 from tests.support.reports.training_run import RECORD, a_run
 
 
-def test_the_figures_of_a_training_with_a_restart(tmp_path: Path) -> None:
+def test_the_figures_of_a_training_with_a_restart_and_what_was_changed_on_the_way(tmp_path: Path) -> None:
     found = told.read(a_run(tmp_path))
     assert told.headline(found) == (
         "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
@@ -30,10 +30,6 @@ def test_the_figures_of_a_training_with_a_restart(tmp_path: Path) -> None:
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
         ("communication", "unknown", "7.0 %"),
     ]
-
-
-def test_what_was_changed_on_the_way_is_told(tmp_path: Path) -> None:
-    found = told.read(a_run(tmp_path))
     words = ["training.schedule cosine, now linear", "learning_rate 0.1, now 0.01"]
     restart = Restart(attempt=2, from_step=3, reason="CANCELLED", lost_steps=0, lost_sec=0.0, changed=words)
     record = dataclasses.replace(found.record, restarts=[restart])

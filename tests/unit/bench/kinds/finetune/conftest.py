@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,3 @@ def tiny_inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
 def lab(modules, tiny_inputs) -> Callable[..., Lab]:
     """A training's parts, with everything loaded."""
     return lambda **changes: Lab.of(modules, tiny_training.plan(*tiny_inputs, **changes)).warmed()
-
-
-def gradients_of(trainer: Any) -> dict[str, Any]:
-    return {name: p.grad.clone() for name, p in trainer.step.model.named_parameters() if p.requires_grad}

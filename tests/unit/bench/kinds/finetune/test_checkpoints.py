@@ -1,19 +1,20 @@
 """A checkpoint is whole or not taken; the newest whole one of this training is gone on from, and nothing else."""
 
 import dataclasses
-import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from bench.data import model_folder
 from bench.data.inputs import InputError, Refused
-from bench.kinds.finetune.checkpoints import checkpoint, resume
+from bench.kinds.finetune.checkpoints import checkpoint, keeper, resume
 from bench.kinds.finetune.checkpoints.checkpoint import Broken, History, Manifest, State
 from bench.kinds.finetune.checkpoints.resume import Identity, Journal, restarted
 from bench.records import schema
 from tests.support import tiny_training
+from tests.support.faults import full_disk
 
 NOW = Identity(model="a" * 64, data="b" * 64, code="c" * 64, settings={"lora_rank": 16, "training.schedule": "cosine"})
 VALUES = {
@@ -73,12 +74,6 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path, damage, na
         find(tmp_path)
 
 
-def test_one_under_another_steps_name_or_of_another_format_is_not_taken(tmp_path):
-    write(tmp_path, 3).rename(tmp_path / "step-00000009")
-    with pytest.raises(Broken, match="its manifest is of step 3"):
-        checkpoint.verified(tmp_path / "step-00000009")
-
-
 def test_another_data_model_or_setting_is_refused_field_by_field(tmp_path):
     write(tmp_path, 3)
     other = dataclasses.replace(NOW, data="d" * 64, settings={**NOW.settings, "lora_rank": 8})
@@ -133,19 +128,19 @@ def test_which_layers_are_recomputed_decides_what_fast_computes():
     assert every_fourth == resume.settings_of(dataclasses.replace(fast, checkpoint_every=4, offload_checkpoints=True))
 
 
-def test_writing_again_replaces_and_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+def test_writing_again_replaces_what_fails_leaves_nothing_and_a_wrong_name_is_not_taken(tmp_path, monkeypatch):
     broken = write(tmp_path, 3)
     cut(broken / checkpoint.ADAPTER)
     write(tmp_path, 3)
     checkpoint.verified(broken)
 
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+    broken.rename(tmp_path / "step-00000009")
+    with pytest.raises(Broken, match="its manifest is of step 3"):
+        checkpoint.verified(tmp_path / "step-00000009")
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -177,3 +172,11 @@ def test_too_little_room_is_refused_before_the_first_step(tmp_path):
     resume.require_room(tmp_path, 1)
     with pytest.raises(InputError, match="MiB free, and checkpoints need"):
         resume.require_room(tmp_path, 1 << 60)
+
+
+def test_an_adapter_goes_with_every_file_that_the_training_read_its_template_from(tmp_path: Path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in model_folder.TOKENIZER_FILES:
+        (model / name).write_text("{}")
+    assert set(model_folder.TOKENIZER_FILES) <= keeper.write_adapter(tmp_path, {}, "{}", model).keys()

@@ -11,6 +11,7 @@ from bench.kinds.finetune import finetune, material
 from bench.kinds.finetune.checkpoints import checkpoint, resume
 from bench.kinds.finetune.loop import NothingLearned
 from tests.support import tiny_training
+from tests.support.faults import full_disk
 from tests.support.tiny_training import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -78,10 +79,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_training(lab, tmp_path, monk
     parts = lab(training={"evaluate_every": 0})
     trainer = parts.trainer(tmp_path)
 
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr(checkpoint, "write", full_disk)
     assert trainer.run() == "finished"
     flags = [line["flag"] for line in parts.reported if "flag" in line]
     assert flags[0].startswith("the checkpoint of step 1 was not written: No space left on device")

@@ -1,7 +1,6 @@
 """A machine is told to stop, and a step takes longer than it has: the training is preempted, and has not failed."""
 
 import contextlib
-import errno
 import signal
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,16 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.ends import Stopped
+from bench.harness.record import Request
+from bench.kinds.distributed import distributed
 from bench.kinds.distributed.machines import Machines
 from bench.kinds.distributed.torchrun import RankKilled, RankStopped, Seen, Torchrun
-from bench.kinds.finetune import finetune
+from bench.kinds.finetune import finetune, material
 from bench.kinds.finetune.rank import Rank
 from bench.kinds.finetune.steps.group import Group
 from bench.records.result import End
 from tests.support import tiny_training
+from tests.support.faults import full_disk
 
 
 @pytest.mark.parametrize(("code", "said"), [(None, {"stopped": [1]}), (0, {})])
@@ -27,19 +29,21 @@ def test_a_machine_says_whether_its_rank_could_end_its_step(tmp_path, monkeypatc
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, log=lambda _: []
     )
-    monkeypatch.setattr(finetune, "Link", lambda *_: contextlib.nullcontext(link))
-    monkeypatch.setattr(finetune, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
-    monkeypatch.setattr(finetune, "_job_here", lambda *_: SimpleNamespace(to_text=lambda: "{}"))
+    monkeypatch.setattr(distributed, "Link", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(finetune, "check_inputs", lambda _: (SimpleNamespace(sha256="m"), None, None))
+    monkeypatch.setattr(material, "load", lambda *_: (SimpleNamespace(sha256="d"), False))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
 
     def check() -> None:
         if next(asked):
             raise Stopped(End.PREEMPTED, "stopped by SIGTERM")
 
+    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     machines = Machines(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     trial = tiny_training.plan(tmp_path, tmp_path, world_size=2)
     with pytest.raises(Stopped):
-        finetune.follow(SimpleNamespace(), trial, machines, SimpleNamespace(check=check))
+        finetune.follow(request, trial, machines, SimpleNamespace(check=check))
     assert ended == [said]
 
 
@@ -53,7 +57,9 @@ def test_ranks_whose_torchrun_is_killed_were_killed_and_have_not_failed(tmp_path
 
 
 def test_the_first_machine_calls_that_preempted(tmp_path):
-    ranks = SimpleNamespace(folder=tmp_path, poll=lambda: 1, look=lambda: None, log=lambda _: [])
+    ranks = SimpleNamespace(
+        folder=tmp_path, poll=lambda: 1, look=lambda: None, log=lambda _: [], hand_on=lambda _: None
+    )
     words = "one of its workers was told to stop, and rank 1 had no time to end its step"
     ranks.failure = lambda: RankStopped(words)
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
@@ -64,12 +70,9 @@ def test_the_first_machine_calls_that_preempted(tmp_path):
 
 
 def test_a_disk_that_is_full_at_the_end_can_be_put_right_and_the_training_has_not_failed(tmp_path):
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     rank = Rank.__new__(Rank)
     rank.rank, rank.job, rank.trial = 0, SimpleNamespace(out=tmp_path), SimpleNamespace(model="model")
-    rank.group, rank.loop = Group(None), SimpleNamespace(write_adapter=full)
+    rank.group, rank.loop = Group(None), SimpleNamespace(write_adapter=full_disk)
     rank.lines, rank.signs = lambda **_: None, SimpleNamespace(move=lambda _: None)
     trainer = SimpleNamespace(
         communication_percent=lambda: None, told=list, adapter=lambda: (7, {}), answered=lambda _: [],

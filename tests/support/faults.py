@@ -1,0 +1,25 @@
+"""What goes wrong in tests, and how long they wait for what should happen."""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's own."""
+
+
+def full_disk(*_args: object, **_named: object) -> NoReturn:
+    """In the place of a function that writes."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def until(holds: Callable[[], Any], what: str = "it", sec: float = 30.0) -> Any:
+    """What `holds` returns once that is true; an AssertionError after `sec` seconds."""
+    deadline = time.monotonic() + sec
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"waited {sec:g} s for {what}"
+        time.sleep(0.01)
+    return found
