@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -21,7 +20,7 @@ from subprocess import PIPE
 from typing import IO, Any, cast
 
 from remote.image.onvm.client import ANSWER_BYTES, ask, bounded, reason, started
-from remote.image.onvm.job import Failed, Watcher
+from remote.image.onvm.job import Failed, Watcher, failing
 from remote.jobs.onhost.files import PIECE
 
 # The first that is installed is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
@@ -38,11 +37,8 @@ HELD_PIECES = 2  # the last one may be short
 
 
 def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
-    try:
+    with failing(job["path"]):
         return archive(watcher, job) if job["action"] == "archive" else load(watcher, job)
-    except OSError as error:
-        kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-        raise Failed(kind, f"{error.filename or job['path']}: {error.strerror}") from None
 
 
 def archive(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:

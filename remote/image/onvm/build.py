@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from remote.image.onvm.client import ask, follow, reason
 from remote.image.onvm.ground import NotOurs, own_folder
-from remote.image.onvm.job import Failed, Watcher, write_json
+from remote.image.onvm.job import Failed, Watcher, failing, write_json
 from remote.jobs.onhost.basics import read_json
 from remote.jobs.onhost.files import digest_of
 
@@ -36,13 +36,10 @@ def build(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
         return {"image_id": there[0]["Id"], "size_bytes": there[0]["Size"], "base_digests": []}
     watcher.disk = job["data_root"]
     try:
-        assemble(watcher, job)
+        with failing(job["context"]):
+            assemble(watcher, job)
     except NotOurs as error:
         raise Failed("refused", str(error)) from None
-    except OSError as error:
-        kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
-        # tarfile gives only a message, no number, for a file that is shorter than its manifest says.
-        raise Failed(kind, f"context: {error.filename or job['context']}: {error.strerror or error}") from None
     # A base that is here is used as it is: asking its registry would make every build need that registry.
     if ask(docker, environment, "image", "inspect", job["base"]) is None:
         watcher.say(f"pulling {job['base']}", "base image")

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote.image.onvm.job import Failed, Watcher
+from remote.image.onvm.job import Failed, Watcher, failing
 from remote.image.onvm.sources import BROUGHT, TOKEN_PIPE, Entry, Shown, Source, source_of, token_from_pipe
 from remote.jobs.onhost.basics import write_atomic
 from remote.jobs.onhost.files import PIECE
@@ -44,7 +44,7 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
     """Fetch or verify one model; the facts of its manifest. Raises Failed."""
     folder, began = Path(job["folder"]), time.monotonic()
     token = token_from_pipe(Path(TOKEN_PIPE)) if job["token"] else None
-    try:
+    with failing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         known = read_manifest(folder)
         if known is not None and job["revision"] in (None, known["revision"], known.get("asked")):
@@ -54,10 +54,6 @@ def act(watcher: Watcher, job: dict[str, Any]) -> dict[str, Any]:
             watcher.say(f"{', '.join(wrong)}: not what the manifest says; fetching again")
             job = {**job, "revision": known["revision"]}  # not what main is by now
         fetched, manifest = _bring(watcher, folder, source_of(watcher, job, token), job, known)
-    except OSError as error:
-        if error.errno in (28, 122):
-            raise Failed("full", f"{folder}: no space left on its disk") from None
-        raise Failed("failed", f"{error.filename or folder}: {error.strerror}") from None
     return _facts(manifest, fetched=fetched, began=began)
 
 

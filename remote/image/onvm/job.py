@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +38,17 @@ class Failed(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+@contextlib.contextmanager
+def failing(what: str) -> Iterator[None]:
+    """An OSError inside raises Failed, of kind full or failed, that names its file, or else `what`."""
+    try:
+        yield
+    except OSError as error:
+        kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+        # tarfile gives only a message, no number, for a file that is shorter than its manifest says.
+        raise Failed(kind, f"{error.filename or what}: {error.strerror or error}") from None
 
 
 class Watcher:
@@ -101,7 +113,8 @@ def main() -> int:
     watcher = Watcher()
     try:
         verb = importlib.import_module(f"remote.image.onvm.{job['verb']}")
-        outcome = {"ok": True, **verb.act(watcher, job)}
+        with failing(str(job["verb"])):
+            outcome = {"ok": True, **verb.act(watcher, job)}
     except Failed as failed:
         outcome = {"ok": False, "kind": failed.kind, "message": str(failed)}
         watcher.say(f"failed: {failed}")
