@@ -57,7 +57,7 @@ class Foreseen:
     """A training before it starts. `seconds` are of its steps, None where nothing is known; `basis` says from what.
 
     `peak_bytes` is None without a GPU. `exchange_sec` is a step's exchange of gradients, None with one worker or where
-    no bandwidth was measured.
+    no bandwidth was measured. `max_hours` is what the settings `stops_by` leave it.
     """
 
     steps: int
@@ -71,6 +71,15 @@ class Foreseen:
     memory_bytes: int | None
     step_sec: float | None
     exchange_sec: float | None
+    max_hours: float | None = None
+    stops_by: str = ""
+
+    @property
+    def steps_left(self) -> int | None:
+        """How many of the steps the limit leaves time for; None where it leaves all, or where nothing is known."""
+        if self.seconds is None or self.max_hours is None or self.seconds.value <= self.max_hours * 3600.0:
+            return None
+        return int(self.steps * self.max_hours * 3600.0 / self.seconds.value)
 
     @property
     def share_percent(self) -> float | None:
@@ -189,6 +198,8 @@ def foresee(settings: Settings, trial: Trial, seen: Seen) -> Foreseen:
         memory_bytes=seen.forecast.gpu_memory_bytes,
         step_sec=None if step is None else step.value,
         exchange_sec=exchange,
+        max_hours=spec.max_hours,
+        stops_by=limits_of(settings).stops_by,
     )
 
 

@@ -68,6 +68,11 @@ def headline(predicted: Foreseen) -> list[str]:
         lines = [f"{work}; the time is unknown: {predicted.basis}"]
     else:
         lines = [f"{work}: {_between(predicted.seconds, 1 / 3600, '{:,.3g} hours')} ({predicted.basis})"]
+    if predicted.steps_left is not None:
+        lines.append(
+            f"! {predicted.stops_by} stops it after about {predicted.steps_left:,} of these steps; raise that, or take "
+            "fewer steps (train.max_steps)"
+        )
     if predicted.price is None:
         lines.append("dollars: unknown, no price is known for these workers (cost.price_usd_per_gpu_hour)")
     elif predicted.usd is None:

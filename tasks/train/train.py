@@ -74,11 +74,12 @@ def _order(settings: Settings, trial: Trial, given: Choices) -> None:
         print("no worker is there to look at the data: hours and dollars are unknown; `inv deploy` makes workers")
     else:
         foreseen.refuse(settings, trial, seen)
+    trial = foreseen.limited(settings, trial, "" if seen is None else seen.device)
+    if seen is not None:
         predicted = foreseen.foresee(settings, trial, seen)
         known = foreseen.inputs(trial, seen, predicted)
         for line in printed.headline(predicted):
             print(line)
-    trial = foreseen.limited(settings, trial, "" if seen is None else seen.device)
     run = order.new(settings, _planned(trial, names[0]), names, known)
     order.order(settings, run, given, lambda: execute.write_plan(settings, run))
     order.say(run.run_id, given)

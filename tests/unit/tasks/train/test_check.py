@@ -125,3 +125,14 @@ def test_what_is_not_known_before_a_training_is_said_once_with_its_reason() -> N
         "3 steps on 1 worker; the time is unknown: no run here measured this configuration on CPU",
         "dollars: unknown as long as the time is; the price is $2.00 per GPU hour (list price)",
     ]
+
+
+@pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])
+def test_a_limit_that_stops_a_training_before_its_end_is_said_before_it_begins(
+    max_hours: float | None, left: int | None
+) -> None:
+    seconds = Amount(value=3600.0, low=None, high=None)
+    limited = dataclasses.replace(PREDICTED, seconds=seconds, max_hours=max_hours, stops_by="train.budget_usd")
+    said = [line for line in printed.headline(limited) if line.startswith("!")]
+    wanted = f"! train.budget_usd stops it after about {left} of these steps; raise that, or take fewer steps"
+    assert said == ([] if left is None else [f"{wanted} (train.max_steps)"])
