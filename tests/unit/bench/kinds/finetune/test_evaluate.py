@@ -61,4 +61,4 @@ def test_packed_rows_give_each_example_its_own_loss(lab, recipe):
         labels = torch.where(torch.tensor([list(example.targets)]) == 1, ids, -100)
         with torch.no_grad():
             alone = trainer.peft_model.eval()(input_ids=ids, labels=labels).loss * example.targets.count(1)
-        assert found == pytest.approx(float(alone), rel=1e-4)
+        assert found == pytest.approx(float(alone), rel=3e-4)
