@@ -34,8 +34,8 @@ demo-train: install
 	@$(BIN)/python -c 'import gguf' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt gguf
 	$(BIN)/inv --config docs/demo-train.yaml model.demo --real train collect report
 
-# Half of what is slow waits: two at a time on each core. tests/conftest.py says which tests stay together.
-WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+# Half of what is slow waits: five at a time on two cores. tests/conftest.py says which tests stay together.
+WORKERS ?= $(shell echo $$((5 * $$(nproc) / 2)))
 PYTEST = $(BIN)/pytest --workers=$(WORKERS)
 
 # One minute: what holds for the sources, and the tests that start no process and draw no figure.
@@ -52,12 +52,12 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Everything; with SUBJECT=cluster every tests/**/cluster.
+# Everything, `check` too (tests/test_sources.py); with SUBJECT=cluster every tests/**/cluster.
 ifdef SUBJECT
 test: sdk
 	$(PYTEST) $(or $(shell find tests -type d -name '$(SUBJECT)'),$(error no folder of tests is called $(SUBJECT)))
 else
-test: ready
+test: sdk
 	$(PYTEST)
 endif
 

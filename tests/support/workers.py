@@ -72,6 +72,7 @@ class Workers:
         self._index = {item: index for index, item in enumerate(session.items)}
         self._config._tmp_path_factory.getbasetemp()
         gc.collect()
+        gc.set_threshold(50_000, 20, 20)
         gc.freeze()  # what was collected is not looked through, and so not copied, by each worker
         self._queue, end = os.pipe()
         assert len(self._units) * WORD < PIPE_BYTES

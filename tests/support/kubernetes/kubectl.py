@@ -50,9 +50,9 @@ class Kubectl:
         return done.stdout.decode()
 
     def apply(self, *objects: Json) -> None:
-        """Apply objects, client side, one by one; fails loudly."""
-        for obj in objects:
-            self.said("apply", "-f", "-", stdin=json.dumps(obj).encode())
+        """Apply objects, client side, one after the other; fails loudly."""
+        together = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.said("apply", "-f", "-", stdin=json.dumps(together).encode())
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
         """All objects of a kind (`pods`, `jobs.batch`); an empty namespace means all."""

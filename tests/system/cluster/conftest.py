@@ -173,7 +173,8 @@ def operator(cluster: AnyCluster, tmp_path: Path, inv_server: ForkServer) -> Ite
     cluster.faults.clear()
     namespace = made.namespace
     # GPUs are few: whatever is left of this test must not keep the next one's pods waiting.
-    cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
+    if cluster.objects("jobs.batch", namespace):
+        cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
     cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
     if isinstance(cluster, GivenCluster):
         cluster.drop(namespace)

@@ -150,17 +150,15 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
 
 
 @pytest.mark.parametrize("trials", ["hold", pytest.param("forked_trials", marks=only_thorough)])
-def test_every_trial_of_the_full_suite_is_measured_and_reported(
+def test_every_trial_of_the_full_suite_is_measured_and_collected(
     project, trials: str, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(trials)
     steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}  # of the base in bf16 one takes a CPU as long as ten of the others
-    chain = project.inv("bench", "--full", "--spread=shard", "collect", "report", **steps)
+    chain = project.inv("bench", "--full", "--spread=shard", "collect", **steps)
     assert chain.returncode == 0, chain.stderr
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
-    summary = json.loads((project.run_folder() / "report" / "summary.json").read_text())
     assert len(project.events("ended")) == 12
-    assert summary["missing"] == summary["rejected"] == []
 
 
 @pytest.mark.usefixtures("forked_trials")

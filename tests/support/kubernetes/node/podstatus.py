@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from typing import TYPE_CHECKING
 
-from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.api.answers import Json, copied
 from tests.support.kubernetes.node.container import Container
 from tests.support.kubernetes.store.store import set_condition
 
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
 def _container_status(worker: PodWorker, container: Container) -> Json:
     seed = f"{worker.uid}{container.name}{container.restarts}".encode()
     identity = f"containerd://{hashlib.sha256(seed).hexdigest()}"
-    state = copy.deepcopy(container.state)
+    state = copied(container.state)
     if container in worker.main.values() and worker.initial and not worker.initialized and "waiting" in state:
         state = {"waiting": {"reason": "PodInitializing"}}
     made: Json = {
         "name": container.name,
         "image": container.spec["image"],
         "imageID": "",
-        "lastState": copy.deepcopy(container.last_state),
+        "lastState": copied(container.last_state),
         "ready": container.ready and container.running,
         "restartCount": container.restarts,
         "started": container.running,
@@ -66,7 +65,7 @@ def qos(pod: Json) -> str:
 
 def status_of(worker: PodWorker, pod: Json) -> Json:
     """The whole status; what the scheduler wrote into it stays."""
-    status: Json = copy.deepcopy(pod.get("status", {}))
+    status: Json = copied(pod.get("status", {}))
     conditions = status.setdefault("conditions", [])
     phase = _phase(worker)
     unready = [container.name for container in worker.main.values() if not (container.ready and container.running)]

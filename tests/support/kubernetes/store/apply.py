@@ -1,9 +1,8 @@
 """Server-side apply: who owns what, conflicts, and fields that nobody applies any more."""
 
-import copy
 from typing import Any
 
-from tests.support.kubernetes.api.answers import Json, Refusal
+from tests.support.kubernetes.api.answers import Json, Refusal, copied
 from tests.support.kubernetes.store.ownership import Path, from_fields, key_of, owned, remove, shown, to_fields
 from tests.support.kubernetes.store.resources import Resource
 from tests.support.kubernetes.store.schema import child, items, list_keys, schema_of, unknown_fields
@@ -66,7 +65,7 @@ def _merge(live: Any, config: Any, schema: Json) -> Any:
     if isinstance(live, dict) and isinstance(config, dict) and not atomic:
         made = dict(live)
         for name, value in config.items():
-            made[name] = _merge(live[name], value, child(schema, name) or {}) if name in live else copy.deepcopy(value)
+            made[name] = _merge(live[name], value, child(schema, name) or {}) if name in live else copied(value)
         return made
     if isinstance(live, list) and isinstance(config, list):
         if keys := list_keys(schema):
@@ -75,13 +74,13 @@ def _merge(live: Any, config: Any, schema: Json) -> Any:
             for item in config:
                 index = at.get(key_of(item, keys))
                 if index is None:
-                    made_list.append(copy.deepcopy(item))
+                    made_list.append(copied(item))
                 else:
                     made_list[index] = _merge(live[index], item, items(schema))
             return made_list
         if schema.get("x-kubernetes-list-type") == "set":
             return live + [value for value in config if value not in live]
-    return copy.deepcopy(config)
+    return copied(config)
 
 
 def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, force: bool) -> Json:
@@ -90,7 +89,7 @@ def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, 
     schema = schema_of(resource)
     wanted = owned(config, schema)
     if live is None:
-        made = copy.deepcopy(config)
+        made = copied(config)
         _record(made, {(manager, "Apply"): set(wanted)}, resource, None)
         return made
     managers = managers_of(live)
@@ -106,7 +105,7 @@ def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, 
         raise _conflict([(_called(key, resource), path) for key, path in conflicts])
     for key in managers:
         managers[key] = managers[key] - {path for loser, path in conflicts if loser == key}
-    made = _merge(copy.deepcopy(live), {k: v for k, v in config.items() if k != "metadata"}, schema)
+    made = _merge(copied(live), {k: v for k, v in config.items() if k != "metadata"}, schema)
     made["metadata"] = _merge(made["metadata"], config.get("metadata", {}), child(schema, "metadata") or {})
     others: set[Path] = set().union(*managers.values())
     for path in sorted(mine - wanted.keys() - others, key=len, reverse=True):

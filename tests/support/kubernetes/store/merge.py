@@ -1,9 +1,8 @@
 """The three patches that are not apply: strategic merge, JSON merge (RFC 7386) and JSON patch (RFC 6902)."""
 
-import copy
 from typing import Any
 
-from tests.support.kubernetes.api.answers import Json, Refusal
+from tests.support.kubernetes.api.answers import Json, Refusal, copied
 from tests.support.kubernetes.store.schema import child, items
 
 _DIRECTIVES = ("$patch", "$retainKeys")
@@ -12,7 +11,7 @@ _DIRECTIVES = ("$patch", "$retainKeys")
 def merge_patch(live: Any, patch: Any) -> Any:
     """RFC 7386."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     made = dict(live) if isinstance(live, dict) else {}
     for name, value in patch.items():
         if value is None:
@@ -25,8 +24,8 @@ def merge_patch(live: Any, patch: Any) -> Any:
 def strategic(live: Json, patch: Json, schema: Json) -> Json:
     """Apply a strategic merge patch; lists merge by the schema's keys."""
     if patch.get("$patch") == "replace":
-        return {k: copy.deepcopy(v) for k, v in patch.items() if k not in _DIRECTIVES}
-    made = copy.deepcopy(live)
+        return {k: copied(v) for k, v in patch.items() if k not in _DIRECTIVES}
+    made = copied(live)
     if "$retainKeys" in patch:
         made = {k: v for k, v in made.items() if k in patch["$retainKeys"]}
     for name, value in patch.items():
@@ -45,7 +44,7 @@ def strategic(live: Json, patch: Json, schema: Json) -> Json:
         elif isinstance(value, list) and "merge" in below.get("x-kubernetes-patch-strategy", ""):
             made[name] = _merge_lists(made.get(name) or [], value, below)
         else:
-            made[name] = copy.deepcopy(value)
+            made[name] = copied(value)
     for name, order in patch.items():
         if name.startswith("$setElementOrder/"):
             _reorder(made, name.partition("/")[2], order, schema)
@@ -57,8 +56,8 @@ def _merge_lists(live: list[Any], patch: list[Any], schema: Json) -> list[Any]:
     if not key:
         return live + [value for value in patch if value not in live]
     if any(item.get("$patch") == "replace" for item in patch):
-        return [copy.deepcopy(item) for item in patch if "$patch" not in item]
-    made = copy.deepcopy(live)
+        return [copied(item) for item in patch if "$patch" not in item]
+    made = copied(live)
     for item in patch:
         at = next((i for i, old in enumerate(made) if old.get(key) == item.get(key)), None)
         if item.get("$patch") == "delete":
@@ -86,7 +85,7 @@ def _reorder(made: Json, field: str, order: list[Any], schema: Json) -> None:
 
 def json_patch(live: Json, operations: list[Json]) -> Json:
     """RFC 6902, without `copy` and `move`. Raises Refusal (422) when a test or a path fails."""
-    made = copy.deepcopy(live)
+    made = copied(live)
     for step in operations:
         *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
         at: Any = made

@@ -1,9 +1,10 @@
 """The schemas of Kubernetes 1.34, as the package kubernetes-validate ships them: what a field is and how it merges."""
 
-import importlib.resources
 import json
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tests.support.kubernetes.api.answers import Json, bad_request
@@ -16,8 +17,11 @@ _QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 
 @cache
 def _definitions() -> Json:
-    folder = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema" / _RELEASE
-    return json.loads((folder / "_definitions.json").read_text())["$defs"]  # type: ignore[no-any-return]
+    package = find_spec("kubernetes_validate")  # not imported: of its program nothing is needed
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).with_name("kubernetes-json-schema") / _RELEASE / "_definitions.json"
+    return json.loads(file.read_text())["$defs"]  # type: ignore[no-any-return]
 
 
 def resolved(schema: Json) -> Json:

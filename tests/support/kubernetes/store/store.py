@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.support.kubernetes.api.answers import Json, already_exists, not_found, stale
+from tests.support.kubernetes.api.answers import Json, already_exists, copied, not_found, stale
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the letters that generated names are made of
 
@@ -68,7 +67,7 @@ class Store:
 
     def prepare(self, namespace: str, obj: Json) -> Json:
         """A copy of `obj` with the metadata that only a server can give."""
-        made = copy.deepcopy(obj)
+        made = copied(obj)
         metadata = made.setdefault("metadata", {})
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = metadata["generateName"] + suffix()
@@ -91,7 +90,7 @@ class Store:
         current = self.get(key, metadata.get("namespace", ""), metadata["name"])
         if current["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise stale(key, metadata["name"])
-        made = copy.deepcopy(new)
+        made = copied(new)
         made["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
         if made == current:
             return current
@@ -102,12 +101,12 @@ class Store:
         current = self.find(key, namespace, name)
         if current is None:
             return None
-        made = copy.deepcopy(current)
+        made = copied(current)
         change(made)
         return self.replace(key, current, made)
 
     def remove(self, key: str, namespace: str, name: str) -> Json:
-        gone = copy.deepcopy(self.get(key, namespace, name))
+        gone = copied(self.get(key, namespace, name))
         del self._objects[key][namespace, name]
         self.version += 1
         gone["metadata"]["resourceVersion"] = str(self.version)

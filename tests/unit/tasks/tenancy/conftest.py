@@ -3,9 +3,11 @@
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from invoke import Context
 
 from tasks.settings.load import Settings, load
@@ -19,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keys_are_taken_as_they_are() -> Iterator[None]:
+    """OpenSSL tests the numbers of a key for being primes whenever it is read: 37 ms of processor time each."""
+    load = partial(serialization.load_pem_private_key, unsafe_skip_rsa_key_validation=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serialization, "load_pem_private_key", load)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
