@@ -42,13 +42,14 @@ class UsageError(TaskFailed):
 
 
 @contextlib.contextmanager
-def touching(file: object, remedy: str = "") -> Iterator[None]:
-    """Within, a file is read or written. Raises UsageError where that fails: `file`, why, and the remedy."""
+def touching(what: object, remedy: str = "") -> Iterator[None]:
+    """Within, a file is read or written. Raises UsageError where that fails: `what` failed, why, and the remedy."""
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{file}: {why}{remedy}") from None
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror or error}{remedy}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{what}: not UTF-8 text{remedy}") from None
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ copy; then the uint32 token ids of all examples, then one byte a token for the t
 written last, which holds the sha256 of the former. A folder that is damaged, or was not finished, is made anew.
 """
 
+import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.records.durable import replacing, sha256_of
 from bench.records.sealed import ResultError, read_sealed, write_sealed
@@ -81,14 +83,17 @@ def keep(folder: Path, key: str, dataset: Dataset) -> None:
     facts = array("I")
     for example in every:
         facts.extend((len(example.ids), paths[example.file], example.line, example.copy))
+    # The digest is of what is written here: another machine may put its own file under the name at the same moment.
+    digest = hashlib.sha256()
+    pieces: list[Any] = [facts, *(example.ids for example in every), *(example.targets for example in every)]
     with replacing(place / EXAMPLES_FILE) as file:
-        file.write(facts)
-        file.writelines(example.ids for example in every)
-        file.writelines(example.targets for example in every)
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
     index = Index(
         key=key,
         byte_order=sys.byteorder,
-        examples_sha256=sha256_of(place / EXAMPLES_FILE),
+        examples_sha256=digest.hexdigest(),
         training=len(dataset.training),
         validation=len(dataset.validation),
         tokens=sum(facts[::COLUMNS]),

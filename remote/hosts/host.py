@@ -120,7 +120,7 @@ def parsed(host: Host, text: bytes, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise HostUnreachable(f"{host.name}: {what} was cut short") from None
+        raise HostUnreachable(f"{host.name}: {what} was cut short, or is none: it begins {text[:60]!r}") from None
 
 
 def one_line(error: object) -> str:

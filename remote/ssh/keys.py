@@ -68,8 +68,8 @@ class Keys(AuthStrategy):
         try:
             return paramiko.PKey.from_path(file)
         except (paramiko.SSHException, UnknownKeyType, ValueError, TypeError) as error:
-            is_asked_for = isinstance(error, paramiko.PasswordRequiredException)
-            locked = is_asked_for or "password" in str(error).lower() or "encrypted" in str(error).lower()
+            needs_passphrase = isinstance(error, paramiko.PasswordRequiredException)
+            locked = needs_passphrase or "password" in str(error).lower() or "encrypted" in str(error).lower()
             self._unusable.append(
                 f"{file} has a passphrase: `ssh-add {file}` first" if locked else f"{file} is no key that can be used"
             )

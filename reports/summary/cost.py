@@ -275,7 +275,7 @@ def billed(results: Iterable[TrialResult], started: Starts | None = None) -> Bil
 def startup_sec(results: Iterable[TrialResult]) -> float | None:
     """The median time of these trials before their first measured step, None where none says."""
     found = [
-        sum(seconds for phase, seconds in one.phases.items() if phase in ("import", "load", "data", "warmup"))
+        sum((one.phases.get(phase, 0.0) for phase in ("import", "load", "data", "warmup")), 0.0)
         for one in results
         if one.phases
     ]

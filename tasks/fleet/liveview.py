@@ -65,7 +65,7 @@ class View:
     def render(self) -> RenderableType:
         raise NotImplementedError
 
-    def last(self) -> Text:
+    def summary(self) -> Text:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class View:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        self._say(self.last())
+        self._say(self.summary())
 
     def _stamped(self, *words: Text | str) -> Text:
         return Text.assemble((f"[{duration(self._clock() - self._started)}]", "dim"), " ", *words)
@@ -134,7 +134,7 @@ class LiveView(View):
     def __enter__(self) -> Self:
         self._started = self._clock()
         if self._is_plain:
-            self._say(self.last())
+            self._say(self.summary())
         return super().__enter__()
 
     def handle(self, event: FleetEvent) -> None:
@@ -147,7 +147,7 @@ class LiveView(View):
     def render(self) -> Group:
         """The header and the table, as they are now, cut to the console's height."""
         with self._lock:
-            return Group("", self.last(), self._table())
+            return Group("", self.summary(), self._table())
 
     def _take(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
@@ -236,7 +236,7 @@ class LiveView(View):
             self._busy_sec += max(0.0, self._clock() - row.since)
         row.trial_id, row.progress, row.phase = None, None, "idle"
 
-    def last(self) -> Text:
+    def summary(self) -> Text:
         ends = list(self._ends.values())
         cancelled = ends.count(End.CANCELLED)
         failed = len(ends) - ends.count(End.SUCCEEDED) - cancelled

@@ -151,7 +151,7 @@ class TrainingView(View):
     def note(self, words: str) -> None:
         self._say(self._stamped(self._text(words)))
 
-    def last(self) -> Text:
+    def summary(self) -> Text:
         return self._stamped(self._text(self.line()))
 
     def render(self) -> Text:

@@ -123,7 +123,8 @@ def env_name(keys: Keys) -> str:
 
 def shown(path: Path) -> str:
     """A path, shortened: relative to the working folder, or with ~ for the home folder."""
-    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where a user has none
+    for base, prefix in ((Path.cwd(), ""), (home, "~/")):
         if path.is_absolute() and path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
     return str(path)

@@ -28,8 +28,8 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         raise
 
 
-def keep_old(path: Path) -> Path:
+def keep_old(path: Path, *, mode: int = 0o600) -> Path:
     """A copy of the file beside it, with the time in its name. Raises OSError."""
     kept = path.with_name(f"{path.name}.{datetime.datetime.now().astimezone():%Y%m%d-%H%M%S}")
-    write_private(kept, path.read_bytes())
+    write_private(kept, path.read_bytes(), mode=mode)
     return kept

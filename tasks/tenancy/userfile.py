@@ -30,9 +30,9 @@ def write_user_settings(wanted: Values) -> list[str]:
         return [f"{shown(path)} has these settings already"]
     lines = []
     with touching(f"{shown(path)}: cannot be written"):
-        if path.exists():
-            lines.append(f"kept the old one as {shown(keep_old(path))}")
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        if path.exists():
+            lines.append(f"kept the old one as {shown(keep_old(path, mode=mode))}")
         write_private(path, changed.encode(), mode=mode)
     return [*lines, f"wrote {shown(path)}"]
 

@@ -103,7 +103,7 @@ def tell(record: Record, ranks: Torchrun, error: Exception) -> None:
 
 
 def follow(_request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
-    """See `run_share`."""
+    """Run this machine's share of the ranks, over inputs that it checks for itself."""
 
     def prepare() -> Mapping[str, str]:
         check_trial(trial)
@@ -139,9 +139,11 @@ def run_share(
             with Torchrun(trial, backend, rendezvous(), limits, machines, files=files, **options) as ranks:
 
                 def poll() -> int | None:
-                    link.check()
+                    code = ranks.poll()
+                    if code is None:  # ranks that have ended well do not need the first machine any more
+                        link.check()
                     link.mirror(ranks.folder, mine, {rank: ranks.log(rank) for rank in mine})
-                    return ranks.poll()
+                    return code
 
                 try:
                     while (code := poll()) is None:

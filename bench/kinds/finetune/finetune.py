@@ -71,7 +71,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
     checkpoint.clear_parts(folder)
     found = resume.find(folder, resume.Identity.of(trial, inputs[0].sha256, data.sha256), record.log)
     newest = None if found is None else str(found.path.resolve())
-    job = _job(record.request, folder, inputs[0].sha256, data.sha256, resume=newest)
+    job = _job(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
     story = Story(record, folder, found, report, planned=data.steps(), row_tokens=data.row_tokens)
     record.on_end = story.write
     with contextlib.ExitStack() as opened:
@@ -94,7 +94,7 @@ def measure(record: Record, inputs: Inputs, stops: Stops) -> None:
 
 
 def follow(request: Request, trial: Trial, machines: Machines, stops: Stops) -> int:
-    """See `distributed.run_share`."""
+    """Run this machine's share of the ranks, over inputs and examples that it checks for itself."""
 
     def prepare() -> Mapping[str, str]:
         model, _, _ = check_inputs(trial)
@@ -148,11 +148,11 @@ def _read(trial: Trial, folder: Path, record: Record) -> tuple[material.Material
     return data, report
 
 
-def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, resume: str | None = None) -> Job:
+def _job(request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None) -> Job:
     return Job(
         attempt=request.attempt,
         checkpoints=str(folder.resolve()),
-        resume=resume,
+        resume=newest,
         out=str(request.out.resolve()),
         examples=str((folder / EXAMPLES_FOLDER).resolve()),
         model_sha256=model_sha256,

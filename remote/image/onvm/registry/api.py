@@ -138,9 +138,11 @@ class Registry:
         """A small blob, verified; None where there is none."""
         return self._verified("blobs", digest, most=BLOB_BYTES)
 
-    def _verified(self, kind: str, name: str, headers: dict[str, str] | None = None, **how: Any) -> bytes | None:
-        """Held against its digest, where `name` is one; None where there is none."""
-        answer = self._ask(f"{self.base}/{self.path}/{kind}/{name}", headers, **how)
+    def _verified(
+        self, kind: str, name: str, headers: dict[str, str] | None = None, most: int = MANIFEST_BYTES
+    ) -> bytes | None:
+        """A manifest's or blob's content, checked against its digest where `name` is one; None where there is none."""
+        answer = self._ask(f"{self.base}/{self.path}/{kind}/{name}", headers, most=most)
         if answer is not None and name.startswith("sha256:") and name != digest_of(answer.content):
             raise Failed("refused", f"{self.host} answers with other bytes than {name} for {self.path}; refused")
         return None if answer is None else answer.content
@@ -184,11 +186,12 @@ class Registry:
 
     def send_blob(self, content: Path | bytes, digest: str) -> None:
         """Upload a file, or bytes, whole. The registry compares its digest before it keeps it."""
-        begun = self._ask(f"{self.base}/{self.path}/blobs/uploads/", method="POST")
+        url = f"{self.base}/{self.path}/blobs/uploads/"
+        begun = self._ask(url, method="POST")
         place = None if begun is None else begun.headers.get("Location")
         if not place:
             raise Failed("failed", f"{self.host} says no place to upload to for {self.path}")
-        url = urllib.parse.urljoin(f"{self.base}/", place)
+        url = urllib.parse.urljoin(url, place)
         if not (url.startswith("https://") or (self.base.startswith("http://") and _is_loopback(url))):
             raise Failed("refused", f"{self.host} asks for the upload at {url}, which is not https; refused")
         url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
@@ -203,13 +206,21 @@ class Registry:
             raise Failed("absent", f"{self.host} has no repository {self.path}; {MAKES_ONE}")
         return bool(answer.headers.get("OCI-Subject"))
 
-    def _ask(self, url: str, headers: dict[str, str] | None = None, **how: Any) -> _Answer | None:
+    def _ask(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "GET",
+        data: bytes | Path | None = None,
+        most: int = MANIFEST_BYTES,
+    ) -> _Answer | None:
         """As `_open`, with the login, which goes to this registry alone; None for 404."""
         for is_last in (False, True):
             login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             try:
                 more = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
-                return self._open(url, {**(headers or {}), **more}, **how)
+                return self._open(url, {**(headers or {}), **more}, method=method, data=data, most=most)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from remote.hosts.host import HostError
+from remote.hosts.local import me
 from remote.image import vmjob
 from remote.image.modelfetch import Fetch, find
 from remote.jobs.agent import Agent
@@ -53,7 +54,7 @@ def test_a_push_is_followed_by_the_same_push_alone(agent: Agent) -> None:
         for other in OTHERS.values():
             assert not vmjob.does(found, "push", {**REQUEST, **other}), other
         line = str(jobs.busy(found, "inv push"))
-        assert f"of {vmjob.me()}, which is other work; when that has ended, `inv push`" in line
+        assert f"of {me()}, which is other work; when that has ended, `inv push`" in line
         assert "`inv push --cancel`" in line
         with pytest.raises(HostError, match=r"busy with .*push-ns-team-x-1-0-1-.*, which is other work"):
             find(agent, Fetch(model="org/name", folder="/x"))

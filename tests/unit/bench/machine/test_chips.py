@@ -25,6 +25,7 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
         ("Tesla V100-SXM2-16GB", None, 900.0, 16),
         ("Tesla V100-PCIE-32GB", None, 900.0, 32),
         ("Tesla T4", None, 320.0, 16),
+        ("T4", None, 320.0, 16),
         ("NVIDIA GeForce RTX 4090", 165.2, 1008.0, 24),
     ],
 )

@@ -393,3 +393,11 @@ def test_an_old_name_that_says_nothing_is_dropped_and_one_that_contradicts_is_re
         "f.yaml:2: cluster.registry_user is now registry.user, and both are set, "
         'to "ns/b" and "ns/a"; remove the old one'
     )
+
+
+def test_a_user_without_a_home_folder_has_settings_too(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    assert load(context(text="fleet: { size: 3 }\n")).fleet.size == 3
