@@ -69,7 +69,17 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
         **stack.dtype_argument(placement.compute_dtype if quantization else torch.bfloat16),
     )
     model.config.use_cache = False  # training does not need cached keys and values
+    if trial.kind != "inference":
+        _stay_differentiable(model)
     return model
+
+
+def _stay_differentiable(model: Any) -> None:
+    """Keep bitsandbytes from packing weights anew at the first evaluation, as it does on a CPU with bf16 instructions:
+    the products over packed weights have no gradient, and it uses them in training too from then on (0.50.2)."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:

@@ -1,13 +1,13 @@
 """The held-out loss, its interval, and what follows from it."""
 
 import random
+from typing import Any
 
 import pytest
 
 from bench.kinds.finetune import evaluate
 from bench.kinds.finetune.evaluate import evaluation, ratio, students_t
 from bench.kinds.finetune.loop import predicted_communication
-from bench.machine.fingerprint import cpu_flags
 
 
 def test_students_t_is_that_of_the_tables():
@@ -56,12 +56,30 @@ def test_packed_rows_give_each_example_its_own_loss(lab, recipe):
     trainer = parts.trainer(None)
     held_out = parts.material.data.validation
     torch, group = trainer.torch, trainer.group
-    # Without gradients bitsandbytes multiplies in bf16 on a CPU that can; `fast` does not use its products.
-    limit = 1e-3 if "avx512_bf16" in cpu_flags() else 1e-4
     together = evaluate.losses_of(torch, trainer.step, parts.material, trainer.rows, group, lambda _: None)
     for example, found in zip(held_out, together, strict=True):
         ids = torch.tensor([example.ids.tolist()])
         labels = torch.where(torch.tensor([list(example.targets)]) == 1, ids, -100)
         with torch.no_grad():
             alone = trainer.peft_model.eval()(input_ids=ids, labels=labels).loss * example.targets.count(1)
-        assert found == pytest.approx(float(alone), rel=limit)
+        assert found == pytest.approx(float(alone), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize("recipe", ["fast", "reference"])
+def test_an_evaluation_changes_no_gradient(lab, recipe):
+    """It did on a CPU with bf16 instructions, where bitsandbytes packs weights anew, and their gradient is gone."""
+    parts = lab(recipe=recipe, micro_batch_size=3)
+    trainer = parts.trainer(None)
+    torch = trainer.torch
+    rows, targets, _ = next(trainer._upcoming())
+
+    def gradient() -> list[Any]:
+        trainer.global_step.gradient(1, rows, targets, (0.0, 0.0))
+        return [bucket.flat.clone() for bucket in trainer.gradients.buckets]
+
+    before = gradient()
+    evaluate.losses_of(torch, trainer.step, parts.material, trainer.rows, trainer.group, lambda _: None)
+    assert all(float(each.norm()) > 0 for each in before)
+    assert all(torch.equal(*pair) for pair in zip(before, gradient(), strict=True))
