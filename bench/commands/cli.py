@@ -214,12 +214,17 @@ def _run(arguments: argparse.Namespace) -> int:
     from bench.commands.run import run
     from bench.harness.record import Request
 
-    given = ("out", "checkpoints", "strict", "trial_id", "worker", "run_id", "attempt")
     return run(
         Request(
             trial_file=arguments.trial or arguments.out,  # for messages, where the trial comes from flags
             trial=_trial_by_flags(arguments),
-            **{name: getattr(arguments, name) for name in given},
+            out=arguments.out,
+            checkpoints=arguments.checkpoints,
+            strict=arguments.strict,
+            trial_id=arguments.trial_id,
+            worker=arguments.worker,
+            run_id=arguments.run_id,
+            attempt=arguments.attempt,
         )
     )
 

@@ -110,7 +110,7 @@ def test_captured_steps_have_the_same_bits(modules, model, kind, changes, accumu
     expected = run(build(modules, model, layout=layout, **changes), batches, accumulation, captures=False)
     step = build(modules, model, layout=layout, **changes)
     found = run(step, batches, accumulation, captures=True)
-    assert step.model.captured is not None
+    assert step.model.graph is not None
     assert found[0] == expected[0]
     assert torch.equal(found[1], expected[1])
     assert set(step.clock.read()) == {"data", "forward", "backward", "optimizer"}
@@ -124,12 +124,12 @@ def test_an_evaluation_takes_the_graphs_memory_and_the_next_steps_capture_anew(m
         step = build(modules, model)
         before = run(step, batches[:3], captures=captures)
         step.model.eval()
-        assert step.model.captured is None
+        assert step.model.graph is None
         torch.cuda.empty_cache()
         mean = step.model.token_losses(**step.inputs(padded(9, 96))).mean().item()
         step.model.train()
         after = run(step, batches[3:], captures=captures)
-        assert (step.model.captured is not None) is captures
+        assert (step.model.graph is not None) is captures
         return before[0], mean, after
 
     found, expected = evaluated(captures=True), evaluated(captures=False)
@@ -141,7 +141,7 @@ def test_an_evaluation_takes_the_graphs_memory_and_the_next_steps_capture_anew(m
 def test_shapes_that_change_each_time_are_never_captured_and_at_last_given_up(modules, model):
     step = build(modules, model)
     run(step, [padded(number, 64 + 8 * (number % 3)) for number in range(12)], captures=True)
-    assert step.model.captured is None
+    assert step.model.graph is None
     assert (step.may_capture, step.why_not) == (False, "micro-batches of many shapes")
 
 
@@ -166,7 +166,7 @@ def test_a_graph_gives_its_memory_back(modules, model):
     without = torch.cuda.memory_reserved()
     run(step, [padded(number) for number in range(4)], captures=True)
     held = torch.cuda.memory_reserved()
-    step.model.captured = None
+    step.model.graph = None
     torch.cuda.empty_cache()
     assert held > torch.cuda.memory_reserved()
     assert torch.cuda.memory_reserved() <= without + (96 << 20)  # libraries' workspaces of the stream that captures

@@ -5,9 +5,9 @@ host shows in the step. A graph is captured from the step itself when a second m
 kernel, its order and its bits are those of the step that is not captured. What changes from step to step is copied into
 tensors of the graph: ids, labels, positions, the samples' edges, the dropout's seed, the share of the loss.
 
-A graph keeps the memory of its activations for itself. So the cached memory is given back before it is captured, and
-the graph before an evaluation or another shape takes its place. Where shapes change often, or memory does not suffice,
-steps go on uncaptured, and `why_not` says so.
+A graph keeps the memory of its activations for itself. So cached memory is given back before a graph is captured, and
+the graph is dropped before an evaluation and when another shape comes. Steps go on uncaptured where shapes change often
+or memory does not suffice; `why_not` says so.
 
 Not covered: several ranks, whose gradients travel while backward runs; layer inputs offloaded to the host.
 """
@@ -72,7 +72,7 @@ class Captured:
 
 
 class CapturedStep(TrainingStep):
-    """A step whose forward and backward are captured, where `may_capture`. `model.captured` is the graph there is."""
+    """A step whose forward and backward are captured, where `may_capture`. `model.graph` is the graph there is."""
 
     _was_captured = False
     _shape: Shape | None = None
@@ -92,7 +92,7 @@ class CapturedStep(TrainingStep):
         return "yes" if self._was_captured else None
 
     def clear(self) -> None:
-        if not self.may_capture or self.model.captured is None:
+        if not self.may_capture or self.model.graph is None:
             super().clear()
         else:  # a graph adds to these very tensors
             torch._foreach_zero_([parameter.grad for parameter in self._trained])
@@ -106,10 +106,10 @@ class CapturedStep(TrainingStep):
             self._edges = max(self._edges, power_of_two(len(inputs["edges"])))
         shape = tuple((name, (self._edges,) if name == "edges" else tuple(each.shape)) for name, each in inputs.items())
         if shape == self._shape:
-            captured: Captured | None = model.captured
+            captured: Captured | None = model.graph
             return self._capture(inputs) if captured is None else captured
         self._changes += self._shape is not None
-        self._shape, model.captured = shape, None
+        self._shape, model.graph = shape, None
         if self._changes == MOST_CHANGES:
             self._give_up("micro-batches of many shapes")
         return None
@@ -123,7 +123,7 @@ class CapturedStep(TrainingStep):
         with contextlib.suppress(torch.OutOfMemoryError):
             graph = Captured(self.model, self._trained, inputs, self._edges)
             self._leave_room()
-            self.model.captured, self._was_captured = graph, True
+            self.model.graph, self._was_captured = graph, True
             return graph
         del graph
         for parameter in without:

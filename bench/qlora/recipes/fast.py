@@ -136,7 +136,7 @@ class FastModel(torch.nn.Module):
 
     INPUTS = ("input_ids", "labels", "position_ids", "edges")
 
-    captured: Captured | None = None
+    graph: Captured | None = None  # of the last micro-batches' shape
 
     def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
         super().__init__()
@@ -149,10 +149,10 @@ class FastModel(torch.nn.Module):
         self._angles = Angles(base.model.rotary_emb)
 
     def train(self, mode: bool = True) -> "FastModel":
-        """As of any module. Evaluation computes in 16 bits, as the adapter will be served; a graph gives way."""
+        """As of any module. Evaluation computes in 16 bits, as the adapter will be served, and ends the graph."""
         super().train(mode)
         if not mode:
-            self.captured = None
+            self.graph = None
         for layer in self._layers:
             for product in layer.products:
                 if product.eight is not None:

@@ -20,7 +20,7 @@ CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 class Model(torch.nn.Module):
     """A loss that depends on ids, labels, edges and seed."""
 
-    captured: Any = None
+    graph: Any = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Model(torch.nn.Module):
     def train(self, mode: bool = True) -> "Model":
         super().train(mode)
         if not mode:
-            self.captured = None
+            self.graph = None
         return self
 
     def next_seed(self) -> int:
@@ -113,7 +113,7 @@ def test_gradients_of_the_last_step_are_gone_before_a_graph_adds_to_them(graphs)
 def test_another_shape_ends_the_graph_and_comes_again_before_it_is_captured(graphs):
     step = step_of()
     run(step, [batch(0), batch(1), batch(2, 6)])
-    assert step.model.captured is None
+    assert step.model.graph is None
     run(step, [batch(3), batch(4)])
     assert [shape for shape, _ in graphs] == [(1, 8), (1, 8)]
 
@@ -135,7 +135,7 @@ def test_an_evaluation_ends_the_graph_and_the_next_micro_batch_is_captured_anew(
     step = step_of()
     run(step, [batch(0), batch(1)])
     step.model.eval()
-    assert step.model.captured is None
+    assert step.model.graph is None
     step.model.train()
     run(step, [batch(2)])
     assert len(graphs) == 2
@@ -156,7 +156,7 @@ def test_without_memory_steps_go_on_and_the_record_says_so(monkeypatch, when):
     assert run(step, batches) == run(plain, batches)
     assert torch.equal(step.model.weight, plain.model.weight)
     assert step.captured == "no: not enough memory"
-    assert step.model.captured is None
+    assert step.model.graph is None
     assert step.model.weight.grad is None
 
 
