@@ -75,8 +75,10 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
 
 
 def _stay_differentiable(model: Any) -> None:
-    """Keep bitsandbytes from packing weights anew at the first evaluation, as it does on a CPU with bf16 instructions:
-    the products over packed weights have no gradient, and it uses them in training too from then on (0.50.2)."""
+    """Keep bitsandbytes 0.50.2 from packing weights anew at the first evaluation, on a CPU with bf16 instructions.
+
+    Its products over packed weights have no gradient, and it uses them from then on, in training too.
+    """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
