@@ -6,6 +6,7 @@ that they stand with the place it came from. The statement is not signed: it say
 nothing to somebody who does not trust the registry. Not covered: files that no package owns.
 """
 
+import hashlib
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,9 @@ class Part:
 
     @property
     def reference(self) -> str:
-        return f"{self.kind}-{re.sub(r'[^A-Za-z0-9.-]', '-', f'{self.name}-{self.version}')}"
+        """Unique: readable as far as SPDX allows its signs, then a digest of what tells this part from all others."""
+        readable = re.sub(r"[^A-Za-z0-9.-]", "-", f"{self.name}-{self.version}")
+        return f"{self.kind}-{readable}-{hashlib.sha256(self.purl.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True)

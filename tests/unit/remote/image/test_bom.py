@@ -79,6 +79,17 @@ def test_the_same_as_spdx_names_every_part_once() -> None:
     assert packages["odd"]["licenseDeclared"] == "NOASSERTION"
 
 
+def test_parts_that_differ_in_a_sign_or_in_the_architecture_alone_have_references_of_their_own() -> None:
+    (numpy, _, odd), (libc,) = HELD["python"], HELD["debian"]
+    held = HELD | {
+        "python": [numpy, odd, odd | {"version": "1-2-cu128"}],
+        "debian": [libc, libc | {"architecture": "i386"}],
+    }
+    inside = bom.parts(held, LOCK)
+    assert len({one["SPDXID"] for one in bom.spdx(ABOUT, inside)["packages"]}) == 1 + len(inside)
+    assert len({one["bom-ref"] for one in bom.cyclonedx(ABOUT, inside)["components"]}) == len(inside)
+
+
 def of_this_machine() -> list[bom.Part]:
     """What is installed here: hundreds of names, versions and licences as people write them."""
     here = Path("/")
