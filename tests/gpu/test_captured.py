@@ -18,13 +18,9 @@ from bench.qlora import recipes  # noqa: E402
 from bench.qlora.recipes import captured  # noqa: E402
 from bench.qlora.step import load_base, place  # noqa: E402
 from bench.records import ALL_LINEAR, Trial  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
 
-DRIVER = Path("/dev/nvidiactl")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
 WORDS = 512
 STEPS = 6
 

@@ -5,7 +5,6 @@
 Not covered: GPUs before Hopper, whose tiles are compiled but not run (`compiled_for_an_a10`).
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.eight_bits import blocks, product, rows, weights  # noqa: E402
 from bench.kernels.eight_bits import swiglu as eight_swiglu  # noqa: E402
 from tests.support.compiled_kernel import BF16, compiled_for_an_a10  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
 
-DRIVER = Path("/dev/nvidiactl")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
-on_gpu = pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing")
 SHAPES = [(1, 64, 64), (37, 192, 320), (300, 576, 1536), (257, 4096, 1088)]  # tokens, rows, columns
 
 
