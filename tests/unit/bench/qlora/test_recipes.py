@@ -53,11 +53,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def modules() -> stack.Stack:
-    return stack.load()
-
-
-@pytest.fixture(scope="module")
 def model_of(modules: stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 

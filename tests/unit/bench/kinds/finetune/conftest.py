@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import stack
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab
-
-
-@pytest.fixture(scope="session")
-def modules() -> stack.Stack:
-    return stack.load()
 
 
 @pytest.fixture(scope="session")
