@@ -16,6 +16,15 @@ def full_disk(*_args: object, **_named: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """In the place of a function that fails."""
+
+    def fail(*_args: object, **_named: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
 def until(holds: Callable[[], Any], what: str = "it", sec: float = 30.0) -> Any:
     """What `holds` returns once that is true; an AssertionError after `sec` seconds."""
     deadline = time.monotonic() + sec

@@ -8,14 +8,13 @@ import pytest
 
 from bench.kinds.distributed import distributed
 from bench.kinds.distributed.machines import LeaderGone
+from tests.support.faults import raising
 
 
 @pytest.fixture
 def share(monkeypatch, make_trial, tmp_path) -> Any:
     """Runs a share whose ranks have these exit codes, poll by poll, after the first machine has left; what it said."""
-
-    def gone() -> None:
-        raise LeaderGone("the first machine has ended the trial")
+    gone = raising(LeaderGone("the first machine has ended the trial"))
 
     def run(*codes: int | None) -> tuple[int, list[Any]]:
         ended: list[Any] = []
