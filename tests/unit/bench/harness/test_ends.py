@@ -27,22 +27,6 @@ def receive(number: int) -> None:
     time.sleep(0)  # Python runs the handler between two instructions of its own
 
 
-@pytest.mark.usefixtures("stops")
-@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, End.CANCELLED), (signal.SIGTERM, End.PREEMPTED)])
-def test_a_signal_is_its_own_end(number, end):
-    with pytest.raises(Stopped) as caught:
-        receive(number)
-    assert caught.value.end is end
-    assert end_of(caught.value) == (end, caught.value.reason)
-
-
-def test_the_deadline_is_its_own_end(stops):
-    stops.set_deadline(0.01)
-    with pytest.raises(Stopped, match=r"the deadline of 0\.01 s passed") as caught:
-        time.sleep(5)
-    assert caught.value.end is End.TIMED_OUT
-
-
 def test_only_the_first_signal_counts_and_is_raised_again_at_the_next_check(stops):
     stops.check()
     with pytest.raises(Stopped, match="SIGTERM"):
