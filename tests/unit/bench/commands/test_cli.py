@@ -14,11 +14,11 @@ from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
 from bench.records import Trial, suite
-from bench.records.interval import Interval
-from bench.records.result import End, Metrics, TrialResult
+from bench.records.result import End, Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.trial import KINDS
 from tests.support.paths import ROOT
+from tests.support.reports.synthetic import metrics_of
 
 BEFORE_THE_STACK = (
     *("commands/cli.py", "commands/run.py", "commands/trial_flags.py", "data/corpus.py"),
@@ -135,19 +135,9 @@ def test_without_a_measured_step_there_are_no_metrics_and_the_last_progress_says
 
 
 def test_the_summary_is_one_line_that_names_end_trial_profile_and_units(make_trial):
-    times = Interval(median=0.2, p10=0.1, p90=0.3, low=0.15, high=0.25, n=3)
-    metrics = Metrics(
-        step_time_sec=times,
-        samples_per_sec=10.0,
-        tokens_per_sec=320.0,
-        useful_tokens_per_sec=150.0,
-        padding_percent=53.1,
-        first_loss=8.0,
-        last_loss=None,
-        peak_vram_bytes=3 << 30,
-        peak_rss_bytes=1 << 30,
-        load_time_sec=1.0,
-    )
+    times, losses = [0.15, 0.2, 0.25], [8.0, 4.0, None]
+    steps = Steps(step_time_sec=times, loss=losses, samples=[2] * 3, tokens=[64] * 3, useful_tokens=[30] * 3)
+    metrics = metrics_of(steps, peak_vram_bytes=3 << 30)
     line = summary_line(make_trial(), "small", End.FAILED, "the loss is nan", metrics, 12.34)
     assert line == (
         "FAILED small [tiny]: the loss is nan: 10.00 samples/s, 0.2000 s/step [0.1500, 0.2500], "
