@@ -143,12 +143,8 @@ def test_swiglu_writes_8_bits_and_16_where_these_are_wanted(tokens, inner, in_bl
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 64), (37, 320), (130, 4096)])
 def test_a_norm_writes_8_bits_and_16_where_these_are_wanted(tokens, width, adds, dtype):
-    x, y, weight, columns = (
-        random(tokens, width).to(dtype),
-        random(tokens, width).to(dtype),
-        random(width),
-        apart(width),
-    )
+    x, y = random(tokens, width).to(dtype), random(tokens, width).to(dtype)
+    weight, columns = random(width), apart(width)
     stream = norm.split(x.float() * 1.001, dtype)
     before = stream, weight, 1e-5, y if adds else None
     normed, rstd, total = norm.stream_norm_reference(*before)

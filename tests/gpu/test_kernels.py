@@ -220,11 +220,8 @@ def test_both_lora_gradients_at_once_also_of_an_input_that_is_made_again(
 )
 def test_lora_products_on_columns_of_their_own(columns, width, rank, dtype):
     tokens, side = 77 if rank == 100 else 600, Side(rank=rank, scaling=2.0, p=0.0)
-    u, b, d_y = (
-        random(tokens, len(columns) * rank, dtype=dtype),
-        random(width, rank, dtype=dtype),
-        random(tokens, width, dtype=dtype),
-    )
+    u = random(tokens, len(columns) * rank, dtype=dtype)
+    b, d_y = random(width, rank, dtype=dtype), random(tokens, width, dtype=dtype)
     assert error(lora_out.out(u, b, columns, side), lora_out.out_reference(u, b, columns, side)) < LIMIT[dtype]
     d_u, found = lora_out.out_gradients(d_y, b, u, columns, side)
     assert error(d_u, lora_out.out_gradient_reference(d_y, b, columns)) < LIMIT[dtype]

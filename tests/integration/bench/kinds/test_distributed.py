@@ -42,11 +42,6 @@ def say(ranks: Torchrun, rank: int, **sign: object) -> None:
     (ranks.folder / f"rank-{rank}.json").write_text(json.dumps({"pid": 0, "count": 1, "moves": 1} | sign))
 
 
-def later(monkeypatch, seconds: float) -> None:
-    now = time.monotonic() + seconds
-    monkeypatch.setattr(torchrun.time, "monotonic", lambda: now)
-
-
 def test_too_few_gpus_are_refused_none_at_all_means_gloo_and_hidden_ones_are_not_counted(ddp_trial, monkeypatch):
     assert choose_backend(ddp_trial(world_size=4), 0) == "gloo"
     assert choose_backend(ddp_trial(world_size=4), 4) == "nccl"
@@ -154,7 +149,8 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, place, after, signs, fai
     for rank in (0, 1):
         say(ranks, rank, **place, **waiting[rank])
     ranks.look()
-    later(monkeypatch, after)
+    later = time.monotonic() + after
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: later)
     for rank in signs:
         say(ranks, rank, **place, **waiting[rank], count=2)
     with contextlib.nullcontext() if failure is None else pytest.raises(RankFailed, match=failure):

@@ -59,17 +59,6 @@ def test_inspect_says_what_is_there_or_refuses_it_in_one_line(capsys, model_fold
     assert (out, err) == ("", f"{data_file}: line 21: not JSON\n")
 
 
-def test_inspect_says_whether_the_profiles_gpu_is_there(capsys, monkeypatch, model_folder: Path, data_file: Path):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides the GPU of a machine that has one
-    words = ("inspect", "--model", str(model_folder), "--data", str(data_file), "--profile")
-    assert cli.main([*words, "tiny"]) == 0
-    capsys.readouterr()
-    assert cli.main([*words, "gpu"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "bench.profile" in err
-
-
 @pytest.mark.parametrize("name", BEFORE_THE_STACK)
 def test_what_stands_before_the_stack_imports_it_nowhere(name):
     tree = ast.parse((ROOT / "bench" / name).read_text())

@@ -76,11 +76,8 @@ def test_rms_norm_is_pytorchs_and_its_backward_is_autograds(adds):
 
 
 def test_a_stream_in_bf16_keeps_what_its_sums_would_lose():
-    stream, weight, y = (
-        norm.Stream(high=torch.full((2, 8), -1000.0).bfloat16()),
-        torch.ones(8),
-        torch.full((2, 8), 0.25),
-    )
+    stream = norm.Stream(high=torch.full((2, 8), -1000.0).bfloat16())
+    weight, y = torch.ones(8), torch.full((2, 8), 0.25)
     rounded = stream.high
     for _ in range(64):
         normed, _, stream = norm.stream_norm(stream, weight, 1e-5, y.bfloat16())
@@ -220,10 +217,8 @@ def test_attention_is_each_samples_own(heads, window):
     edges = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     samples = Samples(edges=edges, longest=max(lengths), window=window)
     q, k, v = leaf(15, heads[0], 8), leaf(15, heads[1], 8), leaf(15, heads[1], 8)
-    joined, shape = (
-        torch.cat([part.detach().flatten(1) for part in (q, k, v)], -1),
-        Heads(query=heads[0], key=heads[1], width=8),
-    )
+    joined = torch.cat([part.detach().flatten(1) for part in (q, k, v)], -1)
+    shape = Heads(query=heads[0], key=heads[1], width=8)
     expected = []
     for first, last in pairwise(edges):
         one = [part[first:last].transpose(0, 1)[None] for part in (q, k, v)]

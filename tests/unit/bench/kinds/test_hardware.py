@@ -14,12 +14,6 @@ from tests.support.faults import raising
 from tests.support.kept_record import KeptRecord
 
 
-def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
-    cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
-    modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0", **torch))
-    return SimpleNamespace(modules=modules, placement=SimpleNamespace(is_cuda=capability is not None, device=None))
-
-
 @pytest.mark.parametrize(
     ("dtype", "capability", "said"),
     [
@@ -35,8 +29,11 @@ def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
 )
 def test_what_chip_stack_or_environment_lack_is_named(monkeypatch, dtype, capability, said):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
+    modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0"))
+    placement = SimpleNamespace(is_cuda=capability is not None, device=None)
     with pytest.raises(Lacking) as caught:
-        hardware.matmul_tflops(session_on(capability), dtype, 256, budget_sec=0.1)
+        hardware.matmul_tflops(SimpleNamespace(modules=modules, placement=placement), dtype, 256, budget_sec=0.1)
     assert str(caught.value) == said
 
 

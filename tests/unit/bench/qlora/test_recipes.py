@@ -334,10 +334,8 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
     generator = torch.Generator().manual_seed(8)
     texts = []
     for _ in range(600):  # sentences that can be learned: a start, and a stride that says every next word
-        start, stride = (
-            torch.randint(2, WORDS, (1,), generator=generator),
-            torch.randint(1, 4, (1,), generator=generator),
-        )
+        start = torch.randint(2, WORDS, (1,), generator=generator)
+        stride = torch.randint(1, 4, (1,), generator=generator)
         texts.append([int(2 + (start + stride * place) % (WORDS - 2)) for place in range(20)])
 
     def curve(recipe: str, dropout_seed: int) -> torch.Tensor:
