@@ -36,14 +36,18 @@ def test_list_prints_every_trial_with_its_reason(capsys):
         assert any(line.startswith(trial.trial_id) and line.endswith(trial.reason) for line in said.splitlines())
 
 
-def test_show_prints_a_trial_that_can_be_read_back_and_refuses_an_unknown_one_with_the_choice(capsys, tmp_path: Path):
+def test_show_prints_a_trial_that_can_be_read_back(capsys, tmp_path: Path):
     words = ["show", "optimized", "--profile", "tiny", "--model", "it's/a model", "--data", 'a "b".jsonl']
     assert cli.main(words) == 0
     (tmp_path / "trial.json").write_text(capsys.readouterr().out)
     trial = Trial.read(tmp_path / "trial.json")
     assert (trial.trial_id, trial.model, trial.data) == ("optimized", "it's/a model", 'a "b".jsonl')
-    assert cli.main(["show", "nope", "--suite", "quick", "--model", "M", "--data", "D"]) == 2
-    assert capsys.readouterr().err == "trial 'nope' is unknown; this suite has baseline, optimized\n"
+
+
+def test_survey_refuses_a_list_that_cannot_be_read_in_one_line(capsys, tmp_path: Path):
+    assert cli.main(["survey", "--model", "M", "--data", "D", "--trials", str(tmp_path / "none.json")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"{tmp_path / 'none.json'}: cannot be read as text: No such file or directory\n"
 
 
 def test_inspect_says_what_is_there_or_refuses_it_in_one_line(capsys, model_folder: Path, data_file: Path):
@@ -94,12 +98,8 @@ def test_a_folder_is_prepared_with_nothing_in_it_and_one_that_cannot_be_made_is_
     run.refuse_finished(tmp_path / "a")  # what is damaged is no finished result
 
 
-@pytest.fixture
-def record(make_record) -> run.Record:
-    return make_record(worker="w")
-
-
-def test_metrics_are_mean_amounts_over_the_median_step(record, tmp_path: Path):
+def test_metrics_are_mean_amounts_over_the_median_step(make_record, tmp_path: Path):
+    record = make_record()
     for seconds, useful in ((0.2, 40), (0.1, 20), (0.9, 30)):
         record.add_step(record.steps, seconds=seconds, loss=2.0, samples=2, tokens=64, useful=useful)
     record.write(End.SUCCEEDED, None)
@@ -114,7 +114,10 @@ def test_metrics_are_mean_amounts_over_the_median_step(record, tmp_path: Path):
     assert metrics.peak_rss_bytes > 1 << 20
 
 
-def test_without_a_measured_step_there_are_no_metrics_and_the_last_progress_says_what_was_done(record, tmp_path: Path):
+def test_without_a_measured_step_there_are_no_metrics_and_the_last_progress_says_what_was_done(
+    make_record, tmp_path: Path
+):
+    record = make_record(worker="w")
     record.warmup.step_time_sec.append(0.1)
     record.write(End.TIMED_OUT, "the deadline of 1 s passed")
     result = TrialResult.read(tmp_path / "result.json")

@@ -10,16 +10,14 @@ from bench.harness.ends import Stopped, Stops, end_of
 from bench.records.result import End
 from tests.support.faults import OutOfMemoryError
 
+pytestmark = pytest.mark.usefixtures("signals_given_back")
+
 
 @pytest.fixture
-def stops():
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+def stops() -> Stops:
     stops = Stops()
     stops.install()
-    yield stops
-    stops.close()
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    return stops
 
 
 def receive(number: int) -> None:

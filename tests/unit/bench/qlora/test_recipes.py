@@ -18,7 +18,7 @@ from bench.data.packing import Row, apart
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement, TrainingStep, load_base
-from bench.records import ALL_LINEAR, Trial
+from bench.records import ALL_LINEAR, RECIPES, Trial
 
 # `stack.load` silences the first for a process; pytest takes that back for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -148,9 +148,8 @@ def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 
 @pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
 @pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
-def test_fast_has_the_references_loss_and_gradients(modules, build, targets, layout):
-    recipes = ("reference", "stock", "fast")
-    found = each_by_itself(modules, build, recipes, samples(24, 9, 17), layout=layout, lora_targets=targets)
+def test_every_recipe_has_the_references_loss_and_gradients(modules, build, targets, layout):
+    found = each_by_itself(modules, build, RECIPES, samples(24, 9, 17), layout=layout, lora_targets=targets)
     assert len(found[0][1]) == 2 * 3 * len(targets)
     for loss, gradients in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)

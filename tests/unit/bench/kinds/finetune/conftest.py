@@ -13,10 +13,8 @@ from tests.support.tiny_training import Lab
 def tiny_inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
     """(model folder, data file)."""
     place = tmp_path_factory.mktemp("tiny")
-    return (
-        tiny_training.make_folder(modules, place / "models" / "tiny--tiny"),
-        tiny_training.make_data(place / "chats.jsonl"),
-    )
+    folder = tiny_training.make_folder(modules, place / "models" / "tiny--tiny")
+    return folder, tiny_training.make_data(place / "chats.jsonl")
 
 
 @pytest.fixture
