@@ -1,4 +1,7 @@
-"""Signals and exceptions become the end they mean."""
+"""Signals and exceptions become the end they mean.
+
+Not covered: which signal is which end; tests/faults/bench/test_bench_ends.py sends them to real trials.
+"""
 
 import errno
 import signal

@@ -14,28 +14,18 @@ from bench.kinds.distributed.machines import LeaderGone
 from tests.support.faults import raising
 
 
-@pytest.fixture
-def share(monkeypatch, make_trial, tmp_path) -> Any:
-    """Runs a share whose ranks have ended with this code, after the first machine has left; what it said."""
+@pytest.mark.parametrize(("code", "told"), [(0, {}), (1, {"ranks": [], "rank": 1})])
+def test_how_ranks_ended_is_told_although_the_first_machine_has_left(monkeypatch, make_trial, tmp_path, code, told):
+    ended: list[Any] = []
     gone = raising(LeaderGone("the first machine has ended the trial"))
-
-    def run(code: int) -> tuple[int, list[Any]]:
-        ended: list[Any] = []
-        ranks = SimpleNamespace(folder=tmp_path, poll=lambda: code, log=lambda _: [], failures=lambda: {"rank": 1})
-        link = SimpleNamespace(check=gone, mirror=lambda *_: None, end=ended.append)
-        monkeypatch.setattr(distributed, "Link", lambda *_: contextlib.nullcontext(link))
-        monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
-        monkeypatch.setattr(distributed, "choose_backend", lambda *_: "gloo")
-        monkeypatch.setattr(distributed, "rendezvous", lambda: None)
-        machines = SimpleNamespace(ranks_here=lambda _: range(1, 2))
-        limits = SimpleNamespace(silence_sec=1.0)
-        stops = SimpleNamespace(check=lambda: None)
-        trial = make_trial(kind="distributed", world_size=2)
-        return distributed.run_share(trial, machines, stops, limits, dict), ended
-
-    return run
-
-
-def test_how_ranks_ended_is_told_although_the_first_machine_has_left(share):
-    assert share(0) == (0, [{}])
-    assert share(1) == (1, [{"ranks": [], "rank": 1}])
+    link = SimpleNamespace(check=gone, mirror=lambda *_: None, end=ended.append)
+    ranks = SimpleNamespace(folder=tmp_path, poll=lambda: code, log=lambda _: [], failures=lambda: {"rank": 1})
+    monkeypatch.setattr(distributed, "Link", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(distributed, "choose_backend", lambda *_: "gloo")
+    monkeypatch.setattr(distributed, "rendezvous", lambda: None)
+    machines = SimpleNamespace(ranks_here=lambda _: range(1, 2))
+    limits = SimpleNamespace(silence_sec=1.0)
+    stops = SimpleNamespace(check=lambda: None)
+    trial = make_trial(kind="distributed", world_size=2)
+    assert (distributed.run_share(trial, machines, stops, limits, dict), ended) == (code, [told])

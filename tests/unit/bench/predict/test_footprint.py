@@ -74,28 +74,26 @@ def activations(make_trial, batch: int = 4, **changes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "targets", "fewer", "inputs"),
+    ("recipe", "layers", "targets", "fewer", "inputs"),
     [
-        ("reference", ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
-        ("stock", ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
-        ("reference", ATTENTION_PROJECTIONS, ("q_proj", "v_proj"), 4096 + 4096),
+        ("reference", 32, ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
+        ("stock", 32, ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
+        ("reference", 32, ATTENTION_PROJECTIONS, ("q_proj", "v_proj"), 4096 + 4096),
+        ("stock", 1, ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),  # computed again, one at a time
     ],
 )
-def test_an_adapter_keeps_its_input_where_layers_are_kept(make_trial, recipe, targets, fewer, inputs):
-    some, all_of_them = (activations(make_trial, recipe=recipe, lora_targets=one, **KEPT) for one in (fewer, targets))
-    assert all_of_them - some == pytest.approx(4 * 512 * 32 * 3 * inputs, abs=2)
+def test_an_adapter_has_its_input_in_each_layer_that_is_there_at_the_peak(
+    make_trial, recipe, layers, targets, fewer, inputs
+):
+    changes = {"recipe": recipe, "gradient_checkpointing": layers == 1}
+    some, all_of_them = (activations(make_trial, lora_targets=one, **changes) for one in (fewer, targets))
+    assert all_of_them - some == pytest.approx(4 * 512 * layers * 3 * inputs, abs=2)
 
 
 @pytest.mark.parametrize(("recipe", "inputs"), [("reference", 3 * 4096), ("stock", 4096)])
 def test_without_dropout_an_input_is_kept_in_16_bit_and_by_stock_once_for_all(make_trial, recipe, inputs):
     some, more = (activations(make_trial, recipe=recipe, lora_dropout=p, **KEPT) for p in (0.0, 0.05))
     assert more - some == pytest.approx(4 * 512 * 32 * (3 * 4 * 4096 - 2 * inputs), abs=2)
-
-
-def test_a_layer_that_is_computed_again_has_its_adapters_inputs_at_the_peak(make_trial):
-    changes = {"recipe": "stock", "gradient_checkpointing": True}
-    some, more = (activations(make_trial, lora_targets=one, **changes) for one in (ATTENTION_PROJECTIONS, ALL_LINEAR))
-    assert more - some == pytest.approx(4 * 512 * 3 * (4096 + 4096 + 14336), abs=2)
 
 
 def test_only_the_fast_recipe_has_its_gradients_beside_what_layers_keep(make_trial):
