@@ -18,13 +18,10 @@ from bench.qlora import recipes  # noqa: E402
 from bench.qlora.recipes import captured  # noqa: E402
 from bench.qlora.step import load_base, place  # noqa: E402
 from bench.records import ALL_LINEAR, Trial  # noqa: E402
+from tests.support.faults import raising  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
 
-DRIVER = Path("/dev/nvidiactl")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
 WORDS = 512
 STEPS = 6
 
@@ -146,12 +143,9 @@ def test_shapes_that_change_each_time_are_never_captured_and_at_last_given_up(mo
 
 
 def test_without_memory_for_a_graph_steps_go_on(modules, model, monkeypatch):
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("full")
-
     batches = [padded(number) for number in range(4)]
     expected = run(build(modules, model), batches, captures=False)
-    monkeypatch.setattr(captured, "Captured", full)
+    monkeypatch.setattr(captured, "Captured", raising(torch.OutOfMemoryError("full")))
     step = build(modules, model)
     found = run(step, batches, captures=True)
     assert step.why_not == "not enough memory"

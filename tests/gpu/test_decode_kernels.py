@@ -1,7 +1,5 @@
 """The kernels of a decoding step against their plain PyTorch formulas, on fresh random inputs, and the step itself."""
 
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,14 +11,9 @@ from bench.kernels.decode.attention import Attention  # noqa: E402
 from bench.kernels.decode.products import Lora, Norm, Product  # noqa: E402
 from bench.kernels.rope import Heads, rotate_reference  # noqa: E402
 from bench.kinds import decode_step, decoding  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
 
-DRIVER = Path("/dev/nvidiactl")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
 ROUNDED = 6e-3  # of levels, inputs and outputs to bf16
 COUNTS = (1, 2, 3, 8, 9, 17, 32)
 # Mistral's, SmolLM2's (nine blocks of 64 in a row, which no chunk of four covers), and a small one.

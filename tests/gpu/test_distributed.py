@@ -1,23 +1,16 @@
 """Distributed trials through NCCL, with a small model: the ranks' machinery on as many GPUs as there are."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from bench.records.result import End, TrialResult
+from tests.support.gpu import environment, on_gpu
 
-ROOT = Path(__file__).resolve().parents[2]
-DRIVER = Path("/dev/nvidiactl")
 TRIAL_SEC = 300.0
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +34,7 @@ def run(make_trial, tiny_model, demo_data, tmp_path) -> Callable[[int], subproce
         )
         (tmp_path / "trial.json").write_text(trial.to_text())
         argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=TRIAL_SEC, check=False)
+        done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=TRIAL_SEC, check=False)
         print(done.stdout, done.stderr)
         return done
 

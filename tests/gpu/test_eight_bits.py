@@ -5,7 +5,6 @@
 Not covered: GPUs before Hopper, whose tiles are compiled but not run (`compiled_for_an_a10`).
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.eight_bits import blocks, product, rows, weights  # noqa: E402
 from bench.kernels.eight_bits import swiglu as eight_swiglu  # noqa: E402
 from tests.support.compiled_kernel import BF16, compiled_for_an_a10  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
 
-DRIVER = Path("/dev/nvidiactl")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
-on_gpu = pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing")
 SHAPES = [(1, 64, 64), (37, 192, 320), (300, 576, 1536), (257, 4096, 1088)]  # tokens, rows, columns
 
 
@@ -145,12 +143,8 @@ def test_swiglu_writes_8_bits_and_16_where_these_are_wanted(tokens, inner, in_bl
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 64), (37, 320), (130, 4096)])
 def test_a_norm_writes_8_bits_and_16_where_these_are_wanted(tokens, width, adds, dtype):
-    x, y, weight, columns = (
-        random(tokens, width).to(dtype),
-        random(tokens, width).to(dtype),
-        random(width),
-        apart(width),
-    )
+    x, y = random(tokens, width).to(dtype), random(tokens, width).to(dtype)
+    weight, columns = random(width), apart(width)
     stream = norm.split(x.float() * 1.001, dtype)
     before = stream, weight, 1e-5, y if adds else None
     normed, rstd, total = norm.stream_norm_reference(*before)

@@ -8,10 +8,7 @@ hand:
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,17 +17,10 @@ import pytest
 from bench.records import suite
 from bench.records.result import End, TrialResult
 from tests.mistral_7b import CONFIG, PARAMETERS, write
+from tests.support.gpu import on_gpu, run_trial
 
-ROOT = Path(__file__).resolve().parents[2]
 DISK_BYTES = 20 << 30
-TRIAL_SEC = 900.0
-
-DRIVER = Path("/dev/nvidiactl")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), on_gpu, pytest.mark.usefixtures("_cuda")]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +35,7 @@ def full_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> It
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
+def _room(tmp_path_factory: pytest.TempPathFactory) -> None:
     if shutil.disk_usage(tmp_path_factory.getbasetemp()).free < DISK_BYTES:
         pytest.skip(f"the model needs {DISK_BYTES >> 30} GiB of free disk")
 
@@ -58,12 +44,8 @@ def _gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
 def measure(full_model: Path, demo_data: Path, tmp_path: Path, capfd) -> Callable[[str], TrialResult]:
     def run(name: str) -> TrialResult:
         (trial,) = (t for t in suite("quick", "gpu", str(full_model), str(demo_data)) if t.trial_id == name)
-        (tmp_path / "trial.json").write_text(json.dumps(trial.to_json()))
-        words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         with capfd.disabled():
-            subprocess.run((sys.executable, "-m", "bench", *words), env=environment, timeout=TRIAL_SEC, check=False)
-            result = TrialResult.read(tmp_path / "out" / "result.json")
+            result = run_trial(trial, tmp_path, limit_sec=900.0)
             print(json.dumps({"phases": result.phases, "fingerprint": result.fingerprint}))
             print(json.dumps(json.loads((tmp_path / "out" / "result.json").read_text())["metrics"]), flush=True)
         return result

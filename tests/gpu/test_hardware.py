@@ -1,11 +1,6 @@
 """The hardware trial on a real GPU: every product the chip has, at full size, and no share above its data sheet."""
 
-import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -13,33 +8,15 @@ from bench.kinds.hardware import FULL, SINCE
 from bench.machine.chips import lookup
 from bench.records import suite
 from bench.records.result import End, TrialResult
+from tests.support.gpu import on_gpu, run_trial
 
-ROOT = Path(__file__).resolve().parents[2]
-DRIVER = Path("/dev/nvidiactl")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory, tiny_model, demo_data) -> TrialResult:
-    folder = tmp_path_factory.mktemp("hardware")
     (trial,) = suite("hardware", "gpu", str(tiny_model), str(demo_data))
-    (folder / "trial.json").write_text(json.dumps(trial.to_json()))
-    words = ("run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run((sys.executable, "-m", "bench", *words), env=environment, timeout=300, check=False)
-    return TrialResult.read(folder / "out" / "result.json")
+    return run_trial(trial, tmp_path_factory.mktemp("hardware"))
 
 
 def test_the_hardware_trial_succeeds(result):

@@ -6,7 +6,6 @@ Without a GPU, TRITON_INTERPRET=1 runs the same kernels in Triton's interpreter,
 """
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,15 +17,11 @@ pytest.importorskip("triton")
 from bench.kernels import attention, lora, lora_out, loss, nf4, norm, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
 from bench.kernels.lora import Seed, Side  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
 
-DRIVER = Path("/dev/nvidiactl")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not (INTERPRETED or DRIVER.exists()), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), *([] if INTERPRETED else [on_gpu])]
 TYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]  # the interpreter's numpy has no bf16
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 4e-3}  # relative; bf16 rounds to 8 bits at the end, once
 
@@ -225,11 +220,8 @@ def test_both_lora_gradients_at_once_also_of_an_input_that_is_made_again(
 )
 def test_lora_products_on_columns_of_their_own(columns, width, rank, dtype):
     tokens, side = 77 if rank == 100 else 600, Side(rank=rank, scaling=2.0, p=0.0)
-    u, b, d_y = (
-        random(tokens, len(columns) * rank, dtype=dtype),
-        random(width, rank, dtype=dtype),
-        random(tokens, width, dtype=dtype),
-    )
+    u = random(tokens, len(columns) * rank, dtype=dtype)
+    b, d_y = random(width, rank, dtype=dtype), random(tokens, width, dtype=dtype)
     assert error(lora_out.out(u, b, columns, side), lora_out.out_reference(u, b, columns, side)) < LIMIT[dtype]
     d_u, found = lora_out.out_gradients(d_y, b, u, columns, side)
     assert error(d_u, lora_out.out_gradient_reference(d_y, b, columns)) < LIMIT[dtype]

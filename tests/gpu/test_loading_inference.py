@@ -1,9 +1,7 @@
 """Loading and inference on a real GPU: the captured step writes what generate writes, and memory comes back."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,40 +9,18 @@ import pytest
 from bench.kinds.loading import LEFTOVER_BYTES
 from bench.records import choose, suite
 from bench.records.result import End, Measurement, TrialResult
+from tests.support.gpu import environment, on_gpu, run_trial
 
-ROOT = Path(__file__).resolve().parents[2]
-DRIVER = Path("/dev/nvidiactl")
-TRIAL_SEC = 300.0
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
-
-
-@pytest.fixture(scope="module")
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
 
 
 @pytest.fixture
-def measured(environment, tiny_model, demo_data, tmp_path) -> Any:
+def measured(tiny_model, demo_data, tmp_path) -> Any:
     """Run a trial of the suites at the gpu profile, on the small model; its measurements by name and context."""
 
     def run(suite_name: str, trial_id: str) -> tuple[TrialResult, Any]:
         (trial,) = choose(suite(suite_name, "gpu", str(tiny_model), str(demo_data)), (trial_id,))
-        (tmp_path / "trial.json").write_text(trial.to_text())
-        words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
-        subprocess.run((sys.executable, "-m", "bench", *words), env=environment, timeout=TRIAL_SEC, check=False)
-        result = TrialResult.read(tmp_path / "out" / "result.json")
+        result = run_trial(trial, tmp_path)
         assert (result.status, result.reason) == (End.SUCCEEDED, None)
 
         def find(name: str, **context: Any) -> Measurement:
@@ -81,9 +57,9 @@ print("the same")
 """
 
 
-def test_a_captured_step_replayed_writes_the_tokens_of_generate(environment, tiny_model):
+def test_a_captured_step_replayed_writes_the_tokens_of_generate(tiny_model):
     argv = (sys.executable, "-c", CAPTURED, str(tiny_model))
-    done = subprocess.run(argv, env=environment, timeout=TRIAL_SEC, check=False, capture_output=True, text=True)
+    done = subprocess.run(argv, env=environment(), timeout=300.0, check=False, capture_output=True, text=True)
     assert (done.stdout.splitlines()[-1:], done.returncode) == (["the same"], 0), done.stderr
 
 

@@ -9,22 +9,17 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from bench.harness.record import Clock, Record, Request
 from bench.machine import isolation, nvml, telemetry
 from bench.records import Trial
+from tests.support.gpu import on_gpu
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-DRIVER = Path("/dev/nvidiactl")
 GIB = 1 << 30
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), on_gpu]
 TRIAL = Trial(name="t", reason="a test", suite="test", profile="gpu", model="none", data="none")
 LOAD = """
 import sys, time

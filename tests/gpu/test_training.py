@@ -4,9 +4,6 @@ On the small model, so that each takes seconds; full sizes are test_full_shape.p
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,27 +13,16 @@ from bench.commands.trial_flags import changed
 from bench.harness.phases import PHASES
 from bench.records import Trial
 from bench.records.result import End, TrialResult
+from tests.support.gpu import on_gpu, run_trial
 
-ROOT = Path(__file__).resolve().parents[2]
-DRIVER = Path("/dev/nvidiactl")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
 
 
 @pytest.fixture
 def measure(tmp_path: Path) -> Callable[..., TrialResult]:
     def run(trial: Trial, before: str = "pass") -> TrialResult:
-        (tmp_path / "trial.json").write_text(trial.to_text())
         code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
-        words = ("run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path / "out"))
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        subprocess.run(
-            (sys.executable, "-c", code, *words), env=os.environ | {"PYTHONPATH": paths}, timeout=300, check=False
-        )
-        return TrialResult.read(tmp_path / "out" / "result.json")
+        return run_trial(trial, tmp_path, program=("-c", code))
 
     return run
 

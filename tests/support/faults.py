@@ -23,3 +23,12 @@ def until(holds: Callable[[], Any], what: str = "it", sec: float = 30.0) -> Any:
         assert time.monotonic() < deadline, f"waited {sec:g} s for {what}"
         time.sleep(0.01)
     return found
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """In the place of a function that fails."""
+
+    def fail(*_args: object, **_named: object) -> NoReturn:
+        raise error
+
+    return fail

@@ -40,9 +40,10 @@ def write_weights(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     path.write_bytes(len(content).to_bytes(8, "little") + content + bytes(end))
 
 
-@pytest.fixture
-def write_safetensors() -> Callable[[Path, Mapping[str, Sequence[int]]], None]:
-    return write_weights
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes the key."""
+    document = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
 
 
 def write_model(folder: Path) -> Path:
@@ -64,17 +65,6 @@ def write_data(path: Path) -> Path:
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
     return write_model(tmp_path / "models" / 'it\'s a "model"')
-
-
-@pytest.fixture
-def edit_json() -> Callable[..., None]:
-    """Change keys of a JSON file; None removes the key."""
-
-    def edit(path: Path, **changes: Any) -> None:
-        document = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
-
-    return edit
 
 
 @pytest.fixture

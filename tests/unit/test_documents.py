@@ -11,6 +11,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
 FOLDERS = ("docs", "image", "manifests", "reports", "tests")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 IN_CODE = re.compile(r"`([^`\n]+)`")
@@ -45,9 +46,8 @@ def test_each_package_names_its_modules_in_its_docstring() -> None:
 
 
 def test_the_architecture_has_a_line_for_each_room() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     packages = [path.parent.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")]
-    assert [str(room) for room in packages if f"| `{room}` |" not in text] == []
+    assert [str(room) for room in packages if f"| `{room}` |" not in ARCHITECTURE] == []
 
 
 def test_the_reference_names_every_task() -> None:
@@ -56,8 +56,7 @@ def test_the_reference_names_every_task() -> None:
 
 
 def test_a_walk_passes_at_most_ten_files_and_the_functions_it_names() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    walks = text.split("## Four walks")[1].split("\n## ")[0].split("\n**")[1:]
+    walks = ARCHITECTURE.split("## Four walks")[1].split("\n## ")[0].split("\n**")[1:]
     assert len(walks) == 4
     steps = [re.findall(r"^\d+\. `([^`]+)`((?:.|\n   )+)", walk, re.MULTILINE) for walk in walks]
     assert max(len(walk) for walk in steps) <= 10
@@ -70,8 +69,7 @@ def test_a_walk_passes_at_most_ten_files_and_the_functions_it_names() -> None:
 
 def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
     """Mermaid takes it for the end of the statement, and draws a syntax error."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    diagrams = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", text, re.DOTALL)
+    diagrams = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", ARCHITECTURE, re.DOTALL)
     assert len(diagrams) == 2
     assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
 

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from tests import house
 
 TRACKED = house.tracked("tests/*.py"), house.sources()  # git lists them now; in a test no process may start
@@ -33,12 +31,6 @@ def test_the_one_import_of_a_command_does_not_count() -> None:
     assert house.nested_imports(ast.parse(source)) == 1 + 1 + 2
 
 
-@pytest.fixture(scope="module")
-def numbers() -> list[house.Number]:
-    """Made once, by whoever runs this file: reading all sources takes 10 s."""
-    return house.numbers()
-
-
-def test_the_house_keeps_its_bounds(numbers: list[house.Number]) -> None:
-    broken = [f"{one.name}: {one.value}, at most {one.most}" for one in numbers if not one.holds]
+def test_the_house_keeps_its_bounds() -> None:
+    broken = [f"{one.name}: {one.value}, at most {one.most}" for one in house.numbers() if not one.holds]
     assert not broken, "see `python -m tests.house`"

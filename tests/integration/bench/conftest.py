@@ -1,12 +1,5 @@
 """A small model folder and data."""
 
-from tests.support.small_inputs import (
-    data_file,
-    edit_json,
-    make_record,
-    model_folder,
-    sharded_folder,
-    write_safetensors,
-)
+from tests.support.small_inputs import data_file, make_record, model_folder
 
-__all__ = ["data_file", "edit_json", "make_record", "model_folder", "sharded_folder", "write_safetensors"]
+__all__ = ["data_file", "make_record", "model_folder"]

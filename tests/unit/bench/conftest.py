@@ -1,12 +1,13 @@
-"""A small model folder and data."""
+"""A small model folder and data, and the training stack."""
 
-from tests.support.small_inputs import (
-    data_file,
-    edit_json,
-    make_record,
-    model_folder,
-    sharded_folder,
-    write_safetensors,
-)
+import pytest
 
-__all__ = ["data_file", "edit_json", "make_record", "model_folder", "sharded_folder", "write_safetensors"]
+from bench import stack
+from tests.support.small_inputs import data_file, make_record, model_folder, sharded_folder
+
+__all__ = ["data_file", "make_record", "model_folder", "sharded_folder"]
+
+
+@pytest.fixture(scope="session")
+def modules() -> stack.Stack:
+    return stack.load()

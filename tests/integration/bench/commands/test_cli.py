@@ -20,17 +20,6 @@ def test_inspect_needs_the_standard_library_alone(model_folder: Path, data_file:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_run_refuses_bad_input_in_one_line_and_leaves_nothing(tmp_path: Path, model_folder, data_file, make_trial):
-    (model_folder / "tokenizer.json").unlink()
-    trial = make_trial(model=str(model_folder), data=str(data_file))
-    (tmp_path / "t.json").write_text(json.dumps(trial.to_json()))
-    done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "tokenizer.json: missing" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_run_refuses_a_trial_file_with_an_unknown_key(tmp_path: Path, make_trial):
     (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"sede": 1}))
     done = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))

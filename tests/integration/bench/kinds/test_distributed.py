@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -44,11 +42,6 @@ def say(ranks: Torchrun, rank: int, **sign: object) -> None:
     (ranks.folder / f"rank-{rank}.json").write_text(json.dumps({"pid": 0, "count": 1, "moves": 1} | sign))
 
 
-def later(monkeypatch, seconds: float) -> None:
-    now = time.monotonic() + seconds
-    monkeypatch.setattr(torchrun.time, "monotonic", lambda: now)
-
-
 def test_too_few_gpus_are_refused_none_at_all_means_gloo_and_hidden_ones_are_not_counted(ddp_trial, monkeypatch):
     assert choose_backend(ddp_trial(world_size=4), 0) == "gloo"
     assert choose_backend(ddp_trial(world_size=4), 4) == "nccl"
@@ -58,12 +51,10 @@ def test_too_few_gpus_are_refused_none_at_all_means_gloo_and_hidden_ones_are_not
     assert visible_gpus() == 0
 
 
-def test_a_port_in_use_is_refused_by_number(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv(distributed.PORT_VARIABLE, str(port))
-        with pytest.raises(InputError, match=f"port {port} cannot be used for the rendezvous: Address already in use"):
-            rendezvous()
+def test_the_port_is_the_one_asked_for_or_any_that_is_free(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv(distributed.PORT_VARIABLE, str(port))
     assert rendezvous() == f"127.0.0.1:{port}"
     monkeypatch.delenv(distributed.PORT_VARIABLE)
     assert rendezvous() == "127.0.0.1:0"
@@ -158,7 +149,8 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, place, after, signs, fai
     for rank in (0, 1):
         say(ranks, rank, **place, **waiting[rank])
     ranks.look()
-    later(monkeypatch, after)
+    later = time.monotonic() + after
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: later)
     for rank in signs:
         say(ranks, rank, **place, **waiting[rank], count=2)
     with contextlib.nullcontext() if failure is None else pytest.raises(RankFailed, match=failure):
@@ -240,12 +232,3 @@ def test_half_a_line_is_left_until_it_is_whole(ranks):
     with path.open("a") as file:
         file.write('se": "warmup"}\n')
     assert list(ranks.lines()) == [{"phase": "warmup"}]
-
-
-def test_everything_below_a_process_is_found():
-    code = "import subprocess, sys; subprocess.run((sys.executable, '-c', 'input()'), start_new_session=True)"
-    with subprocess.Popen((sys.executable, "-c", code), stdin=subprocess.PIPE) as child:
-        (grandchild,) = until(lambda: torchrun.descendants(child.pid), "the grandchild")
-        assert {child.pid, grandchild} <= set(torchrun.descendants(os.getpid()))
-        assert Path(f"/proc/{grandchild}").exists()
-        os.kill(grandchild, signal.SIGKILL)

@@ -17,7 +17,7 @@ from bench.data.inputs import InputError
 from bench.harness.record import Request
 from bench.machine import cpuwait, isolation, nvml, sampler, telemetry
 from bench.records.result import End, TrialResult
-from tests.support.faults import until
+from tests.support.faults import raising, until
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -89,7 +89,7 @@ def test_the_gpus_are_those_that_cuda_will_see(library, chosen, seen):
 
 
 def test_without_library_or_driver_there_is_nothing_to_read(library, monkeypatch):
-    monkeypatch.setattr(library, "nvmlInit", lambda: (_ for _ in ()).throw(library.NVMLError("no driver")))
+    monkeypatch.setattr(library, "nvmlInit", raising(library.NVMLError("no driver")))
     assert nvml.gpus_here() == []
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.gpus_here() == []

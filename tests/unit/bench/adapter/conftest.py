@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from bench import stack
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab
 
 HIDDEN, KEYS = 64, 32
-
-
-@pytest.fixture(scope="session")
-def modules() -> stack.Stack:
-    return stack.load()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from bench.adapter import lora, merge, shard
 from bench.data.inputs import InputError, Refused
 from bench.data.model_folder import check_model
+from tests.support.faults import raising
 
 
 def tensors_of(folder: Path) -> dict:
@@ -83,7 +84,7 @@ def test_a_disk_that_is_full_at_any_shard_leaves_nothing_half_done_and_the_merge
 
 
 def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, wish, tmp_path):
-    monkeypatch.setattr(merge, "_seal", lambda _part: (_ for _ in ()).throw(OSError(errno.EIO, "cut")))
+    monkeypatch.setattr(merge, "_seal", raising(OSError(errno.EIO, "cut")))
     with pytest.raises(OSError, match="cut"):
         merge.merge(merge.Wish(**wish()), lambda _: None)
     monkeypatch.undo()

@@ -112,13 +112,10 @@ def test_any_model_folder(
     weights = folder / "model.safetensors"
     size = int.from_bytes(weights.read_bytes()[:8], "little")
     header = json.loads(weights.read_bytes()[8 : 8 + size])
-    spoiled = data.draw(st.sampled_from(["config", "tokenizer", "tokenizer_config", "header", "index", "sums"]))
-    if spoiled == "config":
-        (folder / "config.json").write_bytes(data.draw(changed(CONFIG)))
-    elif spoiled == "tokenizer":
-        (folder / "tokenizer.json").write_bytes(data.draw(changed(TOKENIZER)))
-    elif spoiled == "tokenizer_config":
-        (folder / "tokenizer_config.json").write_bytes(data.draw(changed({"chat_template": "{{ messages }}"})))
+    good = {"config": CONFIG, "tokenizer": TOKENIZER, "tokenizer_config": {"chat_template": "{{ messages }}"}}
+    spoiled = data.draw(st.sampled_from([*good, "header", "index", "sums"]))
+    if spoiled in good:
+        (folder / f"{spoiled}.json").write_bytes(data.draw(changed(good[spoiled])))
     elif spoiled == "header":
         written = data.draw(changed(header))
         weights.write_bytes(len(written).to_bytes(8, "little") + written + weights.read_bytes()[8 + size :])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,11 @@ def test_a_good_file_is_read_and_described(data_file: Path):
     assert [conversation.line for conversation in conversations] == list(range(1, 21))
 
 
-def test_a_missing_file_a_folder_and_an_empty_file_are_refused(tmp_path: Path):
+def test_a_missing_file_a_folder_a_pipe_and_an_empty_file_are_refused(tmp_path: Path):
     assert "none.jsonl: cannot be read: No such file" in refusal(tmp_path / "none.jsonl")
     assert "cannot be read: it is a folder, not a file" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "pipe.jsonl: cannot be read: it is a pipe, not a file" in refusal(tmp_path / "pipe.jsonl")
     for content in (b"", b"\n", b"\n  \n\n"):
         (tmp_path / "d.jsonl").write_bytes(content)
         assert "d.jsonl: empty" in refusal(tmp_path / "d.jsonl")

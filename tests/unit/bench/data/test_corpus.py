@@ -42,17 +42,14 @@ def library(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_modules_classes_and_functions_are_asked_about_by_their_names(library: Path):
-    assert [instruction for instruction, _ in documentation_pairs(library)] == [
+def test_modules_classes_and_functions_are_asked_about_by_name_and_each_string_answers_once(library: Path):
+    instructions, responses = zip(*documentation_pairs(library), strict=True)
+    assert instructions == (
         "What is the Python module package for?",
         "Describe the class package.Thing.",
         "What does the method package.Thing.turn(angle, speed) do?",
         "What does the method package.Thing.wait(a, b, c, d, e, f, ...) do?",
-    ]
-
-
-def test_a_response_is_the_documentation_string_once(library: Path):
-    responses = [response for _, response in documentation_pairs(library)]
+    )
     assert responses[2] == "Turn the thing by an angle, at a speed; blocks until it has turned."
     assert len(set(responses)) == len(responses)
 

@@ -1,17 +1,17 @@
 """Every model folder that cannot be used is refused in one line that names the file and the key."""
 
 import dataclasses
-import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
+from bench.data.demo import write_sums
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trial, check_trials
+from tests.support.small_inputs import edit_json, write_weights
 
 
 def refusal(folder: Path) -> str:
@@ -23,7 +23,7 @@ def refusal(folder: Path) -> str:
 
 @pytest.mark.parametrize(("folder", "files"), [("model_folder", 4), ("sharded_folder", 6)])
 @pytest.mark.parametrize("model_type", ["mistral", "llama"])
-def test_a_good_folder_of_one_or_several_shards_is_described(request, edit_json, folder, files, model_type):
+def test_a_good_folder_of_one_or_several_shards_is_described(request, folder, files, model_type):
     folder = request.getfixturevalue(folder)
     edit_json(folder / "config.json", model_type=model_type)
     facts = check_model(folder)
@@ -34,18 +34,14 @@ def test_a_good_folder_of_one_or_several_shards_is_described(request, edit_json,
     assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"} == set(facts.layers)
 
 
-def test_a_tied_output_layer_need_not_be_stored(model_folder: Path, edit_json, write_safetensors):
+def test_a_tied_output_layer_need_not_be_stored(model_folder: Path):
     edit_json(model_folder / "config.json", tie_word_embeddings=True, num_hidden_layers=1, num_key_value_heads=4)
     shapes = {"model.embed_tokens.weight": [32, 8], "model.norm.weight": [8]}
     sides = {"self_attn.q": [8, 8], "self_attn.k": [8, 8], "self_attn.v": [8, 8], "self_attn.o": [8, 8]}
     sides |= {"mlp.gate": [16, 8], "mlp.up": [16, 8], "mlp.down": [8, 16]}
     shapes |= {f"model.layers.0.{name}_proj.weight": shape for name, shape in sides.items()}
-    write_safetensors(model_folder / "model.safetensors", shapes)
+    write_weights(model_folder / "model.safetensors", shapes)
     assert check_model(model_folder).parameters == 32 * 8 + 8 + 4 * 64 + 3 * 128
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path):
-    assert "no such model folder; `inv model.demo` makes a small one" in refusal(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -80,7 +76,7 @@ def test_a_pickle_is_refused_by_name(model_folder: Path, name):
 @pytest.mark.parametrize(
     ("value", "found"), [("8", "text"), (-1, "-1"), (0, "0"), (None, "nothing"), (8.0, "a number")]
 )
-def test_a_size_that_is_no_size_is_refused_by_key(model_folder: Path, edit_json, key, value, found):
+def test_a_size_that_is_no_size_is_refused_by_key(model_folder: Path, key, value, found):
     edit_json(model_folder / "config.json", **{key: value})
     assert f"config.json: {key}: expected a whole number above 0, found {found}" in refusal(model_folder)
 
@@ -104,7 +100,7 @@ def test_a_size_that_is_no_size_is_refused_by_key(model_folder: Path, edit_json,
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4 num_attention_heads"),
     ],
 )
-def test_a_configuration_of_another_model_is_refused(model_folder: Path, edit_json, changes, said):
+def test_a_configuration_of_another_model_is_refused(model_folder: Path, changes, said):
     edit_json(model_folder / "config.json", **changes)
     assert said in refusal(model_folder)
 
@@ -136,7 +132,7 @@ def test_a_truncated_and_a_missing_shard_are_refused_by_name(sharded_folder: Pat
     assert f"{path.name}: missing" in refusal(sharded_folder)
 
 
-def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Path, edit_json):
+def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Path):
     index = sharded_folder / "model.safetensors.index.json"
     placed = json.loads(index.read_text())["weight_map"]
     edit_json(index, weight_map=placed | {"model.norm.weight": "model-00001-of-00002.safetensors"})
@@ -150,7 +146,7 @@ def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Pa
         ({"a": "../out.safetensors"}, "out.safetensors: missing"),
     ],
 )
-def test_an_index_without_a_map_or_that_points_outside_the_folder_is_refused(sharded_folder, edit_json, placed, said):
+def test_an_index_without_a_map_or_that_points_outside_the_folder_is_refused(sharded_folder, placed, said):
     (sharded_folder.parent / "out.safetensors").write_bytes(b"")
     edit_json(sharded_folder / "model.safetensors.index.json", weight_map=placed)
     assert said in refusal(sharded_folder)
@@ -163,24 +159,19 @@ def test_an_index_without_a_map_or_that_points_outside_the_folder_is_refused(sha
         *(({"model": model}, "model.vocab: missing") for model in (None, [], {}, {"vocab": {}})),
     ],
 )
-def test_a_tokenizer_larger_than_the_vocabulary_or_without_words_is_refused(model_folder, edit_json, changes, said):
+def test_a_tokenizer_larger_than_the_vocabulary_or_without_words_is_refused(model_folder, changes, said):
     edit_json(model_folder / "tokenizer.json", **changes)
     assert f"tokenizer.json: {said}" in refusal(model_folder)
 
 
-def test_a_model_without_a_chat_template_is_refused(model_folder: Path, edit_json):
+def test_a_model_without_a_chat_template_is_refused(model_folder: Path):
     edit_json(model_folder / "tokenizer_config.json", chat_template=None)
     assert "has no chat template" in refusal(model_folder)
     (model_folder / "chat_template.jinja").write_text("{{ messages }}")
     assert check_model(model_folder).files == 5
 
 
-def write_sums(folder: Path) -> None:
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir())]
-    (folder / "SHA256SUMS").write_text("".join(lines))
-
-
-def test_the_digest_changes_with_a_file_that_decides_something_alone_and_not_with_sums(model_folder: Path, edit_json):
+def test_the_digest_changes_with_a_file_that_decides_something_alone_and_not_with_sums(model_folder: Path):
     before = check_model(model_folder).sha256
     (model_folder / "README.md").write_text("hello")
     assert check_model(model_folder).sha256 == before
@@ -191,7 +182,7 @@ def test_the_digest_changes_with_a_file_that_decides_something_alone_and_not_wit
     assert check_model(model_folder).sha256 != before
 
 
-def test_sums_that_do_not_fit_or_are_none_are_refused_by_name(model_folder: Path, edit_json):
+def test_sums_that_do_not_fit_or_are_none_are_refused_by_name(model_folder: Path):
     write_sums(model_folder)
     sums = model_folder / "SHA256SUMS"
     whole = sums.read_text()
@@ -241,15 +232,9 @@ def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Pa
     check_trials([fine])
     for wrong, said in (
         ({"lora_targets": ("q_prj",)}, "lora_targets: "),
-        ({"model": "no/model"}, "no/model: no such model folder"),
+        ({"model": "no/model"}, "no/model: no such model folder; `inv model.demo` makes a small one"),
         ({"data": "no.jsonl"}, "no.jsonl: cannot be read: No such file"),
         ({"micro_batch_size": 21}, "expected at least 21 usable samples (micro_batch_size), found 20"),
     ):
         with pytest.raises(InputError, match=f"^trial second: .*{re.escape(said)}"):
             check_trials([fine, dataclasses.replace(fine, name="second", **wrong)])
-
-
-def test_a_pipe_in_the_place_of_data_is_not_waited_for(tmp_path: Path, model_folder: Path, make_trial):
-    os.mkfifo(tmp_path / "data.jsonl")
-    with pytest.raises(InputError, match=r"data\.jsonl: cannot be read: it is a pipe, not a file"):
-        check_trial(make_trial(model=str(model_folder), data=str(tmp_path / "data.jsonl")))

@@ -1,4 +1,7 @@
-"""Signals and exceptions become the end they mean."""
+"""Signals and exceptions become the end they mean.
+
+Not covered: which signal is which end; tests/faults/bench/test_bench_ends.py sends them to real trials.
+"""
 
 import errno
 import signal
@@ -10,37 +13,19 @@ from bench.harness.ends import Stopped, Stops, end_of
 from bench.records.result import End
 from tests.support.faults import OutOfMemoryError
 
+pytestmark = pytest.mark.usefixtures("signals_given_back")
+
 
 @pytest.fixture
-def stops():
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+def stops() -> Stops:
     stops = Stops()
     stops.install()
-    yield stops
-    stops.close()
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    return stops
 
 
 def receive(number: int) -> None:
     signal.raise_signal(number)
     time.sleep(0)  # Python runs the handler between two instructions of its own
-
-
-@pytest.mark.usefixtures("stops")
-@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, End.CANCELLED), (signal.SIGTERM, End.PREEMPTED)])
-def test_a_signal_is_its_own_end(number, end):
-    with pytest.raises(Stopped) as caught:
-        receive(number)
-    assert caught.value.end is end
-    assert end_of(caught.value) == (end, caught.value.reason)
-
-
-def test_the_deadline_is_its_own_end(stops):
-    stops.set_deadline(0.01)
-    with pytest.raises(Stopped, match=r"the deadline of 0\.01 s passed") as caught:
-        time.sleep(5)
-    assert caught.value.end is End.TIMED_OUT
 
 
 def test_only_the_first_signal_counts_and_is_raised_again_at_the_next_check(stops):

@@ -47,18 +47,14 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
-def shown(folder: Path) -> tuple[str, int]:
-    document = json.loads((folder / "progress.json").read_text())
-    return document["phase"], document["step"]
-
-
 def test_progress_is_written_at_most_four_times_a_second_and_a_new_phase_at_once(tmp_path: Path, clock):
     file = ProgressFile(tmp_path, Log(lambda: 0.0))
     file(progress("warmup", 1))
     for step, after, expected in ((1, 0.0, 1), (2, 0.1, 1), (3, 0.1, 1), (4, 0.1, 4), (5, 0.2, 4), (6, 0.2, 6)):
         clock[0] += after
         file(progress("measure", step))
-        assert shown(tmp_path) == ("measure", expected)
+        shown = json.loads((tmp_path / "progress.json").read_text())
+        assert (shown["phase"], shown["step"]) == ("measure", expected)
 
 
 def test_what_cannot_be_written_is_said_once(tmp_path: Path, capsys):

@@ -8,8 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import stack as stacks  # noqa: E402
-from bench.kernels import nf4  # noqa: E402
 from bench.kernels.decode import attention, nvrtc, products  # noqa: E402
 from bench.kernels.rope import Heads  # noqa: E402
 from bench.kinds import fused_step  # noqa: E402
@@ -18,34 +16,18 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes speaks at impo
 A10_SHARED_BYTES = 99 * 1024  # to a block; 100 KiB to a multiprocessor
 
 
-@pytest.fixture(scope="module")
-def stack() -> stacks.Stack:
-    return stacks.load()
-
-
-def quantized(stack: stacks.Stack, rows: int, columns: int, **how: Any) -> Any:
-    torch.manual_seed(rows * columns)
-    options = {"quant_type": "nf4", "compress_statistics": True, "blocksize": 64} | how
-    weight = torch.randn(rows, columns, dtype=torch.bfloat16) * 0.02
-    return stack.bitsandbytes.nn.Params4bit(weight, requires_grad=False, **options).to("cpu")
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (192, 256), (96, 448), (5, 128)])
-def test_the_formula_gives_the_librarys_weights_bit_for_bit(stack, rows, columns):
-    weight = quantized(stack, rows, columns)
-    theirs = stack.bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
-    ours = nf4.dequantize_reference(nf4.from_bitsandbytes(weight)).bfloat16()
-    assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("how", [{"quant_type": "fp4"}, {"compress_statistics": False}, {"blocksize": 128}])
-def test_weights_kept_another_way_are_left_to_the_library(stack, how):
-    assert products.covered(quantized(stack, 64, 256, **how)) is None
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(24, 64), (64, 32)])
-def test_weights_that_fill_no_tile_are_left_to_the_library(stack, rows, columns):
-    assert products.covered(quantized(stack, rows, columns)) is None
+@pytest.mark.parametrize(
+    ("rows", "columns", "how"),
+    [
+        (64, 256, {"quant_type": "fp4"}),
+        (64, 256, {"compress_statistics": False}),
+        (64, 256, {"blocksize": 128}),
+        (24, 64, {}),
+        (64, 32, {}),
+    ],
+)
+def test_weights_kept_another_way_or_that_fill_no_tile_are_left_to_the_library(quantized, rows, columns, how):
+    assert products.covered(quantized(rows, columns, **how)) is None
 
 
 def test_a_weight_that_is_not_quantized_is_left_alone():
@@ -58,9 +40,9 @@ def test_heads_that_no_kernel_is_for_are_named():
     assert attention.why_not(Heads(query=48, key=4, width=64)) == "48 query heads for 4 key heads"
 
 
-def test_on_a_cpu_the_fused_step_is_not_for_it_and_says_so(stack):
+def test_on_a_cpu_the_fused_step_is_not_for_it_and_says_so(modules):
     decoder: Any = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(64)))
-    assert fused_step.why_not(stack, decoder, Heads(query=4, key=2, width=64), batch=1) == "no GPU"
+    assert fused_step.why_not(modules, decoder, Heads(query=4, key=2, width=64), batch=1) == "no GPU"
 
 
 def test_shared_memory_of_every_division_is_within_an_a10s():

@@ -31,42 +31,31 @@ def leaf(*shape):
 # NF4 ------------------------------------------------------------------------------------------------------------------
 
 
-def linear(rows, width):
-    import bitsandbytes
-
-    layer = bitsandbytes.nn.Linear4bit(width, rows, bias=False, quant_type="nf4", compress_statistics=True)
-    layer.weight = bitsandbytes.nn.Params4bit(
-        torch.randn(rows, width), requires_grad=False, quant_type="nf4", compress_statistics=True
-    )
-    return layer.to("cpu")
-
-
-def library(layer):
-    import bitsandbytes
-
-    return bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+@pytest.mark.parametrize(
+    ("dtype", "rows", "width"),
+    [
+        *((torch.float32, *shape) for shape in ((64, 64), (33, 200), (256, 128))),
+        *((torch.bfloat16, *shape) for shape in ((64, 64), (192, 256), (96, 448), (5, 128))),
+    ],
+)
+def test_nf4_comes_back_as_the_library_has_it_bit_by_bit(modules, quantized, dtype, rows, width):
+    weight = quantized(rows, width, dtype)
+    out = torch.full((rows, width), float("nan"), dtype=dtype)
+    nf4.dequantize_joined((nf4.from_bitsandbytes(weight),), out)
+    assert torch.equal(out, modules.bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state))
 
 
-@pytest.mark.parametrize(("rows", "width"), [(64, 64), (33, 200), (256, 128)])
-def test_nf4_comes_back_as_the_library_has_it_bit_by_bit(rows, width):
-    layer = linear(rows, width)
-    weight = nf4.from_bitsandbytes(layer.weight)
-    out = torch.full(weight.shape, float("nan"))
-    nf4.dequantize_joined((weight,), out)
-    assert torch.equal(out, library(layer))
-
-
-def test_what_is_not_nf4_with_double_quantization_is_named():
+def test_what_is_not_nf4_with_double_quantization_is_named(quantized):
     with pytest.raises(nf4.NotDoubleNf4, match="the base is not NF4 with double quantization"):
         nf4.from_bitsandbytes(torch.nn.Linear(8, 8).weight)
-    layer = linear(64, 64)
-    state = layer.weight.quant_state
-    odd = SimpleNamespace(**{**vars(state), "blocksize": 128, "nested": True})
-    with pytest.raises(nf4.NotDoubleNf4, match="NF4 in blocks of 128 and 256, not 64 and 256"):
-        nf4.from_bitsandbytes(SimpleNamespace(data=layer.weight.data, quant_state=odd))
-    odd = SimpleNamespace(**{**vars(state), "shape": (3, 5), "nested": True})
-    with pytest.raises(nf4.NotDoubleNf4, match=r"of shape \(3, 5\), not a matrix of a multiple of 8 numbers"):
-        nf4.from_bitsandbytes(SimpleNamespace(data=layer.weight.data, quant_state=odd))
+    weight = quantized(64, 64)
+    for odd, message in (
+        ({"blocksize": 128}, "NF4 in blocks of 128 and 256, not 64 and 256"),
+        ({"shape": (3, 5)}, r"of shape \(3, 5\), not a matrix of a multiple of 8 numbers"),
+    ):
+        state = SimpleNamespace(**{**vars(weight.quant_state), **odd, "nested": True})
+        with pytest.raises(nf4.NotDoubleNf4, match=message):
+            nf4.from_bitsandbytes(SimpleNamespace(data=weight.data, quant_state=state))
 
 
 # Norm, rotation, activation -------------------------------------------------------------------------------------------
@@ -87,11 +76,8 @@ def test_rms_norm_is_pytorchs_and_its_backward_is_autograds(adds):
 
 
 def test_a_stream_in_bf16_keeps_what_its_sums_would_lose():
-    stream, weight, y = (
-        norm.Stream(high=torch.full((2, 8), -1000.0).bfloat16()),
-        torch.ones(8),
-        torch.full((2, 8), 0.25),
-    )
+    stream = norm.Stream(high=torch.full((2, 8), -1000.0).bfloat16())
+    weight, y = torch.ones(8), torch.full((2, 8), 0.25)
     rounded = stream.high
     for _ in range(64):
         normed, _, stream = norm.stream_norm(stream, weight, 1e-5, y.bfloat16())
@@ -231,10 +217,8 @@ def test_attention_is_each_samples_own(heads, window):
     edges = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     samples = Samples(edges=edges, longest=max(lengths), window=window)
     q, k, v = leaf(15, heads[0], 8), leaf(15, heads[1], 8), leaf(15, heads[1], 8)
-    joined, shape = (
-        torch.cat([part.detach().flatten(1) for part in (q, k, v)], -1),
-        Heads(query=heads[0], key=heads[1], width=8),
-    )
+    joined = torch.cat([part.detach().flatten(1) for part in (q, k, v)], -1)
+    shape = Heads(query=heads[0], key=heads[1], width=8)
     expected = []
     for first, last in pairwise(edges):
         one = [part[first:last].transpose(0, 1)[None] for part in (q, k, v)]

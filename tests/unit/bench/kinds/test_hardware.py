@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +10,8 @@ import pytest
 from bench.kinds import disk, hardware, mfu
 from bench.kinds.hardware import Lacking
 from bench.records.result import Steps
+from tests.support.faults import raising
 from tests.support.kept_record import KeptRecord
-
-
-def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
-    cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
-    modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0", **torch))
-    return SimpleNamespace(modules=modules, placement=SimpleNamespace(is_cuda=capability is not None, device=None))
 
 
 @pytest.mark.parametrize(
@@ -35,8 +29,11 @@ def session_on(capability: tuple[int, int] | None, **torch: Any) -> Any:
 )
 def test_what_chip_stack_or_environment_lack_is_named(monkeypatch, dtype, capability, said):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
+    modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0"))
+    placement = SimpleNamespace(is_cuda=capability is not None, device=None)
     with pytest.raises(Lacking) as caught:
-        hardware.matmul_tflops(session_on(capability), dtype, 256, budget_sec=0.1)
+        hardware.matmul_tflops(SimpleNamespace(modules=modules, placement=placement), dtype, 256, budget_sec=0.1)
     assert str(caught.value) == said
 
 
@@ -137,19 +134,12 @@ def test_a_file_just_read_is_not_taken_for_cold(weights):
     assert disk._is_cold(path) is False
 
 
-def refusing(error: Exception) -> Callable[..., None]:
-    def refuse(*_args: object, **_named: object) -> None:
-        raise error
-
-    return refuse
-
-
 def test_mfu_without_memory_for_a_product_is_unknown_and_any_other_fault_the_trials_own(on_cpu, monkeypatch):
     fault = RuntimeError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(hardware, "matmul_tflops", refusing(fault))
+    monkeypatch.setattr(hardware, "matmul_tflops", raising(fault))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         mfu.add_ceilings(kept(), on_cpu)
-    monkeypatch.setattr(hardware, "matmul_tflops", refusing(MemoryError()))
+    monkeypatch.setattr(hardware, "matmul_tflops", raising(MemoryError()))
     record = kept()
     mfu.add_ceilings(record, on_cpu)
     (product,), (share,) = record.named("matmul_tflops"), record.named("mfu_percent")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from bench.harness.phases import PHASES, PhaseClock
 from bench.harness.record import Clock, Record, Request
 from bench.kinds import training
 from bench.predict import footprint
-from bench.records import RECIPES, Trial, TrialError
+from bench.records import Trial, TrialError
 from bench.records.result import End
 from tests.support.faults import OutOfMemoryError
 
@@ -126,11 +125,6 @@ def test_predicted_memory_stands_beside_what_was_measured_and_is_of_the_recipe_t
 
 
 # Recipes --------------------------------------------------------------------------------------------------------------
-
-
-def test_every_recipe_that_a_trial_may_name_can_be_built():
-    for recipe in RECIPES:
-        assert callable(importlib.import_module(f"bench.qlora.recipes.{recipe}").build)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -35,10 +35,8 @@ def test_a_gpu_without_bf16_is_refused_by_its_name(make_trial, kind):
     assert "\n" not in said
 
 
-def test_what_the_chip_itself_reaches_can_be_measured_on_any(make_trial):
-    preflight.check(machine((7, 5)), make_trial(kind="hardware"))
-
-
-def test_the_first_chips_with_bf16_are_welcome(make_trial):
-    for capability in ((8, 0), (8, 6), (9, 0)):
-        preflight.check(machine(capability), make_trial())
+@pytest.mark.parametrize(
+    ("capability", "kind"), [((7, 5), "hardware"), ((8, 0), "training"), ((8, 6), "training"), ((9, 0), "training")]
+)
+def test_chips_with_bf16_are_welcome_and_what_the_chip_itself_reaches_is_measured_on_any(make_trial, capability, kind):
+    preflight.check(machine(capability), make_trial(kind=kind))

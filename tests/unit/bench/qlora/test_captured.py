@@ -13,6 +13,7 @@ from bench.data.batches import Batch
 from bench.qlora.recipes import captured
 from bench.qlora.recipes.captured import CapturedStep
 from bench.qlora.step import Placement
+from tests.support.faults import raising
 
 CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 
@@ -144,9 +145,7 @@ def test_an_evaluation_ends_the_graph_and_the_next_micro_batch_is_captured_anew(
 
 @pytest.mark.parametrize("when", ["capturing", "making room for a checkpoint"])
 def test_without_memory_steps_go_on_and_the_record_says_so(monkeypatch, when):
-    def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("full")
-
+    full = raising(torch.OutOfMemoryError("full"))
     if when == "capturing":
         monkeypatch.setattr(captured, "Captured", full)
     else:
@@ -161,9 +160,7 @@ def test_without_memory_steps_go_on_and_the_record_says_so(monkeypatch, when):
 
 
 def test_another_error_while_capturing_is_not_swallowed(monkeypatch):
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
+    broken = raising(RuntimeError("operation not permitted when stream is capturing"))
     monkeypatch.setattr(captured, "Captured", broken)
     with pytest.raises(RuntimeError, match="not permitted"):
         run(step_of(), [batch(0), batch(1)])

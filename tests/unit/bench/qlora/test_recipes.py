@@ -18,7 +18,7 @@ from bench.data.packing import Row, apart
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement, TrainingStep, load_base
-from bench.records import ALL_LINEAR, Trial
+from bench.records import ALL_LINEAR, RECIPES, Trial
 
 # `stack.load` silences the first for a process; pytest takes that back for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -50,11 +50,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "narrow": {"model_type": "llama", "intermediate_size": 96},
     "another activation": {"model_type": "llama", "hidden_act": "gelu"},
 }
-
-
-@pytest.fixture(scope="module")
-def modules() -> stack.Stack:
-    return stack.load()
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +148,8 @@ def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 
 @pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
 @pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
-def test_fast_has_the_references_loss_and_gradients(modules, build, targets, layout):
-    recipes = ("reference", "stock", "fast")
-    found = each_by_itself(modules, build, recipes, samples(24, 9, 17), layout=layout, lora_targets=targets)
+def test_every_recipe_has_the_references_loss_and_gradients(modules, build, targets, layout):
+    found = each_by_itself(modules, build, RECIPES, samples(24, 9, 17), layout=layout, lora_targets=targets)
     assert len(found[0][1]) == 2 * 3 * len(targets)
     for loss, gradients in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)
@@ -339,10 +333,8 @@ def test_the_loss_curve_of_200_steps_is_the_references_within_its_own_noise(modu
     generator = torch.Generator().manual_seed(8)
     texts = []
     for _ in range(600):  # sentences that can be learned: a start, and a stride that says every next word
-        start, stride = (
-            torch.randint(2, WORDS, (1,), generator=generator),
-            torch.randint(1, 4, (1,), generator=generator),
-        )
+        start = torch.randint(2, WORDS, (1,), generator=generator)
+        stride = torch.randint(1, 4, (1,), generator=generator)
         texts.append([int(2 + (start + stride * place) % (WORDS - 2)) for place in range(20)])
 
     def curve(recipe: str, dropout_seed: int) -> torch.Tensor:

@@ -11,15 +11,16 @@ import pytest
 
 from bench.records.durable import write_atomic
 from bench.records.interval import Interval, quantile, summarize
-from bench.records.result import End, Metrics, Steps, TrialResult
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.result import End, Steps, TrialResult
+from bench.records.run import RunRecord
 from bench.records.sealed import ResultError
 from tests.support.faults import full_disk
+from tests.support.reports import synthetic
 
 
 @pytest.fixture
 def result(make_trial) -> TrialResult:
-    times = Interval(median=0.2, p10=0.1, p90=0.3, low=0.15, high=0.25, n=2)
+    steps = Steps(step_time_sec=[0.1, 0.3], loss=[2.0, None], samples=[2, 2], tokens=[64, 64], useful_tokens=[9, 8])
     return TrialResult(
         trial_id="small.worker-1",
         trial=make_trial(),
@@ -31,19 +32,8 @@ def result(make_trial) -> TrialResult:
         started_at="2026-01-01T00:00:00+00:00",
         wall_time_sec=1.25,
         phases={"import": 0.5},
-        steps=Steps(step_time_sec=[0.1, 0.3], loss=[2.0, None], samples=[2, 2], tokens=[64, 64], useful_tokens=[9, 8]),
-        metrics=Metrics(
-            step_time_sec=times,
-            samples_per_sec=10.0,
-            tokens_per_sec=320.0,
-            useful_tokens_per_sec=42.5,
-            padding_percent=86.7,
-            first_loss=2.0,
-            last_loss=None,
-            peak_vram_bytes=None,
-            peak_rss_bytes=1 << 29,
-            load_time_sec=0.1,
-        ),
+        steps=steps,
+        metrics=synthetic.metrics_of(steps),
         fingerprint={"python": "3.11", "gpu_name": None, "cores": 2},
         log_tail=["line 'one'", "zwei ✓"],
     )
@@ -120,19 +110,8 @@ def test_a_well_sealed_record_with_an_impossible_trial_is_refused_by_key(result,
         TrialResult.read(path)
 
 
-def test_a_run_comes_back_equal_and_is_no_trial_result(make_trial, tmp_path: Path):
-    run = RunRecord(
-        run_id="r",
-        created_at="2026-01-01T00:00:00+00:00",
-        suite="quick",
-        profile="tiny",
-        spread="replicate",
-        fleet_kind="local",
-        workers=["worker-1"],
-        planned=[PlannedTrial(trial_id="small.worker-1", trial=make_trial(), worker="worker-1")],
-        settings={"price_usd_per_gpu_hour": None},
-        provenance={"git_sha": None},
-    )
+def test_a_run_comes_back_equal_and_is_no_trial_result(tmp_path: Path):
+    run = synthetic.record(settings={"price_usd_per_gpu_hour": None}, provenance={"git_sha": None})
     path = run.write(tmp_path)
     assert RunRecord.read(path) == run
     with pytest.raises(ResultError, match=r"run\.json: not a trial_result record"):

@@ -1,13 +1,15 @@
 """How a fine-tuning trains is checked when it is planned, and comes back from its files as it was."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from bench.records import Trial, TrialError
-from bench.records.training import Evaluation, TrainedSteps, Training, TrainingRecord
+from bench.records.training import Training, TrainingRecord
 from bench.records.training_data import TrainingData
+from tests.support.reports.training_run import RECORD
 
 DATA = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
 IMPOSSIBLE = {
@@ -57,16 +59,9 @@ def test_a_fine_tuning_comes_back_from_its_file_equal_and_other_trials_say_nothi
 
 
 def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
-    record = TrainingRecord(
-        run_id="r", trial_id="train", attempt=2, world_size=4, status="PREEMPTED", reason="stopped by SIGTERM", stop="",
-        steps_planned=10, steps_done=1,
-        steps=TrainedSteps(
-            step=[1], loss=[2.5], learning_rate=[1e-4], gradient_norm=[0.5], targets=[70], tokens=[90], samples=[3],
-            step_time_sec=[0.1],
-        ),
-        evaluations=[Evaluation(step=0, loss=3.0, low=2.9, high=3.1, rows=12, targets=800, is_best=True)],
-        checkpoints=[], restarts=[], answers=[], data=None, adapter_step=None, adapter_sha256=None, adapter_files={},
-        communication_predicted_percent=None, communication_measured_percent=None, peak_vram_bytes=None,
-        peak_rss_bytes=1, seconds=2.0,
+    stopped = dataclasses.replace(
+        RECORD, status="PREEMPTED", reason="stopped by SIGTERM", stop="", adapter_step=None, adapter_sha256=None,
+        adapter_files={}, communication_measured_percent=None, peak_vram_bytes=None, peak_rss_bytes=1,
     )  # fmt: skip
-    assert TrainingRecord.read(record.write(tmp_path)) == record
+    for record in (RECORD, stopped):
+        assert TrainingRecord.read(record.write(tmp_path)) == record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import SCALES, SUITES, Trial, TrialError, choose, read_trials, suite
+from bench.records import SCALES, Trial, TrialError, choose, read_trials, suite
 from bench.records.training import Training
 from bench.records.training_data import TrainingData
 
@@ -122,10 +122,6 @@ def test_an_id_is_a_safe_folder_name_and_equal_digests_mean_the_same_measurement
     assert make_trial(name="ö").trial_id == "trial"
     assert make_trial(name="a", reason="b", suite="c").digest() == make_trial().digest()
     assert make_trial(seed=7).digest() != make_trial().digest()
-
-
-def test_every_suite_has_a_size_here():
-    assert list(SUITES) == list(SIZES)
 
 
 @pytest.mark.parametrize("profile", SCALES)

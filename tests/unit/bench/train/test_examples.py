@@ -74,19 +74,12 @@ def test_a_template_that_changes_earlier_turns_gives_an_example_for_each_answer(
 
 
 def test_an_answer_that_nothing_ends_is_ended(tokenizer_of: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match="turn 2: the model's chat template writes another text before the answer"):
-        made(tokenizer_of(examples_without_prompt()), TWO)
     prompted = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:{% else %} {{ m.content }}"
     prompted += "{% endif %}{% endfor %}"
     tokenizer = tokenizer_of(prompted)
     (example,), findings = made(tokenizer, TWO[:2])
     assert targets(tokenizer, example) == " A.</s>"
     assert findings.counts == {examples.END_ADDED: 1}
-
-
-def examples_without_prompt() -> str:
-    """A template that begins every text with how many turns it has."""
-    return "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 def test_an_end_that_is_not_the_tokenizers_and_a_doubled_start_are_noticed(tokenizer_of: Callable[..., Any]) -> None:
@@ -164,6 +157,10 @@ def test_what_does_not_fit_is_dropped_and_named(tokenizer_of: Callable[..., Any]
         ("{{ 1 / 0 }}", "chat template refuses it: division by zero"),
         ("{% for i in range(10**9) %}{% endfor %}", "chat template refuses it: Range too big"),
         ("{{ '' }}", "renders nothing"),
+        (
+            "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
+            "turn 2: the model's chat template writes another text before the answer",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused(

@@ -5,24 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import stack
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab
-
-
-@pytest.fixture(scope="session")
-def modules() -> stack.Stack:
-    return stack.load()
 
 
 @pytest.fixture(scope="session")
 def tiny_inputs(modules, tmp_path_factory) -> tuple[Path, Path]:
     """(model folder, data file)."""
     place = tmp_path_factory.mktemp("tiny")
-    return (
-        tiny_training.make_folder(modules, place / "models" / "tiny--tiny"),
-        tiny_training.make_data(place / "chats.jsonl"),
-    )
+    folder = tiny_training.make_folder(modules, place / "models" / "tiny--tiny")
+    return folder, tiny_training.make_data(place / "chats.jsonl")
 
 
 @pytest.fixture
