@@ -2,7 +2,8 @@
 
     python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_kernels.py
 
-Without a GPU, TRITON_INTERPRET=1 runs the same kernels in Triton's interpreter, slowly, where triton is installed.
+Without a GPU, Triton's interpreter runs the same kernels, in six minutes: `pip install triton`, 3.9 or later, and
+TRITON_INTERPRET=1 before the command.
 """
 
 import os
@@ -298,7 +299,8 @@ def check_attention(tokens: int, shape: rope.Heads, samples: Samples, dtype: Any
     found = attend_backward(d_out, joined, shape, out, kept, samples, cos, sin)
     dq, dk, dv = torch.autograd.grad(expected, leaves, d_out.float())
     references = rope.rotate_reference(dq, cos, -sin), rope.rotate_reference(dk, cos, -sin), dv
-    smallest = 1e-3 * found.double().norm()  # samples of one token have no gradient of queries and keys
+    # Samples of one token have no gradient of queries and keys: what is found there is float32's rounding.
+    smallest = (0.2 if INTERPRETED else 1e-3) * found.double().norm()
     for gradient, reference in zip(shape.split(found), references, strict=True):
         wrong = (gradient.double() - reference.double()).norm()
         assert wrong < limits[1] * torch.maximum(reference.double().norm(), smallest)
