@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,54 +141,47 @@ def test_a_progress_file_that_is_not_ours_does_not_disturb_the_run(local: LocalF
 # --- hosts that go ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_workers_trial_goes_to_another(local: LocalFleet) -> None:
+@contextlib.contextmanager
+def handed_on(local: LocalFleet) -> Iterator[tuple[CuttableHost, CuttableHost]]:
+    """A trial has begun on a worker that is lost now, and on another one; it has to succeed."""
     local.plan("slow", workers=2)
     wires = [CuttableHost(host=host) for host in local.hosts(2)]
     with local.running(local.fleet(wires)):
         wait_for(lambda: local.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
+        lost, other = wires if wires[0].name in local.noted("started")[0] else reversed(wires)
         lost.plugged = False
         wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
-        local.say_go()
+        yield lost, other
     assert local.ends() == {"slow": "SUCCEEDED"}
-    number, worker = local.winner("slow")
-    assert (number, worker != lost.name) == (2, True)
+
+
+def result_of(wire: CuttableHost, attempt: int) -> Path:
+    return Path(wire.workdir, "runs", "r1", f"slow.{attempt}", "out", "result.json")
+
+
+def test_a_lost_workers_trial_goes_to_another(local: LocalFleet) -> None:
+    with handed_on(local) as (_, other):
+        local.say_go()
+    assert local.winner("slow") == (2, other.name)
 
 
 def test_a_worker_that_comes_back_too_late_is_told_to_stop(local: LocalFleet) -> None:
-    local.plan("slow", workers=2)
-    wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    with local.running(local.fleet(wires)):
-        wait_for(lambda: local.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
-        lost.plugged = False
-        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
+    with handed_on(local) as (lost, _):
         lost.plugged = True
-        late = Path(lost.workdir, "runs", "r1", "slow.1", "out", "result.json")
-        wait_for(late.exists, "the first attempt's end")
-        assert TrialResult.read(late).status.value == "CANCELLED"
+        wait_for(result_of(lost, 1).exists, "the first attempt's end")
+        assert TrialResult.read(result_of(lost, 1)).status.value == "CANCELLED"
         local.say_go()
-    assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow")[0] == 2
     assert len(local.noted("succeeded")) == 1
 
 
 def test_a_worker_that_comes_back_done_wins_and_the_copy_is_stopped(local: LocalFleet) -> None:
-    local.plan("slow", workers=2)
-    wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    with local.running(local.fleet(wires)):
-        wait_for(lambda: local.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
-        lost.plugged = False
-        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
+    with handed_on(local) as (lost, other):
         local.say_go(attempt=1)
         wait_for(lambda: local.noted("succeeded"), "the first attempt's success")
         lost.plugged = True
-    assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow") == (1, lost.name)
-    other = next(wire for wire in wires if wire is not lost)
-    copy = Path(other.workdir, "runs", "r1", "slow.2", "out", "result.json")
-    assert TrialResult.read(copy).status.value == "CANCELLED"
+    assert TrialResult.read(result_of(other, 2)).status.value == "CANCELLED"
 
 
 def test_a_trial_handed_on_is_not_lost_because_its_first_worker_is_given_up(local: LocalFleet) -> None:

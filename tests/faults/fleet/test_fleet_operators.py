@@ -85,15 +85,11 @@ def test_a_worker_that_cannot_be_told_to_stop_is_found_again_on_resume(local: Lo
 
 def test_a_lost_trial_leaves_no_result_of_an_earlier_end_behind(local: LocalFleet) -> None:
     local.plan("slow", workers=1)
-    with local.running(local.fleet(local.hosts(1), limits=replace(QUICK, max_attempts=1))):
-        wait_for(lambda: local.noted("started"), "the start")
-        os.kill(local_fleet.supervisor_of(Path(local.host().workdir, "runs", "r1", "slow.1")), signal.SIGTERM)
-    assert local.ends() == {"slow": "PREEMPTED"}
-
-    with local.running(local.fleet(local.hosts(1), limits=replace(QUICK, max_attempts=1))):
-        wait_for(lambda: len(local.noted("started")) == 2, "the second start")
-        os.kill(local_fleet.supervisor_of(Path(local.host().workdir, "runs", "r1", "slow.2")), signal.SIGKILL)
-    assert local.ends() == {"slow": "LOST"}  # and ends() has checked that no result contradicts it
+    for attempt, number, end in ((1, signal.SIGTERM, "PREEMPTED"), (2, signal.SIGKILL, "LOST")):
+        with local.running(local.fleet(local.hosts(1), limits=replace(QUICK, max_attempts=1))):
+            wait_for(lambda n=attempt: len(local.noted("started")) == n, f"start {attempt}")
+            os.kill(local_fleet.supervisor_of(Path(local.host().workdir, "runs", "r1", f"slow.{attempt}")), number)
+        assert local.ends() == {"slow": end}  # and ends() has checked that no result contradicts it
 
 
 # --- resuming with more than one earlier attempt ----------------------------------------------------------------------
