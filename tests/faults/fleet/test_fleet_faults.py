@@ -68,9 +68,7 @@ def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_w
     local: LocalFleet, small_disk: Path
 ) -> None:
     local.plan("fine 1", pin="worker-1")
-    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
+    local_fleet.fill(small_disk)
     heard: list[FleetEvent] = []
     limits = replace(QUICK, give_up_after_sec=2.0)
     local.fleet([local.host(workdir=small_disk)], on_event=heard.append, limits=limits).run()

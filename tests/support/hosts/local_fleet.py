@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,14 @@ def mounted(folder: Path, size: str = "1m") -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path) -> None:
+    """No byte more goes onto a small file system."""
+    with contextlib.suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+        while filler.write(bytes(1 << 12)):
+            pass
+    assert shutil.disk_usage(disk).free == 0
 
 
 def threads() -> list[threading.Thread]:

@@ -213,20 +213,14 @@ def test_a_model_that_is_not_whole_is_named(what: str) -> None:
 
 
 def test_an_image_is_outdated_where_its_files_differ_and_not_where_its_commit_does() -> None:
-    labels = dict(
-        word.split("=", 1) for word in plan(WANTED, FACTS, look(), {}).argv if word.startswith("qlora-fleet.")
-    )
-    labels |= {
-        "org.opencontainers.image.revision": WANTED.git_sha,
-        "org.opencontainers.image.base.name": PROFILE.base,
-    }
-    assert outdated(WANTED, labels) == ()
-    assert outdated(dataclasses.replace(WANTED, git_sha="c0ffee-dirty", tmpdir="/elsewhere"), labels) == ()
-    assert outdated(dataclasses.replace(WANTED, code=code("b" * 64)), labels) == ("its packages",)
+    built = labels()
+    assert outdated(WANTED, built) == ()
+    assert outdated(dataclasses.replace(WANTED, git_sha="c0ffee-dirty", tmpdir="/elsewhere"), built) == ()
+    assert outdated(dataclasses.replace(WANTED, code=code("b" * 64)), built) == ("its packages",)
     first, lock = code()
     edited = (dataclasses.replace(first, sha256="b" * 64), lock)
-    assert outdated(dataclasses.replace(WANTED, code=edited), labels) == ("its code, or a setting of it",)
-    assert outdated(dataclasses.replace(WANTED, models=()), labels) == ("its models",)
-    assert outdated(dataclasses.replace(WANTED, extra_packages=("x",)), labels) == ("its code, or a setting of it",)
+    assert outdated(dataclasses.replace(WANTED, code=edited), built) == ("its code, or a setting of it",)
+    assert outdated(dataclasses.replace(WANTED, models=()), built) == ("its models",)
+    assert outdated(dataclasses.replace(WANTED, extra_packages=("x",)), built) == ("its code, or a setting of it",)
     assert "its profile" in outdated(WANTED, {})
-    assert outdated(WANTED, {**labels, "qlora-fleet.models": "[1]"}) == ("its models",)
+    assert outdated(WANTED, {**built, "qlora-fleet.models": "[1]"}) == ("its models",)
