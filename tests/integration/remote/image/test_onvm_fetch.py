@@ -10,7 +10,7 @@ import pytest
 
 from remote.hosts.local import LocalHost
 from remote.image import vmjob
-from remote.image.modelfetch import Fetch, FetchError, find, start
+from remote.image.modelfetch import Fetch, FetchError, _as_files, find, start
 from remote.image.onvm.fetch import chosen, digests, read_manifest, weights_of
 from remote.image.onvm.hub import failure
 from remote.image.onvm.job import Failed
@@ -133,6 +133,15 @@ def test_a_link_that_leads_out_of_a_cache_is_refused_and_nothing_of_it_is_taken(
     with pytest.raises(Failed, match="leads out of the cache"):
         source.fetch(entry, tmp_path)
     assert not (tmp_path / "config.json").exists()
+
+
+def test_a_cache_that_cannot_be_linked_to_is_named(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--o--m" / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    said = r"models--o--m: cannot be linked to: No such file"
+    with pytest.raises(FetchError, match=said), _as_files(snapshot, ["x"]):
+        pytest.fail("there is nothing to bring")
+    assert [path.name for path in snapshot.parent.parent.iterdir()] == ["snapshots"]
 
 
 @pytest.mark.parametrize("model", ["name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."])

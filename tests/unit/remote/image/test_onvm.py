@@ -134,8 +134,7 @@ def test_packing_again_gives_the_same_bytes_and_is_left_out_while_nothing_change
     first, inode = packed.read_bytes(), packed.stat().st_ino
     build.assemble(watcher, job)
     assert packed.stat().st_ino == inode
-    source = Path(job["packed"][0]["source"])
-    os.utime(source, (1, 1))
+    os.utime(job["packed"][0]["source"], (1, 1))
     build.assemble(watcher, job)
     assert packed.stat().st_ino != inode
     assert packed.read_bytes() == first

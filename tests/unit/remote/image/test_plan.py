@@ -193,8 +193,7 @@ def test_what_is_cached_already_needs_no_room() -> None:
     small = look(root=place("/var/lib/docker", 2, 2), tmp=place("/mnt/fss", 2, 1))
     with pytest.raises(CannotFit):
         plan(WANTED, FACTS, small, {})
-    edited = dataclasses.replace(WANTED, git_sha="decaf")
-    assert plan(edited, FACTS, small, labels()).needs
+    assert plan(dataclasses.replace(WANTED, git_sha="decaf"), FACTS, small, labels()).needs
 
 
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
