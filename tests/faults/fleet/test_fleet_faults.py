@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,12 @@ import pytest
 
 from bench.records.result import TrialResult
 from remote.fleet.events import FleetEvent, Happening
-from remote.fleet.ledger import Ledger, LedgerError
+from remote.fleet.ledger import LedgerError
 from remote.fleet.patience import Limits
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.hosts.local import LocalHost
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import JobState
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, wait_for
 
@@ -76,8 +77,7 @@ def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_w
     told = [event.happening for event in heard]
     assert told.count(Happening.WORKER_LOST) == 1
     assert Happening.WORKER_BACK not in told
-    reason = Ledger(local.run_folder / "ledger.jsonl").entries["fine-1"].reason
-    assert reason is not None
+    reason = local.reasons()["fine-1"] or ""
     assert reason.startswith("worker-1 did not come back within 2 s: ")
     assert "No space left on device" in reason
 
@@ -191,7 +191,7 @@ def test_a_trial_handed_on_is_not_lost_because_its_first_worker_is_given_up(loca
     ) as fleet:
         wait_for(lambda: len(local.noted("started")) == 2, "both starts")
         wires[0].plugged = False
-        threads = {thread.name: thread for thread in local_fleet.threads()}
+        threads = {thread.name: thread for thread in threading.enumerate()}
         wait_for(lambda: not threads[wires[0].name].is_alive(), "the first worker given up")
         assert fleet.ledger.open_trials() == ["slow-1", "slow-2"]
         local.say_go()
@@ -262,16 +262,14 @@ def test_a_job_whose_supervisor_is_killed_is_tried_again(local: LocalFleet) -> N
 def test_two_runs_on_one_host_take_turns(local: LocalFleet) -> None:
     """The slot is held by somebody else's job for a while: the trial waits, and nothing is lost."""
     local.plan("fine", workers=1)
-    host = local.host()
-    other = Job(local_fleet.Agent(host), f"{host.workdir}/other", slot=f"{host.workdir}/slot")
-    other.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0))
+    other = local.occupied()
     busy = local.folder / "busy"
 
     def look(command: Command) -> None:
         if "start" in command.argv:
             busy.touch()
 
-    with local.running(local.fleet([CuttableHost(host=host, before=look)], limits=Limits(every_sec=0.05))):
+    with local.running(local.fleet([CuttableHost(host=local.host(), before=look)], limits=Limits(every_sec=0.05))):
         wait_for(busy.exists, "the trial's try to start")
         assert other.cancel(grace_sec=1.0).state is JobState.ENDED
     assert local.ends() == {"fine": "SUCCEEDED"}

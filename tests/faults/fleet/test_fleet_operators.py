@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,15 +35,6 @@ def test_stopping_cancels_everywhere_and_leaves_nothing_running(local: LocalFlee
     assert set(local.ends().values()) == {"SUCCEEDED"}
 
 
-def test_an_interrupt_at_the_terminal_ends_trials_as_cancelled(local: LocalFleet) -> None:
-    local.plan("slow 1", "slow 2", "slow 3")
-    operator = subprocess.Popen([sys.executable, "-B", local_fleet.__file__, str(local.folder), "2", "0"])
-    wait_for(lambda: len(local.noted("started")) == 2, "two starts")
-    operator.send_signal(signal.SIGINT)
-    assert operator.wait(local_fleet.PATIENCE_SEC) == 0
-    assert set(local.ends().values()) == {"CANCELLED"}
-
-
 def test_a_trial_that_had_succeeded_when_it_was_stopped_has_succeeded(local: LocalFleet) -> None:
     local.plan("success-then-lingers", workers=1)
     with local.running(local.fleet(local.hosts(1))) as fleet:
@@ -57,8 +46,7 @@ def test_a_trial_that_had_succeeded_when_it_was_stopped_has_succeeded(local: Loc
 def test_a_success_cancelled_before_the_operator_died_is_not_repeated(local: LocalFleet) -> None:
     plan = local.plan("success-then-lingers", workers=1)
     host = local.host()
-    folder = f"{host.workdir}/runs/r1/success-then-lingers.1"
-    job = begin_attempt(local, host, folder, 1)
+    job = begin_attempt(local, host, f"{host.workdir}/runs/r1/success-then-lingers.1", 1)
     wait_for(lambda: local.noted("succeeded"), "its result")
     assert job.cancel(grace_sec=5.0).why == "cancelled"
     local.fleet([host]).run()

@@ -73,12 +73,8 @@ def test_input_of_megabytes_is_whole_and_so_is_output(pods: PodFleet) -> None:
 
 def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> None:
     host = pods.pod_hosts()[0]
-
-    def kill(_: bytes) -> None:
-        kill_kubectls()
-
     with pytest.raises(HostUnreachable, match="broke before the command's end"):
-        run(host, "sh", "-c", "echo here; sleep 77", on_stdout=kill)
+        run(host, "sh", "-c", "echo here; sleep 77", on_stdout=lambda _: kill_kubectls())
     pod = pods.pod_of("worker-1")["name"]
     wait_for(lambda: ["sleep", "77"] not in pods.cluster.processes(pod).values(), "the command is gone")
 
@@ -86,17 +82,16 @@ def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> N
 # --- who may, and where -----------------------------------------------------------------------------------------------
 
 
-def test_a_role_without_pods_exec_is_refused_and_not_asked_again(pods: PodFleet) -> None:
-    host = pods.pod_hosts()[0]
-    for verb in ("get", "create"):
-        pods.cluster.faults.forbid(verb=verb, resource="pods/exec")
-    with pytest.raises(Forbidden, match="get and create on pods/exec"):
-        run(host, "true")
-
-
-def test_a_role_without_pods_is_refused_and_says_which_rights_it_needs(pods: PodFleet) -> None:
-    pods.cluster.faults.forbid(verb="list", resource="pods")
-    with pytest.raises(Forbidden, match="get and list on pods"):
+@pytest.mark.parametrize(
+    ("verbs", "resource", "says"),
+    [(("get", "create"), "pods/exec", "get and create on pods/exec"), (("list",), "pods", "get and list on pods")],
+)
+def test_a_role_without_a_right_is_refused_and_says_which_it_needs(
+    pods: PodFleet, verbs: tuple[str, ...], resource: str, says: str
+) -> None:
+    for verb in verbs:
+        pods.cluster.faults.forbid(verb=verb, resource=resource)
+    with pytest.raises(Forbidden, match=says):
         run(pods.pod_hosts()[0], "true")
 
 

@@ -40,6 +40,7 @@ from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Completed, Host, HostUnreachable, How  # noqa: E402
 from remote.hosts.local import LocalHost  # noqa: E402
 from remote.jobs.agent import Agent  # noqa: E402
+from remote.jobs.job import Job, JobSpec, slot_of  # noqa: E402
 
 FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
 PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system waits this long
@@ -126,10 +127,6 @@ def fill(disk: Path) -> None:
     assert shutil.disk_usage(disk).free == 0
 
 
-def threads() -> list[threading.Thread]:
-    return threading.enumerate()
-
-
 def supervisor_of(job: Path) -> int:
     return int(json.loads((job / "supervisor.json").read_text())["pid"])
 
@@ -169,6 +166,13 @@ class LocalFleet:
 
     def hosts(self, count: int) -> list[LocalHost]:
         return [self.host(f"worker-{number}") for number in range(1, count + 1)]
+
+    def occupied(self, name: str = "other.1") -> Job:
+        """Another operator's job, which holds the first worker's slot."""
+        host = self.host()
+        job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_of(host))
+        job.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
+        return job
 
     def noted(self, word: str, trial_id: str | None = None) -> list[str]:
         """What the stand-in bench wrote down: lines of word, trial id, attempt, worker."""
@@ -375,7 +379,6 @@ class CuttableHost:
     cuts: Iterator[int | None] = dataclasses.field(default_factory=lambda: iter(()))
     garble: Callable[[Command, bytes], bytes] = lambda _, piece: piece
     before: Callable[[Command], None] = lambda _: None
-    delivered: int = 0
 
     @property
     def name(self) -> str:
@@ -401,7 +404,6 @@ class CuttableHost:
             self._check()
             piece = self.garble(command, piece)
             kept = piece if left is None else piece[:left]
-            self.delivered += len(kept)
             (gathered.extend if on_stdout is None else on_stdout)(kept)
             if left is not None:
                 left -= len(kept)

@@ -23,11 +23,6 @@ def spec(count: int, script: str = "sleep 60") -> JobSpec:
     return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0, heartbeat_sec=0.05)
 
 
-def environment_of(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "spec.json").read_text())["environment"]
-    return found
-
-
 def folder_of(wire: CuttableHost) -> Path:
     return Path(wire.workdir, "runs", "job")
 
@@ -57,7 +52,7 @@ def test_every_member_is_told_its_place_and_all_meet_at_the_leader(members: Memb
     agent, wires = members(3)
     job = Job(agent, "/same/runs/job", slot="/same/slot")
     assert job.start(spec(3)).state is JobState.RUNNING
-    told = [environment_of(folder_of(wire)) for wire in wires]
+    told = [json.loads((folder_of(wire) / "spec.json").read_text())["environment"] for wire in wires]
     assert [each[NODE_RANK] for each in told] == ["0", "1", "2"]
     assert {each[NODE_ADDRESS] for each in told} == {"10.0.0.7"}
     assert len({(each[NODE_COUNT], each[NODE_PORT], each[NODE_TOKEN]) for each in told}) == 1

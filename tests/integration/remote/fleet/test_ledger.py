@@ -11,11 +11,6 @@ from tests.support.hosts.local_fleet import fill
 IDS = ["one", "two", "three"]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.jsonl"
-
-
 def test_a_full_disk_is_one_line_and_leaves_no_torn_line_behind(small_disk: Path) -> None:
     path = small_disk / "ledger.jsonl"
     ledger = Ledger.create(path, IDS)

@@ -244,8 +244,7 @@ def test_a_command_on_this_machine_ends_with_an_operator_that_is_killed(tmp_path
 
 
 def test_a_ctrl_c_at_the_terminal_is_not_passed_on(host: Host) -> None:
-    said = run(host, *script("import os; print(os.getsid(0))"))
-    assert int(said.stdout) != os.getsid(0)
+    assert int(run(host, *script("import os; print(os.getsid(0))")).stdout) != os.getsid(0)
 
 
 def test_a_local_host_is_a_host(tmp_path: Path) -> None:
