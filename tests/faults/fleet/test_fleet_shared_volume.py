@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -65,12 +64,20 @@ def test_a_finished_trial_of_a_dead_worker_is_not_run_again_by_another(local: Vo
     assert len(local.noted("started")) == 1
 
 
-def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replacement(local: Volume) -> None:
+@pytest.mark.parametrize(
+    ("max_attempts", "is_noticed"), [(3, False), (1, True)], ids=["at once", "its loss noticed, in its last attempt"]
+)
+def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replacement(
+    local: Volume, max_attempts: int, is_noticed: bool
+) -> None:
     local.plan("success-then-lingers", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    with local.running(local.sharing_fleet([wire])):
+    heard: list[FleetEvent] = []
+    with local.running(local.sharing_fleet([wire], max_attempts=max_attempts, on_event=heard.append)):
         wait_for(lambda: local.noted("succeeded"), "the trial is done")
         local.pod_dies(wire)
+        if is_noticed:
+            wait_for(lambda: Happening.WORKER_LOST in [event.happening for event in heard], "its worker counts as lost")
         wire.plugged = True
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")
@@ -97,24 +104,6 @@ def test_a_finished_trial_is_not_run_again_by_a_worker_that_never_began_its_own_
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (2, second.name)
     assert len(local.noted("started")) == 1
-
-
-def test_a_trial_that_was_done_in_its_last_attempt_has_succeeded_though_its_worker_was_lost(local: Volume) -> None:
-    local.plan("success-then-lingers", workers=1, pin="worker-1")
-    (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    lost = Event()
-
-    def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.WORKER_LOST:
-            lost.set()
-
-    with local.running(local.sharing_fleet([wire], max_attempts=1, on_event=hear)):
-        wait_for(lambda: local.noted("succeeded"), "the trial is done")
-        local.pod_dies(wire)
-        wait_for(lost.is_set, "its worker counts as lost")
-        wire.plugged = True
-    assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
-    assert local.winner("success-then-lingers") == (1, "worker-1")
 
 
 def test_a_success_after_the_look_for_it_costs_a_second_run_and_is_no_repeated_success(local: Volume) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from remote.cluster.errors import Forbidden, Misconfigured
-from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable
 from remote.jobs.agent import Agent, HostRefused
@@ -102,20 +101,19 @@ def test_expired_credentials_are_refused_and_say_what_to_renew(pods: PodFleet) -
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [({"context": "production"}, "set cluster.context"), ({"kubeconfig": "/no/kubeconfig"}, "see cluster.kubeconfig")],
+    ("change", "kind", "says"),
+    [
+        ({"context": "production"}, Misconfigured, "set cluster.context"),
+        ({"kubeconfig": "/no/kubeconfig"}, Misconfigured, "see cluster.kubeconfig"),
+        ({"namespace": "elsewhere"}, PodGone, "no pod has index 0 among app=bench in namespace elsewhere"),
+    ],
 )
-def test_a_context_or_kubeconfig_that_is_not_there_is_named(pods: PodFleet, change: dict[str, str], says: str) -> None:
+def test_a_context_or_kubeconfig_that_is_not_there_or_a_namespace_without_workers_is_named(
+    pods: PodFleet, change: dict[str, str], kind: type[Exception], says: str
+) -> None:
     kubectl = replace(pods.pods.kubectl, **change)
     host = replace(pods.pod_hosts()[0], pods=Pods(kubectl, SELECTOR))
-    with pytest.raises(Misconfigured, match=says):
-        run(host, "true")
-
-
-def test_a_namespace_without_workers_is_said_with_the_selector(pods: PodFleet) -> None:
-    kubectl = Kubectl(namespace="elsewhere", kubeconfig=str(pods.cluster.kubeconfig))
-    host = replace(pods.pod_hosts()[0], pods=Pods(kubectl, SELECTOR))
-    with pytest.raises(PodGone, match="no pod has index 0 among app=bench in namespace elsewhere"):
+    with pytest.raises(kind, match=says):
         run(host, "true")
 
 
