@@ -70,13 +70,10 @@ def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_w
 ) -> None:
     local.plan("fine 1", pin="worker-1")
     local_fleet.fill(small_disk)
-    heard: list[FleetEvent] = []
-    limits = replace(QUICK, give_up_after_sec=2.0)
-    local.fleet([local.host(workdir=small_disk)], on_event=heard.append, limits=limits).run()
+    local.fleet([local.host(workdir=small_disk)], limits=replace(QUICK, give_up_after_sec=2.0)).run()
     assert local.ends() == {"fine-1": "LOST"}
-    told = [event.happening for event in heard]
-    assert told.count(Happening.WORKER_LOST) == 1
-    assert Happening.WORKER_BACK not in told
+    assert len(local.heard_of(Happening.WORKER_LOST)) == 1
+    assert local.heard_of(Happening.WORKER_BACK) == []
     reason = local.reasons()["fine-1"] or ""
     assert reason.startswith("worker-1 did not come back within 2 s: ")
     assert "No space left on device" in reason
@@ -185,10 +182,7 @@ def test_a_worker_that_comes_back_done_wins_and_the_copy_is_stopped(local: Local
 def test_a_trial_handed_on_is_not_lost_because_its_first_worker_is_given_up(local: LocalFleet) -> None:
     local.plan("slow 1", "slow 2", workers=2)
     wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    given_up: list[str] = []
-    with local.running(
-        local.fleet(wires, limits=replace(QUICK, give_up_after_sec=0.3), on_event=lambda e: given_up.append(e.worker))
-    ) as fleet:
+    with local.running(local.fleet(wires, limits=replace(QUICK, give_up_after_sec=0.3))) as fleet:
         wait_for(lambda: len(local.noted("started")) == 2, "both starts")
         wires[0].plugged = False
         threads = {thread.name: thread for thread in threading.enumerate()}
@@ -293,13 +287,12 @@ def test_a_results_folder_that_went_away_ends_the_run_with_the_reason_and_the_jo
 def test_one_unreachable_moment_is_not_told_as_a_loss(local: LocalFleet) -> None:
     local.plan("fine", workers=1)
     failures = iter([True, True])
-    heard: list[Happening] = []
 
     def fail_twice(_: Command) -> None:
         if next(failures, False):
             raise HostUnreachable("worker-1: connection refused")
 
     wire = CuttableHost(host=local.host(), before=fail_twice)
-    local.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0), on_event=lambda e: heard.append(e.happening)).run()
+    local.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0)).run()
     assert local.ends() == {"fine": "SUCCEEDED"}
-    assert Happening.WORKER_LOST not in heard
+    assert local.heard_of(Happening.WORKER_LOST) == []

@@ -117,18 +117,12 @@ def test_a_second_attempt_not_yet_looked_at_keeps_the_first_from_being_repeated(
             local.say_go()
             wait_for(lambda: local.noted("succeeded"), "attempt 2's success")
 
-    retried: list[FleetEvent] = []
-
-    def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.RETRYING:
-            retried.append(event)
-
     def hold_back(_: Command) -> None:
         # The second worker answers only after the first one's attempt is known to have come to nothing.
-        wait_for(lambda: retried, "attempt 1 found cancelled")
+        wait_for(lambda: local.heard_of(Happening.RETRYING), "attempt 1 found cancelled")
 
-    with local.running(local.fleet([first, CuttableHost(host=other, before=hold_back)], on_event=hear)):
-        wait_for(lambda: retried, "attempt 1 found cancelled")
+    with local.running(local.fleet([first, CuttableHost(host=other, before=hold_back)])):
+        wait_for(lambda: local.heard_of(Happening.RETRYING), "attempt 1 found cancelled")
         local.say_go()
     assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow") == (2, other.name)

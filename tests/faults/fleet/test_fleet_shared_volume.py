@@ -12,7 +12,7 @@ import pytest
 from bench.records.layout import RESULT_FILE
 from bench.records.run import PlannedTrial
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import Happening
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command
@@ -72,12 +72,11 @@ def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replaceme
 ) -> None:
     local.plan("success-then-lingers", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    heard: list[FleetEvent] = []
-    with local.running(local.sharing_fleet([wire], max_attempts=max_attempts, on_event=heard.append)):
+    with local.running(local.sharing_fleet([wire], max_attempts=max_attempts)):
         wait_for(lambda: local.noted("succeeded"), "the trial is done")
         local.pod_dies(wire)
         if is_noticed:
-            wait_for(lambda: Happening.WORKER_LOST in [event.happening for event in heard], "its worker counts as lost")
+            wait_for(lambda: local.heard_of(Happening.WORKER_LOST), "its worker counts as lost")
         wire.plugged = True
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")

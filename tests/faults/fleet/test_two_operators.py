@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import RunRecord
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import Happening
 from remote.fleet.patience import Limits
 from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
 
@@ -36,16 +36,16 @@ def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) ->
 
 def test_a_worker_at_anothers_trial_is_waited_for_however_long_and_is_not_lost(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True)
-    theirs, heard = local.occupied(), list[FleetEvent]()
-    with local.running(local.fleet(local.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
+    theirs = local.occupied()
+    with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
         # Longer than the fleet would wait for a worker that is lost.
-        wait_for(lambda: [e for e in heard if e.happening is Happening.WORKER_BUSY], "it is said")
+        wait_for(lambda: local.heard_of(Happening.WORKER_BUSY), "it is said")
         assert not fleet.ledger.entries["fine.worker-1"].end
         theirs.cancel(grace_sec=1.0)
     assert local.ends() == {"fine.worker-1": "SUCCEEDED"}
     assert local.winner("fine.worker-1") == (1, "worker-1")
-    assert Happening.WORKER_LOST not in {event.happening for event in heard}
-    said = next(str(event.reason) for event in heard if event.happening is Happening.WORKER_BUSY)
+    assert local.heard_of(Happening.WORKER_LOST) == []
+    said = str(local.heard_of(Happening.WORKER_BUSY)[0].reason)
     assert "worker-1: busy with" in said
     assert "theirs/other.1" in said
 
@@ -70,9 +70,9 @@ def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(local: L
 
 def test_stopping_while_waiting_for_a_turn_ends_at_once_and_leaves_the_others_trial_alone(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True)
-    theirs, heard = local.occupied(), list[FleetEvent]()
-    with local.running(local.fleet(local.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
-        wait_for(lambda: [e for e in heard if e.happening is Happening.WORKER_BUSY], "it waits")
+    theirs = local.occupied()
+    with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
+        wait_for(lambda: local.heard_of(Happening.WORKER_BUSY), "it waits")
         fleet.stop()
     assert local.ends() == {"fine.worker-1": "CANCELLED"}
     assert theirs.status().state.value == "running"

@@ -173,7 +173,7 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(pods: PodFleet, faul
         "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
     }
     pods.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
-    with pods.running(pods.pod_fleet(hosts=hasty(pods.pod_hosts()), on_event=pods.heard.append)):
+    with pods.running(pods.pod_fleet(hosts=hasty(pods.pod_hosts()))):
         wait_for(lambda: len(pods.noted("started")) == PODS and pods.noted("succeeded"), "all of them run")
         if fault == "image cannot be pulled":
             faults.fail_pulls("*", "timeout")

@@ -31,7 +31,7 @@ from bench.records.layout import LEDGER_FILE  # noqa: E402
 from bench.records.result import TrialResult  # noqa: E402
 from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
-from remote.fleet.events import FleetEvent  # noqa: E402
+from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
@@ -137,6 +137,7 @@ class LocalFleet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = folder / "bench.log"
+        self.heard: list[FleetEvent] = []
 
     def __enter__(self) -> Self:
         return self
@@ -252,7 +253,7 @@ class LocalFleet:
             ledger=ledger,
             launch=launch or self.launch,
             shared=shared,
-            on_event=on_event or (lambda _: None),
+            on_event=on_event or self.heard.append,
             limits=limits,
             **more,
         )
@@ -265,6 +266,10 @@ class LocalFleet:
         """The fleet at work in a thread of its own; on leaving it is waited for, and what it raised comes through."""
         with meanwhile(fleet.run, fleet.stop):
             yield fleet
+
+    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
+        """What fleets have said, but for those with an `on_event` of their own."""
+        return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
 
     def winner(self, trial_id: str) -> tuple[int, str]:
         """The attempt and the worker behind a trial's end."""
