@@ -27,7 +27,6 @@ from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.cluster.kubectl import Kubectl  # noqa: E402
 from remote.cluster.labels import INDEX_LABEL  # noqa: E402
 from remote.fleet.attempt import OUT_FOLDER  # noqa: E402
-from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Attempt, Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
@@ -110,7 +109,6 @@ class PodFleet(LocalFleet):
         # Tests that share a cluster share its pods too: nothing of one may be taken for another's.
         self.label = secrets.token_hex(4)
         self.shared = f"{SHARED}/{self.label}"
-        self.heard: list[FleetEvent] = []
         self.log = cluster.claim_folder("shared") / self.label / "bench.log"
         self.log.parent.mkdir(parents=True)
         self.log.touch()
@@ -195,10 +193,6 @@ class PodFleet(LocalFleet):
     def free_volume(self) -> None:
         (self.outputs / "filler").unlink(missing_ok=True)
 
-    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
-        """What the fleet of `struck` or of `pod_fleet(on_event=pods.heard.append)` has said."""
-        return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
-
     def struck(self, strike: Callable[[dict[str, Any]], None], *, limits: Limits = LIMITS) -> dict[str, int]:
         """Three trials on three workers, each struck at another moment; how often each of them was begun.
 
@@ -215,7 +209,7 @@ class PodFleet(LocalFleet):
         def reached(trial_id: str, moment: str) -> bool:
             return bool(attempts(trial_id) if moment == "ledger" else self.noted(moment, trial_id))
 
-        with self.running(self.pod_fleet(hosts=hasty(self.pod_hosts()), limits=limits, on_event=self.heard.append)):
+        with self.running(self.pod_fleet(hosts=hasty(self.pod_hosts()), limits=limits)):
             for trial_id, moment in zip(ids, moments, strict=True):
                 wait_for(lambda t=trial_id, m=moment: reached(t, m), f"{trial_id}: {moment}")
                 strike(self.pod_of(attempts(trial_id)[-1].worker))

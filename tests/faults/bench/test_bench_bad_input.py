@@ -69,11 +69,6 @@ def test_an_unknown_architecture_is_refused_with_those_known(refused, changed_mo
     assert "model_type: expected one of llama, mistral, found 'falcon'" in said
 
 
-def test_a_sequence_longer_than_the_model_allows_is_refused(refused, tiny_data):
-    said = refused("max_seq_len=8192", data=tiny_data)
-    assert said.startswith("max_seq_len: 8192 is more than the 4096 positions ")
-
-
 def test_fewer_samples_than_a_batch_are_refused_with_both_numbers(refused, tmp_path):
     data = write_chats(tmp_path / "few.jsonl", 7)
     said = refused(data=data)
@@ -91,11 +86,6 @@ def test_a_trial_comes_from_a_file_or_from_flags(refused, tiny_data, tmp_path, c
     assert capsys.readouterr().err == "--data: missing; --trial-name needs --model and --data\n"
     assert cli.main(["run", "--trial", "t.json", "--set", "seed=1", *out]) == 2
     assert capsys.readouterr().err.startswith("--trial and --set: ")
-
-
-def test_a_trial_that_the_suite_does_not_have_is_refused_with_those_it_has(refused, tiny_data):
-    said = refused(data=tiny_data, words=("--suite", "quick", "--trial-name", "fastest"))
-    assert said == "trial 'fastest' is unknown; this suite has baseline, optimized\n"
 
 
 def test_a_setting_that_cannot_be_is_refused(refused, tiny_data):

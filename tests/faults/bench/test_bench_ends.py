@@ -3,15 +3,12 @@
 Two are started as processes of their own, the others by a server that has imported the stack.
 """
 
-import contextlib
 import json
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,38 +19,10 @@ from bench.records import Trial, suite
 from bench.records.layout import EXIT_NOT_WRITTEN
 from bench.records.result import End, TrialResult
 from bench.records.sealed import ResultError
-from tests.support.forked import ForkServer
+from tests.support.hosts.local_fleet import fill, wait_for
 
 PHASE_SEC = 120.0
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def start(
-    bench_environment, bench_server: ForkServer, tmp_path: Path
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `python -m bench run` on a trial; whatever still runs at the end of the test is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(trial: Trial, out: Path, *, before: str = "pass", from_nothing: bool = False) -> subprocess.Popen[str]:
-        file = tmp_path / f"trial-{len(started)}.json"
-        file.write_text(json.dumps(trial.to_json()))
-        # `before` runs in the process itself, ahead of the bench: to limit what it may use.
-        code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
-        words = ("-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        if from_nothing:
-            process = subprocess.Popen((sys.executable, *words), env=bench_environment, text=True, **pipes)
-        else:
-            process = bench_server.start(*words, env=bench_environment, text=True, **pipes)
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 @pytest.fixture
@@ -64,23 +33,30 @@ def tiny_trial(make_trial, tiny_model: Path, tiny_data: Path) -> Callable[..., T
     return make
 
 
-def wait_for(process: subprocess.Popen[str], out: Path, phase: str, step: int) -> None:
-    """Until the trial says that it is in `phase` with `step` steps done."""
-    deadline = time.monotonic() + PHASE_SEC
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise AssertionError(f"ended before {phase}: {process.communicate()}")
-        if (out / "progress.json").exists():
-            progress = json.loads((out / "progress.json").read_text())
-            if progress["phase"] == phase and progress["step"] >= step:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"not in {phase} after {PHASE_SEC} s")
+def until(process: subprocess.Popen[str], out: Path, phase: str, step: int) -> None:
+    """The trial says that it is in `phase` with `step` steps done."""
+
+    def is_there() -> bool:
+        assert process.poll() is None, f"ended before {phase}: {process.communicate()}"
+        if not (out / "progress.json").exists():
+            return False
+        progress = json.loads((out / "progress.json").read_text())
+        return progress["phase"] == phase and progress["step"] >= step
+
+    wait_for(is_there, f"step {step} of {phase}", PHASE_SEC)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=PHASE_SEC)
     return process.returncode, out, err
+
+
+def ended(process: subprocess.Popen[str], out: Path, code: int, end: End) -> TrialResult:
+    """What the trial has left in `out`, having ended with this exit code."""
+    assert finish(process)[0] == code
+    result = TrialResult.read(out / "result.json")
+    assert result.status is end, result.reason
+    return result
 
 
 @pytest.mark.parametrize("name", ["baseline", "optimized"])
@@ -107,7 +83,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     assert "not paged" in result.fingerprint["optimizer"]
 
 
-def test_every_other_option_works_too(start, tmp_path, tiny_trial):
+def test_every_other_option_works_too(measured, tiny_trial):
     trial = tiny_trial(
         layout="pack",
         base_precision="bf16",
@@ -117,9 +93,7 @@ def test_every_other_option_works_too(start, tmp_path, tiny_trial):
         gradient_accumulation_steps=2,
         lora_targets=("q_proj", "down_proj"),
     )
-    code, _, err = finish(start(trial, tmp_path / "out"))
-    assert (code, err) == (0, "")
-    result = TrialResult.read(tmp_path / "out" / "result.json")
+    result, _ = measured(trial)
     assert result.steps.useful_tokens == result.steps.tokens == [trial.tokens_per_step] * 2
     assert result.metrics is not None
     assert result.metrics.padding_percent == 0
@@ -128,11 +102,10 @@ def test_every_other_option_works_too(start, tmp_path, tiny_trial):
 
 def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
     process = start(tiny_trial(), tmp_path, from_nothing=True)
-    wait_for(process, tmp_path, "import", 0)
+    until(process, tmp_path, "import", 0)
     process.terminate()
-    assert finish(process)[0] == 143
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.metrics) == (End.PREEMPTED, None)
+    result = ended(process, tmp_path, 143, End.PREEMPTED)
+    assert result.metrics is None
     assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
 
 
@@ -144,20 +117,18 @@ def test_a_stop_that_a_library_made_an_error_of_is_still_the_stop(start, tmp_pat
         "    except BaseException: raise RecursionError('half an import') from None\n"
         "bench.qlora.session.place = place"
     )
-    assert finish(start(tiny_trial(), tmp_path, before=broken))[0] == 143
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.metrics) == (End.PREEMPTED, None)
+    result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 143, End.PREEMPTED)
+    assert result.metrics is None
     assert "stopped by SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
     assert any("half an import" in line for line in result.log_tail)
 
 
 def test_sigterm_in_warmup_is_preempted_and_measured_nothing(start, tmp_path, tiny_trial):
     process = start(tiny_trial(warmup_steps=10_000), tmp_path)
-    wait_for(process, tmp_path, "warmup", 1)
+    until(process, tmp_path, "warmup", 1)
     process.terminate()
-    assert finish(process)[0] == 143
-    result = TrialResult.read(tmp_path / "result.json")
-    assert (result.status, result.metrics, result.steps.step_time_sec) == (End.PREEMPTED, None, [])
+    result = ended(process, tmp_path, 143, End.PREEMPTED)
+    assert (result.metrics, result.steps.step_time_sec) == (None, [])
     assert len(result.warmup.step_time_sec) >= 1
 
 
@@ -170,27 +141,23 @@ def test_sigterm_in_warmup_is_preempted_and_measured_nothing(start, tmp_path, ti
 )
 def test_a_stop_in_measuring_keeps_the_steps_measured(start, tmp_path, tiny_trial, number, code, end, reason):
     process = start(tiny_trial(measured_steps=100_000, deadline_sec=300.0), tmp_path)
-    wait_for(process, tmp_path, "measure", 3)
+    until(process, tmp_path, "measure", 3)
     process.send_signal(number)
-    assert finish(process)[0] == code
-    result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is end
+    result = ended(process, tmp_path, code, end)
     assert str(result.reason).startswith(f"{reason} (in measure, ")
     assert result.metrics is not None
     assert result.metrics.step_time_sec.n == len(result.steps.loss) == len(result.steps.step_time_sec) >= 2
 
 
 def test_a_deadline_that_passes_ends_the_trial(start, tmp_path, tiny_trial):
-    code, _, _ = finish(start(tiny_trial(measured_steps=100_000, deadline_sec=1.0), tmp_path))
-    assert code == 1
-    result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.TIMED_OUT
+    process = start(tiny_trial(measured_steps=100_000, deadline_sec=1.0), tmp_path)
+    result = ended(process, tmp_path, 1, End.TIMED_OUT)
     assert str(result.reason).startswith("the deadline of 1 s passed (in ")
 
 
 def test_sigkill_in_measuring_leaves_no_result_and_no_torn_file(start, tmp_path, tiny_trial):
     process = start(tiny_trial(measured_steps=100_000), tmp_path)
-    wait_for(process, tmp_path, "measure", 3)
+    until(process, tmp_path, "measure", 3)
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
     with pytest.raises(ResultError, match="cannot be read: No such file"):
@@ -201,10 +168,7 @@ def test_sigkill_in_measuring_leaves_no_result_and_no_torn_file(start, tmp_path,
 def test_memory_that_runs_out_is_its_own_end(start, tmp_path, tiny_trial, demo_data):
     trial = tiny_trial(data=str(demo_data), max_seq_len=4096, micro_batch_size=1024)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))"
-    code, _, _ = finish(start(trial, tmp_path, before=limit))
-    assert code == 1
-    result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.OUT_OF_MEMORY, result.reason
+    result = ended(start(trial, tmp_path, before=limit), tmp_path, 1, End.OUT_OF_MEMORY)
     assert "(in warmup, 0 of 3 steps done)" in str(result.reason)
 
 
@@ -216,10 +180,8 @@ def test_a_loss_that_is_no_number_fails_by_its_step(start, tmp_path, tiny_model,
     content = bytearray(weights.read_bytes())
     content[-(1 << 20) :] = b"\xc0\x7f" * (1 << 19)  # the last half million weights become bf16's not-a-number
     weights.write_bytes(content)
-    code, _, _ = finish(start(tiny_trial(model=str(model), warmup_steps=0), tmp_path / "out"))
-    assert code == 1
-    result = TrialResult.read(tmp_path / "out" / "result.json")
-    assert result.status is End.FAILED
+    out = tmp_path / "out"
+    result = ended(start(tiny_trial(model=str(model), warmup_steps=0), out), out, 1, End.FAILED)
     assert str(result.reason).startswith("NotFinite: the loss is nan at measure step 1; try a lower learning_rate")
     assert result.steps.loss == [None]
 
@@ -228,27 +190,14 @@ def test_an_unforeseen_error_fails_with_its_traceback_in_the_log(start, tmp_path
     broken = (
         "import bench.qlora.session\ndef place(_): raise LookupError('no\\nplace')\nbench.qlora.session.place = place"
     )
-    code, _, _ = finish(start(tiny_trial(), tmp_path, before=broken))
-    assert code == 1
-    result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.FAILED
+    result = ended(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, End.FAILED)
     assert result.reason == "LookupError: no place (in import, 0 of 3 steps done)"
     assert any("raise LookupError" in line or "in place" in line for line in result.log_tail)
 
 
 def test_a_library_that_is_missing_fails_by_its_name(start, tmp_path, tiny_trial):
-    code, _, _ = finish(start(tiny_trial(), tmp_path, before="import sys; sys.modules['torch'] = None"))
-    assert code == 1
-    result = TrialResult.read(tmp_path / "result.json")
-    assert result.status is End.FAILED
-    assert "torch" in str(result.reason)
-
-
-def fill(disk: Path) -> None:
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    assert shutil.disk_usage(disk).free == 0
+    process = start(tiny_trial(), tmp_path, before="import sys; sys.modules['torch'] = None")
+    assert "torch" in str(ended(process, tmp_path, 1, End.FAILED).reason)
 
 
 def test_a_full_disk_is_refused_before_any_work(start, small_disk, tiny_trial):
@@ -268,7 +217,7 @@ def test_a_read_only_folder_is_refused_before_any_work(start, small_disk, tiny_t
 
 def test_a_disk_that_fills_up_later_leaves_one_line_and_no_torn_result(start, small_disk, tiny_trial):
     process = start(tiny_trial(measured_steps=100_000), small_disk)
-    wait_for(process, small_disk, "measure", 2)
+    until(process, small_disk, "measure", 2)
     fill(small_disk)
     process.terminate()
     code, said, err = finish(process)

@@ -8,67 +8,30 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.kinds.distributed.torchrun import descendants
-from bench.records import Trial
 from bench.records.result import End, TrialResult
-from tests.support.hosts.rankpids import alive, end
+from tests.support.hosts.local_fleet import wait_for
+from tests.support.hosts.rankpids import SILENCE_SEC, alive
 
 WAIT_SEC = 150.0
-SILENCE_SEC = 15  # where many processes share few cores, a rank that imports is silent for seconds
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def start(
-    bench_environment, bench_server, make_trial, tiny_model, tiny_data, tmp_path
-) -> Iterator[Callable[..., subprocess.Popen]]:
-    started: list[subprocess.Popen] = []
-    (tmp_path / "tmp").mkdir()
-    environment = bench_environment | {"TMPDIR": str(tmp_path / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
-
-    def run(
-        *, variables: dict[str, str] | None = None, from_nothing: bool = False, **changes: object
-    ) -> subprocess.Popen:
-        fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": str(tiny_data)}
-        trial: Trial = make_trial(**(fields | changes))
-        (tmp_path / "trial.json").write_text(trial.to_text())
-        words = ("-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(tmp_path))
-        options = {
-            "env": environment | (variables or {}),
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-            "start_new_session": True,
-        }
-        if from_nothing:
-            process = subprocess.Popen((sys.executable, *words), **options)
-        else:
-            process = bench_server.start(*words, **options)
-        started.append(process)
-        return process
-
-    yield run
-    end(started)
 
 
 def in_measure(process: subprocess.Popen, folder: Path, ranks: int = 2) -> dict[int, int]:
     """Wait until steps are measured; the pids of ranks by rank."""
-    deadline = time.monotonic() + WAIT_SEC
-    while time.monotonic() < deadline:
+
+    def measuring() -> dict[int, int]:
         assert process.poll() is None, process.communicate()
-        signs = list((folder / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
-        said = [json.loads(path.read_text()) for path in sorted(signs)]
-        if len(said) == ranks and all(sign["phase"] == "measure" and sign["step"] > 2 for sign in said):
-            return {rank: sign["pid"] for rank, sign in enumerate(said)}
-        time.sleep(0.05)
-    raise AssertionError(f"measured nothing within {WAIT_SEC} s")
+        signs = sorted((folder / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
+        said = [json.loads(path.read_text()) for path in signs]
+        is_so = len(said) == ranks and all(sign["phase"] == "measure" and sign["step"] > 2 for sign in said)
+        return {rank: sign["pid"] for rank, sign in enumerate(said)} if is_so else {}
+
+    return wait_for(measuring, "measured steps", WAIT_SEC)
 
 
 def left_in(folder: Path) -> list[Path]:
@@ -76,8 +39,8 @@ def left_in(folder: Path) -> list[Path]:
     return list((folder / "tmp").glob("qlora-fleet-*"))
 
 
-def test_two_ranks_train_one_model_and_say_what_talking_costs(start, tmp_path):
-    process = start(measured_steps=4, gradient_accumulation_steps=2)
+def test_two_ranks_train_one_model_and_say_what_talking_costs(start_ranks, tmp_path):
+    process = start_ranks(tmp_path, measured_steps=4, gradient_accumulation_steps=2)
     _, err = process.communicate(timeout=WAIT_SEC)
     assert (process.returncode, err) == (0, "")
     result = TrialResult.read(tmp_path / "result.json")
@@ -108,8 +71,8 @@ def test_two_ranks_train_one_model_and_say_what_talking_costs(start, tmp_path):
     ],
     ids=["killed", "hangs"],
 )
-def test_a_rank_that_is_killed_or_hangs_fails_the_trial_by_its_name(start, tmp_path, number, fate, more):
-    process = start(measured_steps=100_000)
+def test_a_rank_that_is_killed_or_hangs_fails_the_trial_by_its_name(start_ranks, tmp_path, number, fate, more):
+    process = start_ranks(tmp_path, measured_steps=100_000)
     ranks = in_measure(process, tmp_path)
     below = descendants(process.pid)
     assert set(ranks.values()) <= set(below)
@@ -124,10 +87,10 @@ def test_a_rank_that_is_killed_or_hangs_fails_the_trial_by_its_name(start, tmp_p
     assert (alive(below), left_in(tmp_path)) == ([], [])
 
 
-def test_a_rendezvous_port_in_use_is_refused_in_one_line(start, tmp_path):
+def test_a_rendezvous_port_in_use_is_refused_in_one_line(start_ranks, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = start(variables={"QLORA_FLEET_RDZV_PORT": str(port)})
+        process = start_ranks(tmp_path, variables={"QLORA_FLEET_RDZV_PORT": str(port)})
         _, err = process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 2
     assert err == (
@@ -140,13 +103,10 @@ def test_a_rendezvous_port_in_use_is_refused_in_one_line(start, tmp_path):
 @pytest.mark.parametrize(
     ("ranks", "from_nothing"), [(2, False), (1, True)], ids=["two ranks", "one rank, started from nothing"]
 )
-def test_a_trial_killed_outright_takes_its_ranks_with_it(start, tmp_path, ranks, from_nothing):
-    process = start(measured_steps=100_000, world_size=ranks, from_nothing=from_nothing)
+def test_a_trial_killed_outright_takes_its_ranks_with_it(start_ranks, tmp_path, ranks, from_nothing):
+    process = start_ranks(tmp_path, measured_steps=100_000, world_size=ranks, from_nothing=from_nothing)
     in_measure(process, tmp_path, ranks)
     below = descendants(process.pid)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + WAIT_SEC
-    while alive(below) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert alive(below) == []
+    wait_for(lambda: not alive(below), "the ranks' end", WAIT_SEC)

@@ -7,28 +7,24 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.kinds.distributed.torchrun import descendants
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
+from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.result import End, TrialResult
-from tests.support.hosts.rankpids import alive, end
+from tests.support.hosts.local_fleet import wait_for
+from tests.support.hosts.rankpids import SILENCE_SEC, alive
 from tests.support.machines.ports import free_ports
 
 WAIT_SEC = 150.0
-SILENCE_SEC = 15  # where many processes share few cores, a rank that imports is silent for seconds
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start(
-    bench_environment, bench_server, make_trial, tiny_model, tiny_data, tmp_path
-) -> Iterator[Callable[..., list]]:
-    started: list[subprocess.Popen] = []
+def start_nodes(start_ranks, tiny_data: Path, tmp_path: Path) -> Callable[..., list[subprocess.Popen[str]]]:
     meeting = {
         NODE_COUNT: "2",
         NODE_ADDRESS: "127.0.0.1",
@@ -37,42 +33,26 @@ def start(
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
-    def run(*, broken_on: int | None = None, **changes: object) -> list[subprocess.Popen]:
-        for node in range(2):
-            home = tmp_path / f"node-{node}"
-            (home / "tmp").mkdir(parents=True)
-            data = "/no/data" if node == broken_on else str(tiny_data)
-            fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": data}
-            trial: Trial = make_trial(**(fields | changes))
-            (home / "trial.json").write_text(trial.to_text())
-            words = ("-m", "bench", "run", "--trial", str(home / "trial.json"), "--out", str(home))
-            more = {NODE_RANK: str(node), "TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
-            started.append(
-                bench_server.start(
-                    *words,
-                    env=bench_environment | meeting | more,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
-        return started
+    def run(*, broken_on: int | None = None, **changes: object) -> list[subprocess.Popen[str]]:
+        data = ["/no/data" if node == broken_on else str(tiny_data) for node in range(2)]
+        variables = [meeting | {NODE_RANK: str(node)} for node in range(2)]
+        return [
+            start_ranks(tmp_path / f"node-{node}", variables=variables[node], data=data[node], **changes)
+            for node in range(2)
+        ]
 
-    yield run
-    end(started)
+    return run
 
 
 def in_measure(nodes: list[subprocess.Popen], folder: Path) -> None:
     """Wait until the first machine knows both ranks to be measuring."""
-    deadline = time.monotonic() + WAIT_SEC
-    while time.monotonic() < deadline:
+
+    def measuring() -> bool:
         assert all(node.poll() is None for node in nodes), [node.communicate() for node in nodes if node.poll()]
         signs = list((folder / "node-0" / "tmp").glob("qlora-fleet-ranks-*/rank-*.json"))
-        if len(signs) == 2 and all('"measure", "step": ' in sign.read_text() for sign in signs):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"measured nothing within {WAIT_SEC} s")
+        return len(signs) == 2 and all('"measure", "step": ' in sign.read_text() for sign in signs)
+
+    wait_for(measuring, "measured steps", WAIT_SEC)
 
 
 def rank_of(node: subprocess.Popen) -> int:
@@ -98,8 +78,8 @@ def ends(nodes: list[subprocess.Popen], folder: Path, *, tidy: str = "node-*") -
     return TrialResult.read(folder / "node-0" / "result.json")
 
 
-def test_two_machines_train_one_model_and_the_first_tells_of_it(start, tmp_path):
-    nodes = start(measured_steps=3)
+def test_two_machines_train_one_model_and_the_first_tells_of_it(start_nodes, tmp_path):
+    nodes = start_nodes(measured_steps=3)
     result = ends(nodes, tmp_path)
     assert (result.status, result.reason) == (End.SUCCEEDED, None)
     assert [node.returncode for node in nodes] == [0, 0]
@@ -116,8 +96,8 @@ def test_two_machines_train_one_model_and_the_first_tells_of_it(start, tmp_path)
     ],
     ids=["killed on the other machine", "killed on the first", "hangs on the other"],
 )
-def test_a_rank_that_fails_on_any_machine_is_named_and_all_are_stopped(start, tmp_path, node, number, fate):
-    nodes = start(measured_steps=100_000)
+def test_a_rank_that_fails_on_any_machine_is_named_and_all_are_stopped(start_nodes, tmp_path, node, number, fate):
+    nodes = start_nodes(measured_steps=100_000)
     in_measure(nodes, tmp_path)
     os.kill(rank_of(nodes[node]), number)
     result = ends(nodes, tmp_path)
@@ -125,8 +105,8 @@ def test_a_rank_that_fails_on_any_machine_is_named_and_all_are_stopped(start, tm
     assert str(result.reason).startswith(f"RankKilled: rank {node} {fate} in measure step ")
 
 
-def test_a_machine_that_goes_is_not_the_trials_fault(start, tmp_path):
-    nodes = start(measured_steps=100_000)
+def test_a_machine_that_goes_is_not_the_trials_fault(start_nodes, tmp_path):
+    nodes = start_nodes(measured_steps=100_000)
     in_measure(nodes, tmp_path)
     for pid in [nodes[1].pid, *descendants(nodes[1].pid)]:
         os.kill(pid, signal.SIGKILL)
@@ -135,8 +115,8 @@ def test_a_machine_that_goes_is_not_the_trials_fault(start, tmp_path):
     assert str(result.reason).startswith("rank 1 is gone with its machine in measure")
 
 
-def test_when_the_first_machine_goes_the_others_stop(start, tmp_path):
-    nodes = start(measured_steps=100_000)
+def test_when_the_first_machine_goes_the_others_stop(start_nodes, tmp_path):
+    nodes = start_nodes(measured_steps=100_000)
     in_measure(nodes, tmp_path)
     below = descendants(nodes[1].pid)
     for pid in [nodes[0].pid, *descendants(nodes[0].pid)]:
@@ -146,8 +126,8 @@ def test_when_the_first_machine_goes_the_others_stop(start, tmp_path):
     assert err.endswith("ranks 1 to 1 were ended\n")
 
 
-def test_input_missing_on_one_machine_is_said_by_the_first(start, tmp_path):
-    nodes = start(broken_on=1)
+def test_input_missing_on_one_machine_is_said_by_the_first(start_nodes, tmp_path):
+    nodes = start_nodes(broken_on=1)
     said = [node.communicate(timeout=WAIT_SEC)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2]
     assert all("/no/data" in words for words in said)

@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from bench.records.training import TrainingRecord
 from reports.read import steps as so_far
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
+from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rankpids import alive, end
 from tests.support.thorough import only_thorough
 
@@ -66,24 +67,17 @@ class Attempts:
 
     def at_step(self, process: subprocess.Popen, step: int) -> dict[int, int]:
         """Wait until a checkpoint of this step and ranks are there; their pids by rank."""
-        deadline = time.monotonic() + WAIT_SEC
-        while time.monotonic() < deadline:
+
+        def reached() -> dict[int, int]:
             assert process.poll() is None, process.communicate()
             signs = (self.place / "tmp").glob("qlora-fleet-ranks-*/rank-*.json")
             pids = [(int(path.stem.removeprefix("rank-")), json.loads(path.read_text())["pid"]) for path in signs]
-            ranks = {rank: pid for rank, pid in pids if alive([pid])}  # a killed attempt leaves its signs
             there = (self.place / "checkpoints").glob("step-*")
-            if ranks and any(path.name >= f"step-{step:08}" for path in there):
-                return ranks
-            time.sleep(0.02)
-        raise AssertionError(f"no checkpoint of step {step} within {WAIT_SEC} s")
+            if not any(path.name >= f"step-{step:08}" for path in there):
+                return {}
+            return {rank: pid for rank, pid in pids if alive([pid])}  # a killed attempt leaves its signs
 
-
-def until_gone(pids: Iterable[int]) -> None:
-    """Wait until none of these processes is left."""
-    deadline = time.monotonic() + WAIT_SEC
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        return wait_for(reached, f"a checkpoint of step {step}", WAIT_SEC)
 
 
 def check_same(found: TrainingRecord, quiet: TrainingRecord) -> None:
@@ -141,7 +135,7 @@ def test_killed_stopped_and_gone_on_from_two_ranks_end_with_the_quiet_adapter(at
     process.kill()
     process.communicate()
     seen, _ = so_far.read(training.out / "steps.jsonl")
-    until_gone(below)
+    wait_for(lambda: not alive(below), "the ranks' end", WAIT_SEC)
 
     found = training.finish()
     check_same(found, quiet)
@@ -172,9 +166,8 @@ def test_ranks_killed_at_moments_of_a_seed_end_with_the_quiet_adapter(attempts, 
         if what == "everything":
             process.kill()
         process.communicate(timeout=WAIT_SEC)
-        until_gone(below)
-    found = training.finish()
-    check_same(found, quiet)
+        wait_for(lambda pids=below: not alive(pids), "the ranks' end", WAIT_SEC)
+    check_same(training.finish(), quiet)
 
 
 def test_on_four_then_two_then_four_ranks_the_same_batches_give_the_same_losses(attempts, quiet):

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +12,12 @@ import pytest
 
 from bench.records.result import TrialResult
 from remote.fleet.events import FleetEvent, Happening
-from remote.fleet.ledger import Ledger, LedgerError
+from remote.fleet.ledger import LedgerError
 from remote.fleet.patience import Limits
 from remote.hosts.command import Command
 from remote.hosts.host import HostUnreachable
 from remote.hosts.local import LocalHost
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import JobState
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, wait_for
 
@@ -67,18 +69,12 @@ def test_a_worker_whose_disk_is_full_is_lost_once_and_its_trial_ends_with_that_w
     local: LocalFleet, small_disk: Path
 ) -> None:
     local.plan("fine 1", pin="worker-1")
-    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
-    heard: list[FleetEvent] = []
-    limits = replace(QUICK, give_up_after_sec=2.0)
-    local.fleet([local.host(workdir=small_disk)], on_event=heard.append, limits=limits).run()
+    local_fleet.fill(small_disk)
+    local.fleet([local.host(workdir=small_disk)], limits=replace(QUICK, give_up_after_sec=2.0)).run()
     assert local.ends() == {"fine-1": "LOST"}
-    told = [event.happening for event in heard]
-    assert told.count(Happening.WORKER_LOST) == 1
-    assert Happening.WORKER_BACK not in told
-    reason = Ledger(local.run_folder / "ledger.jsonl").entries["fine-1"].reason
-    assert reason is not None
+    assert len(local.heard_of(Happening.WORKER_LOST)) == 1
+    assert local.heard_of(Happening.WORKER_BACK) == []
+    reason = local.reasons()["fine-1"] or ""
     assert reason.startswith("worker-1 did not come back within 2 s: ")
     assert "No space left on device" in reason
 
@@ -140,66 +136,56 @@ def test_a_progress_file_that_is_not_ours_does_not_disturb_the_run(local: LocalF
 # --- hosts that go ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_workers_trial_goes_to_another(local: LocalFleet) -> None:
+@contextlib.contextmanager
+def handed_on(local: LocalFleet) -> Iterator[tuple[CuttableHost, CuttableHost]]:
+    """A trial has begun on a worker that is lost now, and on another one; it has to succeed."""
     local.plan("slow", workers=2)
     wires = [CuttableHost(host=host) for host in local.hosts(2)]
     with local.running(local.fleet(wires)):
         wait_for(lambda: local.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
+        lost, other = wires if wires[0].name in local.noted("started")[0] else reversed(wires)
         lost.plugged = False
         wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
-        local.say_go()
+        yield lost, other
     assert local.ends() == {"slow": "SUCCEEDED"}
-    number, worker = local.winner("slow")
-    assert (number, worker != lost.name) == (2, True)
+
+
+def result_of(wire: CuttableHost, attempt: int) -> Path:
+    return Path(wire.workdir, "runs", "r1", f"slow.{attempt}", "out", "result.json")
+
+
+def test_a_lost_workers_trial_goes_to_another(local: LocalFleet) -> None:
+    with handed_on(local) as (_, other):
+        local.say_go()
+    assert local.winner("slow") == (2, other.name)
 
 
 def test_a_worker_that_comes_back_too_late_is_told_to_stop(local: LocalFleet) -> None:
-    local.plan("slow", workers=2)
-    wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    with local.running(local.fleet(wires)):
-        wait_for(lambda: local.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
-        lost.plugged = False
-        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
+    with handed_on(local) as (lost, _):
         lost.plugged = True
-        late = Path(lost.workdir, "runs", "r1", "slow.1", "out", "result.json")
-        wait_for(late.exists, "the first attempt's end")
-        assert TrialResult.read(late).status.value == "CANCELLED"
+        wait_for(result_of(lost, 1).exists, "the first attempt's end")
+        assert TrialResult.read(result_of(lost, 1)).status.value == "CANCELLED"
         local.say_go()
-    assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow")[0] == 2
     assert len(local.noted("succeeded")) == 1
 
 
 def test_a_worker_that_comes_back_done_wins_and_the_copy_is_stopped(local: LocalFleet) -> None:
-    local.plan("slow", workers=2)
-    wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    with local.running(local.fleet(wires)):
-        wait_for(lambda: local.noted("started"), "the first start")
-        lost = next(wire for wire in wires if wire.name in local.noted("started")[0])
-        lost.plugged = False
-        wait_for(lambda: len(local.noted("started")) == 2, "a start on the other worker")
+    with handed_on(local) as (lost, other):
         local.say_go(attempt=1)
         wait_for(lambda: local.noted("succeeded"), "the first attempt's success")
         lost.plugged = True
-    assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow") == (1, lost.name)
-    other = next(wire for wire in wires if wire is not lost)
-    copy = Path(other.workdir, "runs", "r1", "slow.2", "out", "result.json")
-    assert TrialResult.read(copy).status.value == "CANCELLED"
+    assert TrialResult.read(result_of(other, 2)).status.value == "CANCELLED"
 
 
 def test_a_trial_handed_on_is_not_lost_because_its_first_worker_is_given_up(local: LocalFleet) -> None:
     local.plan("slow 1", "slow 2", workers=2)
     wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    given_up: list[str] = []
-    with local.running(
-        local.fleet(wires, limits=replace(QUICK, give_up_after_sec=0.3), on_event=lambda e: given_up.append(e.worker))
-    ) as fleet:
+    with local.running(local.fleet(wires, limits=replace(QUICK, give_up_after_sec=0.3))) as fleet:
         wait_for(lambda: len(local.noted("started")) == 2, "both starts")
         wires[0].plugged = False
-        threads = {thread.name: thread for thread in local_fleet.threads()}
+        threads = {thread.name: thread for thread in threading.enumerate()}
         wait_for(lambda: not threads[wires[0].name].is_alive(), "the first worker given up")
         assert fleet.ledger.open_trials() == ["slow-1", "slow-2"]
         local.say_go()
@@ -270,16 +256,14 @@ def test_a_job_whose_supervisor_is_killed_is_tried_again(local: LocalFleet) -> N
 def test_two_runs_on_one_host_take_turns(local: LocalFleet) -> None:
     """The slot is held by somebody else's job for a while: the trial waits, and nothing is lost."""
     local.plan("fine", workers=1)
-    host = local.host()
-    other = Job(local_fleet.Agent(host), f"{host.workdir}/other", slot=f"{host.workdir}/slot")
-    other.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0))
+    other = local.occupied()
     busy = local.folder / "busy"
 
     def look(command: Command) -> None:
         if "start" in command.argv:
             busy.touch()
 
-    with local.running(local.fleet([CuttableHost(host=host, before=look)], limits=Limits(every_sec=0.05))):
+    with local.running(local.fleet([CuttableHost(host=local.host(), before=look)], limits=Limits(every_sec=0.05))):
         wait_for(busy.exists, "the trial's try to start")
         assert other.cancel(grace_sec=1.0).state is JobState.ENDED
     assert local.ends() == {"fine": "SUCCEEDED"}
@@ -303,13 +287,12 @@ def test_a_results_folder_that_went_away_ends_the_run_with_the_reason_and_the_jo
 def test_one_unreachable_moment_is_not_told_as_a_loss(local: LocalFleet) -> None:
     local.plan("fine", workers=1)
     failures = iter([True, True])
-    heard: list[Happening] = []
 
     def fail_twice(_: Command) -> None:
         if next(failures, False):
             raise HostUnreachable("worker-1: connection refused")
 
     wire = CuttableHost(host=local.host(), before=fail_twice)
-    local.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0), on_event=lambda e: heard.append(e.happening)).run()
+    local.fleet([wire], limits=replace(QUICK, lost_after_sec=30.0)).run()
     assert local.ends() == {"fine": "SUCCEEDED"}
-    assert Happening.WORKER_LOST not in heard
+    assert local.heard_of(Happening.WORKER_LOST) == []

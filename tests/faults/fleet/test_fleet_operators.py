@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,15 +35,6 @@ def test_stopping_cancels_everywhere_and_leaves_nothing_running(local: LocalFlee
     assert set(local.ends().values()) == {"SUCCEEDED"}
 
 
-def test_an_interrupt_at_the_terminal_ends_trials_as_cancelled(local: LocalFleet) -> None:
-    local.plan("slow 1", "slow 2", "slow 3")
-    operator = subprocess.Popen([sys.executable, "-B", local_fleet.__file__, str(local.folder), "2", "0"])
-    wait_for(lambda: len(local.noted("started")) == 2, "two starts")
-    operator.send_signal(signal.SIGINT)
-    assert operator.wait(local_fleet.PATIENCE_SEC) == 0
-    assert set(local.ends().values()) == {"CANCELLED"}
-
-
 def test_a_trial_that_had_succeeded_when_it_was_stopped_has_succeeded(local: LocalFleet) -> None:
     local.plan("success-then-lingers", workers=1)
     with local.running(local.fleet(local.hosts(1))) as fleet:
@@ -57,8 +46,7 @@ def test_a_trial_that_had_succeeded_when_it_was_stopped_has_succeeded(local: Loc
 def test_a_success_cancelled_before_the_operator_died_is_not_repeated(local: LocalFleet) -> None:
     plan = local.plan("success-then-lingers", workers=1)
     host = local.host()
-    folder = f"{host.workdir}/runs/r1/success-then-lingers.1"
-    job = begin_attempt(local, host, folder, 1)
+    job = begin_attempt(local, host, f"{host.workdir}/runs/r1/success-then-lingers.1", 1)
     wait_for(lambda: local.noted("succeeded"), "its result")
     assert job.cancel(grace_sec=5.0).why == "cancelled"
     local.fleet([host]).run()
@@ -85,15 +73,11 @@ def test_a_worker_that_cannot_be_told_to_stop_is_found_again_on_resume(local: Lo
 
 def test_a_lost_trial_leaves_no_result_of_an_earlier_end_behind(local: LocalFleet) -> None:
     local.plan("slow", workers=1)
-    with local.running(local.fleet(local.hosts(1), limits=replace(QUICK, max_attempts=1))):
-        wait_for(lambda: local.noted("started"), "the start")
-        os.kill(local_fleet.supervisor_of(Path(local.host().workdir, "runs", "r1", "slow.1")), signal.SIGTERM)
-    assert local.ends() == {"slow": "PREEMPTED"}
-
-    with local.running(local.fleet(local.hosts(1), limits=replace(QUICK, max_attempts=1))):
-        wait_for(lambda: len(local.noted("started")) == 2, "the second start")
-        os.kill(local_fleet.supervisor_of(Path(local.host().workdir, "runs", "r1", "slow.2")), signal.SIGKILL)
-    assert local.ends() == {"slow": "LOST"}  # and ends() has checked that no result contradicts it
+    for attempt, number, end in ((1, signal.SIGTERM, "PREEMPTED"), (2, signal.SIGKILL, "LOST")):
+        with local.running(local.fleet(local.hosts(1), limits=replace(QUICK, max_attempts=1))):
+            wait_for(lambda n=attempt: len(local.noted("started")) == n, f"start {attempt}")
+            os.kill(local_fleet.supervisor_of(Path(local.host().workdir, "runs", "r1", f"slow.{attempt}")), number)
+        assert local.ends() == {"slow": end}  # and ends() has checked that no result contradicts it
 
 
 # --- resuming with more than one earlier attempt ----------------------------------------------------------------------
@@ -133,18 +117,12 @@ def test_a_second_attempt_not_yet_looked_at_keeps_the_first_from_being_repeated(
             local.say_go()
             wait_for(lambda: local.noted("succeeded"), "attempt 2's success")
 
-    retried: list[FleetEvent] = []
-
-    def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.RETRYING:
-            retried.append(event)
-
     def hold_back(_: Command) -> None:
         # The second worker answers only after the first one's attempt is known to have come to nothing.
-        wait_for(lambda: retried, "attempt 1 found cancelled")
+        wait_for(lambda: local.heard_of(Happening.RETRYING), "attempt 1 found cancelled")
 
-    with local.running(local.fleet([first, CuttableHost(host=other, before=hold_back)], on_event=hear)):
-        wait_for(lambda: retried, "attempt 1 found cancelled")
+    with local.running(local.fleet([first, CuttableHost(host=other, before=hold_back)])):
+        wait_for(lambda: local.heard_of(Happening.RETRYING), "attempt 1 found cancelled")
         local.say_go()
     assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow") == (2, other.name)

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
 from bench.records.layout import RESULT_FILE
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import Happening
 from remote.fleet.fleet import Fleet
 from remote.fleet.shared_volume import on_shared_volume, place_of
 from remote.hosts.command import Command
@@ -21,10 +20,6 @@ from remote.hosts.host import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec
 from tests.support.hosts.local_fleet import QUICK, CuttableHost, LocalFleet, Looking, started_after_success, wait_for
-
-
-def trial_files(record: RunRecord) -> dict[str, str]:
-    return {TRIAL_FILE: record.planned[0].trial.to_text()}
 
 
 class Volume(LocalFleet):
@@ -69,12 +64,19 @@ def test_a_finished_trial_of_a_dead_worker_is_not_run_again_by_another(local: Vo
     assert len(local.noted("started")) == 1
 
 
-def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replacement(local: Volume) -> None:
+@pytest.mark.parametrize(
+    ("max_attempts", "is_noticed"), [(3, False), (1, True)], ids=["at once", "its loss noticed, in its last attempt"]
+)
+def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replacement(
+    local: Volume, max_attempts: int, is_noticed: bool
+) -> None:
     local.plan("success-then-lingers", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    with local.running(local.sharing_fleet([wire])):
+    with local.running(local.sharing_fleet([wire], max_attempts=max_attempts)):
         wait_for(lambda: local.noted("succeeded"), "the trial is done")
         local.pod_dies(wire)
+        if is_noticed:
+            wait_for(lambda: local.heard_of(Happening.WORKER_LOST), "its worker counts as lost")
         wire.plugged = True
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")
@@ -101,24 +103,6 @@ def test_a_finished_trial_is_not_run_again_by_a_worker_that_never_began_its_own_
     assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (2, second.name)
     assert len(local.noted("started")) == 1
-
-
-def test_a_trial_that_was_done_in_its_last_attempt_has_succeeded_though_its_worker_was_lost(local: Volume) -> None:
-    local.plan("success-then-lingers", workers=1, pin="worker-1")
-    (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    lost = Event()
-
-    def hear(event: FleetEvent) -> None:
-        if event.happening is Happening.WORKER_LOST:
-            lost.set()
-
-    with local.running(local.sharing_fleet([wire], max_attempts=1, on_event=hear)):
-        wait_for(lambda: local.noted("succeeded"), "the trial is done")
-        local.pod_dies(wire)
-        wait_for(lost.is_set, "its worker counts as lost")
-        wire.plugged = True
-    assert local.ends() == {"success-then-lingers": "SUCCEEDED"}
-    assert local.winner("success-then-lingers") == (1, "worker-1")
 
 
 def test_a_success_after_the_look_for_it_costs_a_second_run_and_is_no_repeated_success(local: Volume) -> None:
@@ -162,31 +146,24 @@ def test_a_repeated_success_is_told_from_one_that_came_after_the_look(lines: str
     assert bool(started_after_success(lines.split("; "))) is is_again
 
 
-def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(local: Volume) -> None:
+@pytest.mark.parametrize("left", [{}, {"result.json": '{"status": "SUCCEEDED"'}], ids=["nothing", "a torn result"])
+def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(
+    local: Volume, left: dict[str, str]
+) -> None:
     local.plan("slow", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
+    first, second = (local.shared / "r1" / f"slow.{attempt}" for attempt in (1, 2))
     with local.running(local.sharing_fleet([wire])):
         wait_for(lambda: local.noted("started"), "the trial has started")
         local.pod_dies(wire)
+        for name, text in left.items():
+            (first / name).write_text(text)
         wire.plugged = True
         local.say_go(attempt=2)
     assert local.ends() == {"slow": "SUCCEEDED"}
     assert local.winner("slow") == (2, "worker-1")
-    assert (local.shared / "r1" / "slow.2" / "result.json").exists()
-    assert not (local.shared / "r1" / "slow.1" / "result.json").exists()
-
-
-def test_a_torn_result_on_the_volume_is_not_believed(local: Volume) -> None:
-    local.plan("slow", workers=1, pin="worker-1")
-    (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    with local.running(local.sharing_fleet([wire])):
-        wait_for(lambda: local.noted("started"), "the trial has started")
-        local.pod_dies(wire)
-        (local.shared / "r1" / "slow.1" / "result.json").write_text('{"status": "SUCCEEDED"')
-        wire.plugged = True
-        local.say_go(attempt=2)
-    assert local.ends() == {"slow": "SUCCEEDED"}
-    assert local.winner("slow") == (2, "worker-1")
+    assert (second / "result.json").exists()
+    assert {path.name: path.read_text() for path in first.glob("result.json")} == left
 
 
 def test_a_volume_that_is_not_there_is_the_workers_fault_and_not_the_trials(local: Volume) -> None:
@@ -198,29 +175,27 @@ def test_a_volume_that_is_not_there_is_the_workers_fault_and_not_the_trials(loca
     assert not local.noted("started")
 
 
-def test_a_replacement_told_to_start_the_same_attempt_again_does_not_run_it_again(local: Volume) -> None:
-    record = local.plan("fine", workers=1)
+def first_attempt(local: Volume) -> tuple[Job, JobSpec]:
+    """A job of a planned trial, and what starts it."""
+    (planned,) = local.plan("fine", workers=1).planned
     host, folder = local.host(), f"{local.host().workdir}/runs/r1/fine.1"
-    job = Job(Agent(host), folder)
+    command, files = local.launch(host, planned, 1, folder), {TRIAL_FILE: planned.trial.to_text()}
+    return Job(Agent(host), folder), JobSpec(command=command, deadline_sec=60.0, files=files)
+
+
+def test_a_replacement_told_to_start_the_same_attempt_again_does_not_run_it_again(local: Volume) -> None:
+    job, spec = first_attempt(local)
     for _ in range(2):
-        job.start(
-            JobSpec(
-                command=local.launch(host, record.planned[0], 1, folder), deadline_sec=60.0, files=trial_files(record)
-            )
-        )
+        job.start(spec)
         assert job.watch(lambda _: None, every_sec=0.05).exit_code == 0
-        shutil.rmtree(host.workdir)
+        shutil.rmtree(local.host().workdir)
     assert len(local.noted("started")) == 1
 
 
 def test_a_replacement_does_not_write_where_a_first_copy_may_still_be_writing(local: Volume) -> None:
-    record = local.plan("fine", workers=1)
-    host, folder = local.host(), f"{local.host().workdir}/runs/r1/fine.1"
+    job, spec = first_attempt(local)
     (local.shared / "r1" / "fine.1").mkdir(parents=True)
-    job = Job(Agent(host), folder)
-    job.start(
-        JobSpec(command=local.launch(host, record.planned[0], 1, folder), deadline_sec=60.0, files=trial_files(record))
-    )
+    job.start(spec)
     assert job.watch(lambda _: None, every_sec=0.05).exit_code == 127
     assert "begun by another worker" in job.log_tail()[-1]
     assert not local.noted("started")

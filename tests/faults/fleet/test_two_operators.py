@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import RunRecord
-from remote.fleet.events import FleetEvent, Happening
+from remote.fleet.events import Happening
 from remote.fleet.patience import Limits
-from remote.hosts.command import Command
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec
 from tests.support.hosts.local_fleet import QUICK, LocalFleet, wait_for
 
 # Far shorter than another operator's trial lasts: whoever takes a busy worker for a lost one gives it up.
@@ -24,13 +21,6 @@ HASTY = replace(QUICK, lost_after_sec=0.2, give_up_after_sec=0.3)
 def no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A starter waits ten seconds for a slot, for slow machines; here that would only take time."""
     monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
-
-
-def somebody_elses(local: LocalFleet, worker: str, name: str = "other.1") -> Job:
-    host = local.host(worker)
-    job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=f"{host.workdir}/slot")
-    job.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
-    return job
 
 
 def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) -> LocalFleet:
@@ -46,23 +36,23 @@ def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) ->
 
 def test_a_worker_at_anothers_trial_is_waited_for_however_long_and_is_not_lost(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True)
-    theirs, heard = somebody_elses(local, "worker-1"), list[FleetEvent]()
-    with local.running(local.fleet(local.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
+    theirs = local.occupied()
+    with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
         # Longer than the fleet would wait for a worker that is lost.
-        wait_for(lambda: [e for e in heard if e.happening is Happening.WORKER_BUSY], "it is said")
+        wait_for(lambda: local.heard_of(Happening.WORKER_BUSY), "it is said")
         assert not fleet.ledger.entries["fine.worker-1"].end
         theirs.cancel(grace_sec=1.0)
     assert local.ends() == {"fine.worker-1": "SUCCEEDED"}
     assert local.winner("fine.worker-1") == (1, "worker-1")
-    assert Happening.WORKER_LOST not in {event.happening for event in heard}
-    said = next(str(event.reason) for event in heard if event.happening is Happening.WORKER_BUSY)
+    assert local.heard_of(Happening.WORKER_LOST) == []
+    said = str(local.heard_of(Happening.WORKER_BUSY)[0].reason)
     assert "worker-1: busy with" in said
     assert "theirs/other.1" in said
 
 
 def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_named(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True, deadline_sec=1.0)
-    theirs = somebody_elses(local, "worker-1", "leftover.1")
+    theirs = local.occupied("leftover.1")
     local.fleet(local.hosts(1), limits=HASTY).run()
     assert local.ends() == {"fine.worker-1": "LOST"}
     assert "theirs/leftover.1" in (local.reasons()["fine.worker-1"] or "")
@@ -71,7 +61,7 @@ def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_n
 
 def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(local: LocalFleet) -> None:
     local.plan("fine 1", "fine 2", "fine 3", workers=2)
-    theirs = somebody_elses(local, "worker-1")
+    theirs = local.occupied()
     local.fleet(local.hosts(2), limits=HASTY).run()
     assert set(local.ends().values()) == {"SUCCEEDED"}
     assert {line.split()[3] for line in local.noted("started")} == {"worker-2"}
@@ -80,9 +70,9 @@ def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(local: L
 
 def test_stopping_while_waiting_for_a_turn_ends_at_once_and_leaves_the_others_trial_alone(local: LocalFleet) -> None:
     local.plan("fine", workers=1, replicate=True)
-    theirs, heard = somebody_elses(local, "worker-1"), list[FleetEvent]()
-    with local.running(local.fleet(local.hosts(1), limits=HASTY, on_event=heard.append)) as fleet:
-        wait_for(lambda: [e for e in heard if e.happening is Happening.WORKER_BUSY], "it waits")
+    theirs = local.occupied()
+    with local.running(local.fleet(local.hosts(1), limits=HASTY)) as fleet:
+        wait_for(lambda: local.heard_of(Happening.WORKER_BUSY), "it waits")
         fleet.stop()
     assert local.ends() == {"fine.worker-1": "CANCELLED"}
     assert theirs.status().state.value == "running"

@@ -60,6 +60,11 @@ def job_in(local: LocalFleet, name: str = "job", *, slot: bool = False) -> Job:
     return Job(Agent(host), f"{host.workdir}/{name}", slot=f"{host.workdir}/slot" if slot else None)
 
 
+@pytest.fixture
+def job(local: LocalFleet) -> Job:
+    return job_in(local)
+
+
 def place(job: Job, name: str) -> Path:
     return Path(job.folder, name)
 
@@ -78,46 +83,37 @@ def ended(job: Job) -> JobStatus:
     [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
 )
 def test_the_end_marker_carries_the_commands_own_exit_code(
-    local: LocalFleet, script: str, exit_code: int, number: int | None
+    job: Job, script: str, exit_code: int, number: int | None
 ) -> None:
-    job = job_in(local)
     job.start(shell(script))
     status = ended(job)
     assert (status.exit_code, status.signal, status.why) == (exit_code, number, "exited")
     assert json.loads(place(job, "end.json").read_text())["exit_code"] == exit_code
 
 
-def test_a_program_that_is_not_there_ends_with_127_and_says_so_in_the_log(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_a_program_that_is_not_there_ends_with_127_and_says_so_in_the_log(job: Job) -> None:
     job.start(JobSpec(command=Command(argv=("/no/such/program",)), deadline_sec=60.0))
     assert ended(job).exit_code == 127
     assert job.log_tail() == ["/no/such/program: cannot be started: No such file or directory"]
 
 
-def test_the_end_marker_is_written_after_everything_the_command_left_behind_is_gone(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_the_end_marker_is_written_after_everything_the_command_left_behind_is_gone(job: Job) -> None:
     job.start(shell("sleep 300 & setsid sleep 300 & exit 0"))
     assert ended(job).exit_code == 0
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_a_job_runs_in_its_folder_with_its_environment_and_files_and_keeps_what_it_prints(local: LocalFleet) -> None:
-    job = job_in(local)
-    command = Command(argv=("sh", "-c", 'pwd; echo "$GREETING"; cat trial.json; echo oops >&2'))
-    spec = JobSpec(
-        command=Command(argv=command.argv, environment={"GREETING": "it's me"}),
-        deadline_sec=60.0,
-        files={"trial.json": "{}\n"},
-    )
-    job.start(spec)
+def test_a_job_runs_in_its_folder_with_its_environment_and_files_and_keeps_what_it_prints(job: Job) -> None:
+    script = 'pwd; echo "$GREETING"; cat trial.json; echo oops >&2'
+    command = Command(argv=("sh", "-c", script), environment={"GREETING": "it's me"})
+    job.start(JobSpec(command=command, deadline_sec=60.0, files={"trial.json": "{}\n"}))
     ended(job)
     assert job.log_tail() == [job.folder, "it's me", "{}", "oops"]
 
 
-def test_a_job_may_run_in_another_folder(local: LocalFleet) -> None:
+def test_a_job_may_run_in_another_folder(local: LocalFleet, job: Job) -> None:
     elsewhere = local.folder / "else where"
     elsewhere.mkdir()
-    job = job_in(local)
     job.start(JobSpec(command=Command(argv=("pwd",), folder=str(elsewhere)), deadline_sec=60.0))
     ended(job)
     assert job.log_tail() == [str(elsewhere)]
@@ -135,8 +131,7 @@ def test_job_folders_may_have_odd_names(local: LocalFleet, name: str) -> None:
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_a_job_outlives_the_process_that_started_it(local: LocalFleet, whole_group: bool) -> None:
-    job = job_in(local)
+def test_a_job_outlives_the_process_that_started_it(local: LocalFleet, job: Job, whole_group: bool) -> None:
     script = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
 from tests.faults.jobs.test_job_faults import LocalFleet, job_in, shell
@@ -158,8 +153,7 @@ sys.stdin.read()
     assert ended(job).exit_code == 0
 
 
-def test_the_heart_beats_while_the_command_runs(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_the_heart_beats_while_the_command_runs(job: Job) -> None:
     job.start(shell(UNTIL_GO))
     beats: set[str] = set()
 
@@ -173,8 +167,7 @@ def test_the_heart_beats_while_the_command_runs(local: LocalFleet) -> None:
     ended(job)
 
 
-def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(local: LocalFleet, job: Job) -> None:
     job.start(shell(f"""echo '{{"step": 3}}' > progress.json; {UNTIL_GO}"""))
     wait_for(place(job, "progress.json").exists, "progress")
 
@@ -192,8 +185,7 @@ def test_watching_tells_progress_and_may_be_broken_off_and_taken_up_again(local:
     assert ended(job).exit_code == 0
 
 
-def test_a_stream_that_is_lost_with_success_reported_is_not_an_absent_job(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_a_stream_that_is_lost_with_success_reported_is_not_an_absent_job(local: LocalFleet, job: Job) -> None:
     job.start(shell(UNTIL_GO))
     silent = Job(Agent(CuttableHost(host=local.host(), garble=lambda *_: b"")), job.folder)
     with pytest.raises(HostUnreachable):
@@ -222,15 +214,13 @@ def deaf_are_up(job: Job) -> bool:
     return len(list(Path(job.folder).glob("deaf.*"))) == 4
 
 
-def test_at_its_deadline_a_job_is_told_to_end_and_may_still_say_how(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_at_its_deadline_a_job_is_told_to_end_and_may_still_say_how(job: Job) -> None:
     job.start(shell("trap 'exit 5' TERM; while :; do sleep 0.02; done", deadline_sec=0.3))
     status = ended(job)
     assert (status.why, status.exit_code) == ("deadline", 5)
 
 
-def test_a_job_deaf_to_its_deadline_is_killed_with_all_its_descendants(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_a_job_deaf_to_its_deadline_is_killed_with_all_its_descendants(job: Job) -> None:
     job.start(python(DEAF, deadline_sec=1.0, grace_sec=0.2))
     status = ended(job)
     assert (status.why, status.exit_code, status.signal) == ("deadline", 137, 9)
@@ -238,16 +228,14 @@ def test_a_job_deaf_to_its_deadline_is_killed_with_all_its_descendants(local: Lo
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_cancel_interrupts_first(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_cancel_interrupts_first(job: Job) -> None:
     job.start(shell("trap 'exit 42' INT; trap 'exit 43' TERM; touch up; while :; do sleep 0.02; done"))
     wait_for(place(job, "up").exists, "the traps")
     status = job.cancel()
     assert (status.state, status.why, status.exit_code) == (JobState.ENDED, "cancelled", 42)
 
 
-def test_cancel_kills_what_is_deaf_with_all_its_descendants(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_cancel_kills_what_is_deaf_with_all_its_descendants(job: Job) -> None:
     job.start(python(DEAF, grace_sec=0.1))
     wait_for(lambda: deaf_are_up(job), "four deaf processes")
     status = job.cancel()
@@ -255,16 +243,14 @@ def test_cancel_kills_what_is_deaf_with_all_its_descendants(local: LocalFleet) -
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_a_termination_by_the_host_itself_is_told_from_a_cancel(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_a_termination_by_the_host_itself_is_told_from_a_cancel(job: Job) -> None:
     job.start(shell("trap 'exit 143' TERM; touch up; while :; do sleep 0.02; done"))
     wait_for(place(job, "up").exists, "the trap")
     os.kill(supervisor_of(Path(job.folder)), signal.SIGTERM)
     assert (ended(job).why, ended(job).exit_code) == ("terminated", 143)
 
 
-def test_cancelling_what_has_ended_or_never_was_changes_nothing(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_cancelling_what_has_ended_or_never_was_changes_nothing(job: Job) -> None:
     assert job.cancel().state is JobState.ABSENT
     job.start(shell("exit 7"))
     ended(job)
@@ -274,32 +260,23 @@ def test_cancelling_what_has_ended_or_never_was_changes_nothing(local: LocalFlee
 def test_a_job_cancelled_while_it_waits_for_its_turn_never_begins(local: LocalFleet) -> None:
     first, second = job_in(local, "first", slot=True), job_in(local, "second", slot=True)
     first.start(shell(UNTIL_GO))
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         starting = pool.submit(second.start, shell("touch ran"))
         wait_for(place(second, "lock").exists, "the second job's claim")
         assert second.status().state is JobState.WAITING
-        cancelling = pool_submit(second.cancel)
+        cancelling = pool.submit(second.cancel)
         wait_for(place(second, "cancel").exists, "the cancel mark")
         place(first, "go").touch()
         assert starting.result(PATIENCE_SEC).why == "cancelled"
-        assert cancelling().why == "cancelled"
+        assert cancelling.result(PATIENCE_SEC).why == "cancelled"
     assert second.start(shell("touch ran")).why == "cancelled"
     assert not place(second, "ran").exists()
-
-
-def pool_submit(work):  # type: ignore[no-untyped-def]
-    """`work` in a thread of its own; call what is returned to wait for its answer."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return lambda: future.result(PATIENCE_SEC)
 
 
 # --- once, and one at a time ------------------------------------------------------------------------------------------
 
 
-def test_starting_twice_runs_once(local: LocalFleet) -> None:
-    job = job_in(local)
+def test_starting_twice_runs_once(local: LocalFleet, job: Job) -> None:
     job.start(shell(f"echo ran >> {shlex.quote(str(local.folder))}/ran; {UNTIL_GO}"))
     assert job.start(shell("exit 9")).state is JobState.RUNNING
     place(job, "go").touch()
@@ -308,7 +285,7 @@ def test_starting_twice_runs_once(local: LocalFleet) -> None:
     assert (local.folder / "ran").read_text() == "ran\n"
 
 
-def test_eight_starters_at_once_run_it_once(local: LocalFleet) -> None:
+def test_eight_starters_at_once_run_it_once(local: LocalFleet, job: Job) -> None:
     script = f"echo ran >> {shlex.quote(str(local.folder))}/ran; {UNTIL_GO}"
     ready = threading.Barrier(8)
 
@@ -321,7 +298,6 @@ def test_eight_starters_at_once_run_it_once(local: LocalFleet) -> None:
         states = list(pool.map(begin, range(8)))
     assert set(states) <= {JobState.RUNNING, JobState.WAITING}
     assert JobState.RUNNING in states
-    job = job_in(local)
     place(job, "go").touch()
     assert ended(job).exit_code == 0
     assert (local.folder / "ran").read_text() == "ran\n"

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from remote.cluster.errors import Forbidden, Misconfigured
-from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.host import Completed, HostUnreachable
 from remote.jobs.agent import Agent, HostRefused
@@ -73,12 +72,8 @@ def test_input_of_megabytes_is_whole_and_so_is_output(pods: PodFleet) -> None:
 
 def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> None:
     host = pods.pod_hosts()[0]
-
-    def kill(_: bytes) -> None:
-        kill_kubectls()
-
     with pytest.raises(HostUnreachable, match="broke before the command's end"):
-        run(host, "sh", "-c", "echo here; sleep 77", on_stdout=kill)
+        run(host, "sh", "-c", "echo here; sleep 77", on_stdout=lambda _: kill_kubectls())
     pod = pods.pod_of("worker-1")["name"]
     wait_for(lambda: ["sleep", "77"] not in pods.cluster.processes(pod).values(), "the command is gone")
 
@@ -86,17 +81,16 @@ def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> N
 # --- who may, and where -----------------------------------------------------------------------------------------------
 
 
-def test_a_role_without_pods_exec_is_refused_and_not_asked_again(pods: PodFleet) -> None:
-    host = pods.pod_hosts()[0]
-    for verb in ("get", "create"):
-        pods.cluster.faults.forbid(verb=verb, resource="pods/exec")
-    with pytest.raises(Forbidden, match="get and create on pods/exec"):
-        run(host, "true")
-
-
-def test_a_role_without_pods_is_refused_and_says_which_rights_it_needs(pods: PodFleet) -> None:
-    pods.cluster.faults.forbid(verb="list", resource="pods")
-    with pytest.raises(Forbidden, match="get and list on pods"):
+@pytest.mark.parametrize(
+    ("verbs", "resource", "says"),
+    [(("get", "create"), "pods/exec", "get and create on pods/exec"), (("list",), "pods", "get and list on pods")],
+)
+def test_a_role_without_a_right_is_refused_and_says_which_it_needs(
+    pods: PodFleet, verbs: tuple[str, ...], resource: str, says: str
+) -> None:
+    for verb in verbs:
+        pods.cluster.faults.forbid(verb=verb, resource=resource)
+    with pytest.raises(Forbidden, match=says):
         run(pods.pod_hosts()[0], "true")
 
 
@@ -107,20 +101,19 @@ def test_expired_credentials_are_refused_and_say_what_to_renew(pods: PodFleet) -
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [({"context": "production"}, "set cluster.context"), ({"kubeconfig": "/no/kubeconfig"}, "see cluster.kubeconfig")],
+    ("change", "kind", "says"),
+    [
+        ({"context": "production"}, Misconfigured, "set cluster.context"),
+        ({"kubeconfig": "/no/kubeconfig"}, Misconfigured, "see cluster.kubeconfig"),
+        ({"namespace": "elsewhere"}, PodGone, "no pod has index 0 among app=bench in namespace elsewhere"),
+    ],
 )
-def test_a_context_or_kubeconfig_that_is_not_there_is_named(pods: PodFleet, change: dict[str, str], says: str) -> None:
+def test_a_context_or_kubeconfig_that_is_not_there_or_a_namespace_without_workers_is_named(
+    pods: PodFleet, change: dict[str, str], kind: type[Exception], says: str
+) -> None:
     kubectl = replace(pods.pods.kubectl, **change)
     host = replace(pods.pod_hosts()[0], pods=Pods(kubectl, SELECTOR))
-    with pytest.raises(Misconfigured, match=says):
-        run(host, "true")
-
-
-def test_a_namespace_without_workers_is_said_with_the_selector(pods: PodFleet) -> None:
-    kubectl = Kubectl(namespace="elsewhere", kubeconfig=str(pods.cluster.kubeconfig))
-    host = replace(pods.pod_hosts()[0], pods=Pods(kubectl, SELECTOR))
-    with pytest.raises(PodGone, match="no pod has index 0 among app=bench in namespace elsewhere"):
+    with pytest.raises(kind, match=says):
         run(host, "true")
 
 

@@ -44,13 +44,13 @@ def test_an_api_server_that_is_gone_for_30_s_costs_no_trial_and_none_is_begun_tw
     late.plan("fine start", workers=1)
     hosts = pods.pod_hosts()
     limits = shipped()
-    fleet = pods.pod_fleet(hosts=hosts[:2], limits=limits, on_event=pods.heard.append)
+    fleet = pods.pod_fleet(hosts=hosts[:2], limits=limits)
     with pods.running(fleet):
         wait_for(lambda: pods.noted("started", "slow-middle") and pods.noted("succeeded"), "one runs, one is done")
         went = time.monotonic()
         pods.cluster.faults.server_gone()
         # The third worker's job is to begin while nobody can be reached, the other two's to end.
-        with late.running(late.pod_fleet(hosts=late.pod_hosts()[2:], limits=limits, on_event=late.heard.append)):
+        with late.running(late.pod_fleet(hosts=late.pod_hosts()[2:], limits=limits)):
             wait_for(lambda: late.ledger_lines("started"), "an attempt is written down")
             assert not late.noted("started")
             pods.say_go()
@@ -94,7 +94,7 @@ def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live_
 def test_a_black_hole_of_20_s_is_borne_by_a_stream_that_is_given_up_after_15(pods: PodFleet) -> None:
     pods.plan("slow", workers=1)
     heard_of_it = pods.pod_hosts()[:1]
-    with pods.running(pods.pod_fleet(hosts=heard_of_it, limits=shipped(), on_event=pods.heard.append)):
+    with pods.running(pods.pod_fleet(hosts=heard_of_it, limits=shipped())):
         wait_for(lambda: pods.heard_of(Happening.PROGRESS), "it is followed")
         pods.cluster.faults.silence()
         pods.say_go()

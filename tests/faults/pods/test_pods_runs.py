@@ -145,8 +145,7 @@ def test_an_operator_who_does_not_log_in_in_time_is_left_without_an_end_and_a_re
     pods.plan("slow a", "success-then-lingers b", workers=2)
     pods.log_in_by_program()
     hosts = hasty(pods.pod_hosts())[:2]
-    limits = replace(LIMITS, log_in_within_sec=1.0)
-    fleet = pods.pod_fleet(hosts=hosts, limits=limits)
+    fleet = pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, log_in_within_sec=1.0))
     with ThreadPoolExecutor(1) as thread:
         run = thread.submit(fleet.run)
         wait_for(lambda: pods.noted("started", "slow-a") and pods.noted("succeeded"), "one runs and one is done")
@@ -174,7 +173,7 @@ def test_a_replacement_that_cannot_come_up_holds_nothing_up(pods: PodFleet, faul
         "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
     }
     pods.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
-    with pods.running(pods.pod_fleet(hosts=hasty(pods.pod_hosts()), on_event=pods.heard.append)):
+    with pods.running(pods.pod_fleet(hosts=hasty(pods.pod_hosts()))):
         wait_for(lambda: len(pods.noted("started")) == PODS and pods.noted("succeeded"), "all of them run")
         if fault == "image cannot be pulled":
             faults.fail_pulls("*", "timeout")
@@ -245,8 +244,7 @@ def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_count
     hosts = hasty(pods.pod_hosts())[:2]
     with pods.running(pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, lost_after_sec=8.0))):
         wait_for(lambda: pods.noted("started"), "the trial runs")
-        worker = pods.noted("started")[0].split()[3]
-        node = pods.pod_of(worker)["node"]
+        node = pods.pod_of(pods.noted("started")[0].split()[3])["node"]
         pods.cluster.faults.silence_node(node)
         wait_for(lambda: len(pods.noted("started")) == 2, "another pod has begun it")
         pods.say_go(attempt=2)

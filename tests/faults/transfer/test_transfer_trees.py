@@ -5,11 +5,11 @@ import os
 import pytest
 
 from remote.hosts.host import HostError
-from remote.jobs.agent import Agent, HostRefused
+from remote.jobs.agent import HostRefused
 from remote.jobs.incoming import Part
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted
-from tests.support.hosts.moving import CUT_UNDER_SMALL_FILES, Narrow, fill, move, put_program, tree
+from tests.support.hosts.moving import fill, move, tree
 
 ODD_NAMES = [
     "plain.txt",
@@ -83,18 +83,6 @@ def test_a_file_that_another_pull_is_bringing_is_left_to_it(local: LocalFleet) -
     other.file.close()
     pull(local.agent(), str(source), target)
     assert tree(target) == content
-
-
-@CUT_UNDER_SMALL_FILES
-def test_a_name_as_long_as_file_systems_take_moves_and_goes_on_where_it_broke(
-    local: LocalFleet, direction: str
-) -> None:
-    source, target = local.folder / "source", local.folder / "target"
-    content = fill(source, {"n" * 255: 900_000, "deep/" + "日" * 85: 5})
-    put_program(local)
-    moved = move(direction, Agent(Narrow(host=local.host()).breaks([400_000])), source, target)
-    assert tree(target) == content
-    assert moved.byte_count <= 900_005 + 2 * 65_536
 
 
 def test_unwanted_files_stay_where_they_are(local: LocalFleet) -> None:

@@ -6,7 +6,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -23,7 +25,8 @@ from tests.support.hosts.moving import CUT_UNDER_SMALL_FILES, Narrow, fill, move
 def test_a_broken_transfer_goes_on_inside_the_file_it_broke_in(local: LocalFleet, direction: str) -> None:
     source, target = local.folder / "source", local.folder / "target"
     chooser = random.Random(1)
-    content = fill(source, {"a": 5, "b": 700_000, "empty": 0, "c": 900_000, "d": 1})
+    # Names as long as file systems take.
+    content = fill(source, {"a": 5, "n" * 255: 700_000, "empty": 0, "deep/" + "日" * 85: 900_000, "d": 1})
     total = sum(map(len, content.values()))
     put_program(local)
     breaks = [chooser.randrange(total // 4) for _ in range(6)]
@@ -90,14 +93,8 @@ def test_the_receiver_of_a_broken_stream_that_lives_on_does_not_spoil_the_next_o
     assert old.stdin is not None
     old.stdin.write(head + content[:300_000])
     wait_for(lambda: part.exists() and part.stat().st_size >= 200_000, "the first bytes")
-
-    class Late(CuttableHost):
-        def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
-            if "receive" in command.argv:
-                stdin = Between(stdin, lambda: old.stdin.write(content[300_000:600_000]))
-            return super().run(command, stdin=stdin, **rest)
-
-    moved = push(Agent(Late(host=local.host())), source, str(target))
+    late = partial(Between, act=lambda: old.stdin.write(content[300_000:600_000]))
+    moved = push(Agent(Sending(host=local.host()).through(late)), source, str(target))
     old.stdin.close()
     old.wait()
     assert tree(target) == {"a": content}
@@ -109,15 +106,22 @@ def test_two_pushes_of_the_same_files_at_once_both_end_well(local: LocalFleet) -
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 900_000})
     put_program(local)
-
-    class Overtaken(CuttableHost):
-        def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
-            if "receive" in command.argv:
-                stdin = Between(stdin, lambda: push(local.agent(), source, str(target)))
-            return super().run(command, stdin=stdin, **rest)
-
-    push(Agent(Overtaken(host=local.host())), source, str(target))
+    overtaken = partial(Between, act=lambda: push(local.agent(), source, str(target)))
+    push(Agent(Sending(host=local.host()).through(overtaken)), source, str(target))
     assert tree(target) == content
+
+
+class Sending(CuttableHost):
+    """Its n-th stream of files towards the host comes through the n-th of these."""
+
+    def through(self, *streams: Callable[[Readable], Readable]) -> Self:
+        self.streams = list(streams)
+        return self
+
+    def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
+        if "receive" in command.argv and self.streams:
+            stdin = self.streams.pop(0)(stdin)
+        return super().run(command, stdin=stdin, **rest)
 
 
 class Between:
@@ -162,19 +166,9 @@ def test_a_file_that_arrives_wrong_twice_is_refused_and_nothing_is_kept(local: L
     assert tree(target) == {}
 
 
-class FlippingIn(CuttableHost):
-    """Flips a bit of the bulk in the first `times` streams towards the host."""
-
-    times = 1
-
-    def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]
-        if "receive" in command.argv and self.times:
-            self.times -= 1
-            stdin = Spoilt(stdin)
-        return super().run(command, stdin=stdin, **rest)
-
-
 class Spoilt:
+    """A stream with one bit of its bulk flipped."""
+
     def __init__(self, source: Readable) -> None:
         self._source, self._pieces = source, 0
 
@@ -186,11 +180,10 @@ class Spoilt:
 def test_a_byte_flipped_towards_the_host_is_sent_again_and_refused_the_second_time(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = fill(source, {"a": 1000})
-    push(Agent(FlippingIn(host=local.host())), source, str(target))
+    push(Agent(Sending(host=local.host()).through(Spoilt)), source, str(target))
     assert tree(target) == content
 
-    twice = FlippingIn(host=local.host())
-    twice.times = 2
+    twice = Sending(host=local.host()).through(Spoilt, Spoilt)
     with pytest.raises(ChecksumMismatch, match="arrived on worker-1 with a wrong sha256, twice"):
         push(Agent(twice), source, str(local.folder / "other"))
     assert tree(local.folder / "other") == {}

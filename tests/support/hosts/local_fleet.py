@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from bench.records.layout import LEDGER_FILE  # noqa: E402
 from bench.records.result import TrialResult  # noqa: E402
 from bench.records.run import PlannedTrial, RunRecord  # noqa: E402
 from remote.fleet.attempt import OUT_FOLDER, TRIAL_FILE  # noqa: E402
-from remote.fleet.events import FleetEvent  # noqa: E402
+from remote.fleet.events import FleetEvent, Happening  # noqa: E402
 from remote.fleet.fleet import Fleet  # noqa: E402
 from remote.fleet.ledger import Ledger  # noqa: E402
 from remote.fleet.patience import Limits  # noqa: E402
@@ -39,6 +40,7 @@ from remote.hosts.command import Command  # noqa: E402
 from remote.hosts.host import Completed, Host, HostUnreachable, How  # noqa: E402
 from remote.hosts.local import LocalHost  # noqa: E402
 from remote.jobs.agent import Agent  # noqa: E402
+from remote.jobs.job import Job, JobSpec, slot_of  # noqa: E402
 
 FAKE_BENCH = ROOT / "tests" / "support" / "hosts" / "fake_bench.py"
 PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system waits this long
@@ -117,8 +119,12 @@ def mounted(folder: Path, size: str = "1m") -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def threads() -> list[threading.Thread]:
-    return threading.enumerate()
+def fill(disk: Path) -> None:
+    """No byte more goes onto a small file system."""
+    with contextlib.suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+        while filler.write(bytes(1 << 12)):
+            pass
+    assert shutil.disk_usage(disk).free == 0
 
 
 def supervisor_of(job: Path) -> int:
@@ -131,6 +137,7 @@ class LocalFleet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = folder / "bench.log"
+        self.heard: list[FleetEvent] = []
 
     def __enter__(self) -> Self:
         return self
@@ -160,6 +167,13 @@ class LocalFleet:
 
     def hosts(self, count: int) -> list[LocalHost]:
         return [self.host(f"worker-{number}") for number in range(1, count + 1)]
+
+    def occupied(self, name: str = "other.1") -> Job:
+        """Another operator's job, which holds the first worker's slot."""
+        host = self.host()
+        job = Job(Agent(host), f"{host.workdir}/runs/theirs/{name}", slot=slot_of(host))
+        job.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
+        return job
 
     def noted(self, word: str, trial_id: str | None = None) -> list[str]:
         """What the stand-in bench wrote down: lines of word, trial id, attempt, worker."""
@@ -239,7 +253,7 @@ class LocalFleet:
             ledger=ledger,
             launch=launch or self.launch,
             shared=shared,
-            on_event=on_event or (lambda _: None),
+            on_event=on_event or self.heard.append,
             limits=limits,
             **more,
         )
@@ -252,6 +266,10 @@ class LocalFleet:
         """The fleet at work in a thread of its own; on leaving it is waited for, and what it raised comes through."""
         with meanwhile(fleet.run, fleet.stop):
             yield fleet
+
+    def heard_of(self, happening: Happening, worker: str | None = None) -> list[FleetEvent]:
+        """What fleets have said, but for those with an `on_event` of their own."""
+        return [e for e in list(self.heard) if e.happening is happening and worker in (None, e.worker)]
 
     def winner(self, trial_id: str) -> tuple[int, str]:
         """The attempt and the worker behind a trial's end."""
@@ -366,7 +384,6 @@ class CuttableHost:
     cuts: Iterator[int | None] = dataclasses.field(default_factory=lambda: iter(()))
     garble: Callable[[Command, bytes], bytes] = lambda _, piece: piece
     before: Callable[[Command], None] = lambda _: None
-    delivered: int = 0
 
     @property
     def name(self) -> str:
@@ -392,7 +409,6 @@ class CuttableHost:
             self._check()
             piece = self.garble(command, piece)
             kept = piece if left is None else piece[:left]
-            self.delivered += len(kept)
             (gathered.extend if on_stdout is None else on_stdout)(kept)
             if left is not None:
                 left -= len(kept)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from bench.kinds.distributed.torchrun import descendants
 
+SILENCE_SEC = 15  # where many processes share few cores, a rank that imports is silent for seconds
+
 
 def alive(pids: Iterable[int]) -> list[int]:
     """Those that run; a zombie that its new parent has not collected yet is dead."""

@@ -7,8 +7,6 @@ import pytest
 
 from remote.fleet.events import FleetEvent, Happening
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_of
 from tests.support.hosts.local_fleet import PATIENCE_SEC, QUICK, CuttableHost, LocalFleet
 
 
@@ -19,8 +17,7 @@ def test_a_trial_passed_on_by_a_busy_worker_has_all_its_attempts_still_and_no_mo
     monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
     local.plan(f"{name} 1", f"{name} 2")
     busy, idle = local.hosts(2)
-    theirs = Job(Agent(busy), f"{busy.workdir}/runs/theirs/other.1", slot=slot_of(busy))
-    theirs.start(JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0, grace_sec=1.0))
+    theirs = local.occupied()
     given_up = threading.Event()
 
     def hear(event: FleetEvent) -> None:

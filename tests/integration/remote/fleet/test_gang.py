@@ -23,11 +23,6 @@ def spec(count: int, script: str = "sleep 60") -> JobSpec:
     return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0, heartbeat_sec=0.05)
 
 
-def environment_of(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "spec.json").read_text())["environment"]
-    return found
-
-
 def folder_of(wire: CuttableHost) -> Path:
     return Path(wire.workdir, "runs", "job")
 
@@ -57,7 +52,7 @@ def test_every_member_is_told_its_place_and_all_meet_at_the_leader(members: Memb
     agent, wires = members(3)
     job = Job(agent, "/same/runs/job", slot="/same/slot")
     assert job.start(spec(3)).state is JobState.RUNNING
-    told = [environment_of(folder_of(wire)) for wire in wires]
+    told = [json.loads((folder_of(wire) / "spec.json").read_text())["environment"] for wire in wires]
     assert [each[NODE_RANK] for each in told] == ["0", "1", "2"]
     assert {each[NODE_ADDRESS] for each in told} == {"10.0.0.7"}
     assert len({(each[NODE_COUNT], each[NODE_PORT], each[NODE_TOKEN]) for each in told}) == 1
@@ -75,23 +70,13 @@ def test_a_trial_of_fewer_ranks_leaves_the_other_members_alone(members: Members)
         Job(agent, "/same/runs/four").start(spec(4))
 
 
-def test_a_busy_member_keeps_the_leader_from_starting_and_is_named(members: Members) -> None:
-    agent, wires = members(2)
-    other = Job(Agent(wires[1]), "/same/runs/other", slot="/same/slot")
-    other.start(spec(1))
-    assert str(agent.holder("/same/slot")).endswith("runs/other")
-    with pytest.raises(HostBusy, match="runs/other"):
-        Job(agent, "/same/runs/job", slot="/same/slot").start(spec(2))
-    assert not folder_of(wires[0]).exists()
-    other.cancel()
-
-
-def test_no_member_is_started_while_another_is_busy(members: Members) -> None:
+def test_no_member_is_started_while_another_is_busy_and_what_it_is_at_is_named(members: Members) -> None:
     """A member that had started would hold its slot, wait for the leader in vain, and end with the attempt."""
     agent, wires = members(3)
     for busy in (2, 0):  # the last member, and the leader itself
         other = Job(Agent(wires[busy]), f"/same/runs/other-{busy}", slot="/same/slot")
         other.start(spec(1))
+        assert str(agent.holder("/same/slot")).endswith(f"runs/other-{busy}")
         with pytest.raises(HostBusy, match=f"runs/other-{busy}"):
             Job(agent, "/same/runs/job", slot="/same/slot").start(spec(3))
         assert [folder_of(wire).exists() for wire in wires] == [False, False, False]

@@ -1,28 +1,21 @@
 """What of this subject starts a process."""
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
 from bench.records.result import End
 from remote.fleet.ledger import Ledger, LedgerError
+from tests.support.hosts.local_fleet import fill
 
 IDS = ["one", "two", "three"]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.jsonl"
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_torn_line_behind(small_disk: Path) -> None:
     path = small_disk / "ledger.jsonl"
     ledger = Ledger.create(path, IDS)
     ledger.started("one", 1, "w", "/f")
-    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
+    fill(small_disk)
 
     def go_on() -> None:
         # What is left of the ledger's own page takes a line or none; a line that would need the next page is cut.

@@ -10,13 +10,14 @@ import pytest
 
 from remote.hosts.local import LocalHost
 from remote.image import vmjob
-from remote.image.modelfetch import Fetch, FetchError, find, start
+from remote.image.modelfetch import Fetch, FetchError, _as_files, find, start
 from remote.image.onvm.fetch import chosen, digests, read_manifest, weights_of
 from remote.image.onvm.hub import failure
 from remote.image.onvm.job import Failed
 from remote.image.onvm.sources import Cache, files_of, snapshot_in
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
+from tests.support.machines.failures import fails
 
 COMMIT = "a" * 40
 
@@ -37,9 +38,8 @@ def test_of_a_models_files_only_those_that_a_trial_reads_are_brought() -> None:
 
 
 def test_a_model_of_pickles_alone_is_refused() -> None:
-    with pytest.raises(Failed, match="no safetensors weights") as refused:
+    with fails("usage", "no safetensors weights"):
         chosen(entries("config.json", "pytorch_model.bin"))
-    assert refused.value.kind == "usage"
 
 
 def test_the_weights_are_those_that_the_index_names(tmp_path: Path) -> None:
@@ -117,9 +117,8 @@ def test_a_link_that_leads_out_of_a_cache_is_refused_and_nothing_of_it_is_taken(
     home = cache(tmp_path / "cache", COMMIT)
     snapshot = home / "snapshots" / COMMIT
     (snapshot / "chat_template.json").symlink_to(tmp_path / "passwd")
-    with pytest.raises(Failed, match=rf"chat_template\.json: leads out of the cache, to {tmp_path}/passwd") as refused:
+    with fails("refused", rf"chat_template\.json: leads out of the cache, to {tmp_path}/passwd"):
         files_of(snapshot, tmp_path / "cache" / named)
-    assert refused.value.kind == "refused"
     (snapshot / "chat_template.json").unlink()
     (snapshot / "config.json").symlink_to(home / "blobs" / "not-there")
     with pytest.raises(Failed, match="which is no file"):
@@ -134,6 +133,15 @@ def test_a_link_that_leads_out_of_a_cache_is_refused_and_nothing_of_it_is_taken(
     with pytest.raises(Failed, match="leads out of the cache"):
         source.fetch(entry, tmp_path)
     assert not (tmp_path / "config.json").exists()
+
+
+def test_a_cache_that_cannot_be_linked_to_is_named(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--o--m" / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    said = r"models--o--m: cannot be linked to: No such file"
+    with pytest.raises(FetchError, match=said), _as_files(snapshot, ["x"]):
+        pytest.fail("there is nothing to bring")
+    assert [path.name for path in snapshot.parent.parent.iterdir()] == ["snapshots"]
 
 
 @pytest.mark.parametrize("model", ["name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."])

@@ -19,8 +19,7 @@ from tests.support.hosts.pythons import other_python
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_a_job_runs_under_another_python(local: LocalFleet, version: str) -> None:
-    python = other_python(version)
-    host = LocalHost(name="old", workdir=local.host().workdir, python=(python,))
+    host = LocalHost(name="old", workdir=local.host().workdir, python=(other_python(version),))
     job = Job(Agent(host), f"{host.workdir}/job", slot=f"{host.workdir}/slot")
     job.start(JobSpec(command=Command(argv=("sh", "-c", "echo hello; exit 7")), deadline_sec=60.0))
     status = job.watch(lambda _: None, every_sec=0.05, for_sec=PATIENCE_SEC)
@@ -29,8 +28,8 @@ def test_a_job_runs_under_another_python(local: LocalFleet, version: str) -> Non
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) -> None:
-    python = other_python(version)
-    agent, content = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(python,))), os.urandom(3 << 20)
+    agent = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(other_python(version),)))
+    content = os.urandom(3 << 20)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "large").write_bytes(content)
     assert push(agent, tmp_path / "here", str(tmp_path / "there")).came == ("large",)

@@ -192,8 +192,7 @@ def test_a_pull_that_was_not_recorded_is_told_too(cause: str, text: str) -> None
 def test_a_cordoned_node_beside_it_is_told_as_well(name: str, cause: str) -> None:
     scenario = RECORDED["scheduling-one-node-cordoned"][name]
     message = next(event["message"] for event in scenario["events"] if event["reason"] == "FailedScheduling")
-    causes = [one.cause for one in explain_scheduling(message)]
-    assert causes == [cause, "cordoned"]
+    assert [one.cause for one in explain_scheduling(message)] == [cause, "cordoned"]
 
 
 @pytest.mark.parametrize(

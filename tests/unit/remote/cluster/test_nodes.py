@@ -166,6 +166,7 @@ BY_LIMIT = pod("notebook") | {
     ("there", "expected", "free"),
     [
         pytest.param(BY_LIMIT, ["gpu-taken"], 0, id="a GPU by limit alone"),
+        pytest.param(pod("train", gpus=3), ["gpu-taken"], 0, id="more GPUs than its device plugin has left"),
         pytest.param(pod("train", gpus=1) | {"status": {"phase": "Succeeded"}}, [], 1, id="a finished pod"),
         pytest.param(pod(cpu="27"), ["no-cpu"], 1, id="cores that others asked for"),
         pytest.param(
@@ -176,11 +177,6 @@ BY_LIMIT = pod("notebook") | {
 def test_what_other_pods_hold_is_not_free(there: dict[str, Any], expected: list[str], free: int) -> None:
     found = report([there])
     assert (causes(found), found.gpus_free) == (expected, free)
-
-
-def test_a_device_plugin_that_took_gpus_back_leaves_none_free_and_never_less() -> None:
-    found = report([pod("train", gpus=3)])
-    assert (causes(found), found.gpus_free) == (["gpu-taken"], 0)
 
 
 def labelled(**labels: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from remote.cluster.manifests import DIGEST, Image, Values, kustomization, stamped
 from remote.cluster.plan import Verb, differences, is_training, plan
-from remote.cluster.quantity import amount, same
+from remote.cluster.quantity import amount
 
 DIGEST_HEX = "sha256:" + "ab" * 32
 
@@ -160,6 +160,8 @@ def test_a_secret_to_write_is_something_to_do() -> None:
         ({"cpu": "1"}, {"cpu": "1000m"}, []),
         ({"memory": "1024Mi"}, {"memory": "1Gi"}, []),
         ({"memory": "1G"}, {"memory": "1Gi"}, ["memory"]),
+        ({"name": "bench"}, {"name": "bench"}, []),
+        ({"name": "bench"}, {"name": "bench2"}, ["name"]),
         ({"on": False}, {"on": True}, ["on"]),
         ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}, {"key": "a", "x": 1}]}, []),
         ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, ["tolerations"]),
@@ -221,11 +223,6 @@ def test_a_quantity_is_a_number(text: str, number: float) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a Kubernetes quantity"):
         amount(text)
-
-
-def test_words_are_the_same_only_when_they_are_equal() -> None:
-    assert same("bench", "bench")
-    assert not same("bench", "bench2")
 
 
 def values(**changes: Any) -> Values:

@@ -58,38 +58,31 @@ def busy() -> WorkerBusy:
     return WorkerBusy("worker-1: busy with /w/runs/theirs/a.1 (for 10 s)")
 
 
-def test_silence_is_borne_for_as_long_as_the_limit_and_no_longer(patience: Patience) -> None:
-    def ask() -> None:
-        raise HostUnreachable("worker-1: nothing")
-
-    with pytest.raises(WorkerLost, match=r"worker-1: nothing \(for 1\d s\)") as caught:
-        patience.ask("worker-1", ask)
-    assert not isinstance(caught.value, WorkerBusy)
-    assert Clock.now < 20
-
-
 def refused() -> OperatorRefused:
     return OperatorRefused("worker-1: getting credentials: exec: failed; log in again")
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "words"),
+    ("error", "kind", "words", "asked_for_sec"),
     [
-        (HostError("worker-1: no space left on device"), Unable, "no space left"),
+        (HostUnreachable("worker-1: nothing"), WorkerLost, r"worker-1: nothing \(for 1\d s\)", 10.5),
+        (HostBusy("worker-1", "/w/runs/theirs/a.1"), WorkerBusy, r"busy with /w/runs/theirs/a\.1", 10.5),
+        (HostError("worker-1: no space left on device"), Unable, "no space left", 0),
         # Nothing that the operator can renew helps, and other pods may have it.
-        (CannotRun('worker-1: "python3": executable file not found in $PATH'), Unable, "executable file not found"),
-        (refused(), ShutOut, "log in again"),
+        (CannotRun('worker-1: "python3": executable file not found in $PATH'), Unable, "executable file not found", 0),
+        (refused(), ShutOut, "log in again", 0),
     ],
 )
-def test_a_host_that_cannot_or_may_not_be_used_is_left_at_once(
-    patience: Patience, error: Exception, kind: type[Exception], words: str
+def test_a_host_that_is_silent_or_busy_is_asked_for_a_while_and_one_that_cannot_be_used_is_left_at_once(
+    patience: Patience, error: Exception, kind: type[Exception], words: str, asked_for_sec: float
 ) -> None:
     def ask() -> None:
         raise error
 
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         patience.ask("worker-1", ask)
-    assert Clock.now == 0
+    assert type(caught.value) is kind
+    assert Clock.now == asked_for_sec
 
 
 def test_a_sign_of_life_in_between_begins_the_silence_anew(patience: Patience) -> None:
@@ -100,14 +93,6 @@ def test_a_sign_of_life_in_between_begins_the_silence_anew(patience: Patience) -
         raise HostUnreachable("worker-1: the stream broke")
 
     assert patience.ask("worker-1", ask) == "done"
-
-
-def test_a_host_at_another_job_is_busy_and_not_lost(patience: Patience) -> None:
-    def ask() -> None:
-        raise HostBusy("worker-1", "/w/runs/theirs/a.1")
-
-    with pytest.raises(WorkerBusy, match=r"busy with /w/runs/theirs/a\.1"):
-        patience.ask("worker-1", ask)
 
 
 def test_whoever_asks_is_stopped_while_waiting(patience: Patience) -> None:

@@ -193,8 +193,7 @@ def test_what_is_cached_already_needs_no_room() -> None:
     small = look(root=place("/var/lib/docker", 2, 2), tmp=place("/mnt/fss", 2, 1))
     with pytest.raises(CannotFit):
         plan(WANTED, FACTS, small, {})
-    edited = dataclasses.replace(WANTED, git_sha="decaf")
-    assert plan(edited, FACTS, small, labels()).needs
+    assert plan(dataclasses.replace(WANTED, git_sha="decaf"), FACTS, small, labels()).needs
 
 
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
@@ -213,20 +212,14 @@ def test_a_model_that_is_not_whole_is_named(what: str) -> None:
 
 
 def test_an_image_is_outdated_where_its_files_differ_and_not_where_its_commit_does() -> None:
-    labels = dict(
-        word.split("=", 1) for word in plan(WANTED, FACTS, look(), {}).argv if word.startswith("qlora-fleet.")
-    )
-    labels |= {
-        "org.opencontainers.image.revision": WANTED.git_sha,
-        "org.opencontainers.image.base.name": PROFILE.base,
-    }
-    assert outdated(WANTED, labels) == ()
-    assert outdated(dataclasses.replace(WANTED, git_sha="c0ffee-dirty", tmpdir="/elsewhere"), labels) == ()
-    assert outdated(dataclasses.replace(WANTED, code=code("b" * 64)), labels) == ("its packages",)
+    built = labels()
+    assert outdated(WANTED, built) == ()
+    assert outdated(dataclasses.replace(WANTED, git_sha="c0ffee-dirty", tmpdir="/elsewhere"), built) == ()
+    assert outdated(dataclasses.replace(WANTED, code=code("b" * 64)), built) == ("its packages",)
     first, lock = code()
     edited = (dataclasses.replace(first, sha256="b" * 64), lock)
-    assert outdated(dataclasses.replace(WANTED, code=edited), labels) == ("its code, or a setting of it",)
-    assert outdated(dataclasses.replace(WANTED, models=()), labels) == ("its models",)
-    assert outdated(dataclasses.replace(WANTED, extra_packages=("x",)), labels) == ("its code, or a setting of it",)
+    assert outdated(dataclasses.replace(WANTED, code=edited), built) == ("its code, or a setting of it",)
+    assert outdated(dataclasses.replace(WANTED, models=()), built) == ("its models",)
+    assert outdated(dataclasses.replace(WANTED, extra_packages=("x",)), built) == ("its code, or a setting of it",)
     assert "its profile" in outdated(WANTED, {})
-    assert outdated(WANTED, {**labels, "qlora-fleet.models": "[1]"}) == ("its models",)
+    assert outdated(WANTED, {**built, "qlora-fleet.models": "[1]"}) == ("its models",)

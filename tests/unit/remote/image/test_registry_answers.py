@@ -7,15 +7,16 @@ Not covered: TLS, and the engine's own requests, which tests/system has.
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from remote.image.onvm.job import Failed
 from remote.image.onvm.registry import api as registries
 from remote.image.onvm.registry.api import Registry
 from tests.support.machines.answering import Answering, Serving
-from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall
+from tests.support.machines.failures import fails
+from tests.support.machines.registry_proxy import Answer, Change, Cut, Endless, Redirect, RegistryProxy, Stall, Switch
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "size": 1}, "layers": []}).encode()
@@ -50,14 +51,8 @@ def proxy(upstream: str) -> Iterator[RegistryProxy]:
 elsewhere = proxy  # another one, beside it
 
 
-def registry(proxy: RegistryProxy, **options: object) -> Registry:
-    return Registry(proxy.host, "ns/repo", LOGIN, **options)  # type: ignore[arg-type]
-
-
-def failure(asked: Registry, name: str = "1.0") -> Failed:
-    with pytest.raises(Failed) as caught:
-        asked.manifest(name)
-    return caught.value
+def registry(proxy: RegistryProxy) -> Registry:
+    return Registry(proxy.host, "ns/repo", LOGIN)
 
 
 def test_a_redirect_to_another_server_is_followed_without_the_login(
@@ -77,25 +72,18 @@ def test_a_redirect_that_stays_with_its_server_keeps_the_login(proxy: RegistryPr
     assert [authorization for _, _, authorization in proxy.asked] == [f"Basic {LOGIN}"] * 2
 
 
-def test_a_redirect_to_plain_http_is_refused(proxy: RegistryProxy) -> None:
-    proxy.arm(Redirect(to="http://other.example:8099"))
-    said = failure(registry(proxy))
-    assert said.kind == "refused"
-    assert "redirects to http://other.example:8099/v2/ns/repo/manifests/1.0, which is not https" in str(said)
-
-
 def test_redirects_without_end_are_given_up(proxy: RegistryProxy) -> None:
     proxy.arm(Redirect(to=f"http://{proxy.host}"))
-    assert failure(registry(proxy)).kind == "failed"
+    with fails("failed"):
+        registry(proxy).manifest("1.0")
     assert len(proxy.asked) <= 10
 
 
 def test_the_login_goes_to_the_token_services_that_are_known_alone() -> None:
     asked = Registry("registry.example.com", "ns/repo", LOGIN)
     for realm in ("https://evil.example.com/token", "https://registry.example.com.evil.org/token"):
-        with pytest.raises(Failed, match=r"if that is its token service, add that name to registry\.token_hosts") as no:
+        with fails("refused", r"if that is its token service, add that name to registry\.token_hosts"):
             asked._check_realm(realm)
-        assert no.value.kind == "refused"
     asked._check_realm("https://registry.example.com/token")
     asked._check_realm("https://registry.example.com:8443/token")
     Registry("registry.example.com", "ns/repo", LOGIN, ["auth.example.com"])._check_realm("https://auth.example.com/x")
@@ -104,58 +92,57 @@ def test_the_login_goes_to_the_token_services_that_are_known_alone() -> None:
 
 def test_an_answer_without_end_is_given_up_and_named(proxy: RegistryProxy) -> None:
     proxy.arm(Endless())
-    said = failure(registry(proxy))
-    assert said.kind == "refused"
-    assert "with more than 4 MiB; given up" in str(said)
+    with fails("refused", "with more than 4 MiB; given up"):
+        registry(proxy).manifest("1.0")
 
 
 def test_an_answer_that_never_comes_may_come_later(proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registries, "ASK_SEC", 0.2)
     proxy.arm(Stall())
-    assert failure(registry(proxy)).kind == "transient"
+    with fails("transient"):
+        registry(proxy).manifest("1.0")
 
 
 def test_an_answer_that_is_cut_may_come_whole_later(proxy: RegistryProxy) -> None:
     proxy.arm(Cut(after=10), times=1)
-    assert failure(registry(proxy)).kind == "transient"
+    with fails("transient"):
+        registry(proxy).manifest("1.0")
     assert registry(proxy).manifest("1.0") is not None
 
 
 def test_a_manifest_with_a_changed_byte_is_not_the_one_that_its_digest_names(proxy: RegistryProxy) -> None:
     assert registry(proxy).manifest(DIGEST) is not None
     proxy.arm(Change(at=len(MANIFEST) - 3))
-    said = failure(registry(proxy), DIGEST)
-    assert said.kind == "refused"
-    assert f"answers with other bytes than {DIGEST}" in str(said)
+    with fails("refused", f"answers with other bytes than {DIGEST}"):
+        registry(proxy).manifest(DIGEST)
 
 
-@pytest.mark.parametrize(("body", "what"), [
-    (b"<html>please log in to our network</html>", "a web page"),
-    (b"[]", "2 bytes of something else"),
-    (b"{}", "2 bytes of something else"),
-    (b"", "0 bytes of something else"),
+def page(body: bytes) -> Answer:
+    return Answer(status=200, body=body)
+
+
+INSTEAD = "instead of the manifest of ns/repo; correct registry.image"
+
+
+@pytest.mark.parametrize(("answer", "kind", "words"), [
+    (Redirect(to="http://other.example:8099"), "refused",
+     "redirects to http://other.example:8099/v2/ns/repo/manifests/1.0, which is not https"),
+    (page(b"<html>please log in to our network</html>"), "usage", f"answers with a web page {INSTEAD}"),
+    (page(b"[]"), "usage", f"answers with 2 bytes of something else {INSTEAD}"),
+    (page(b"{}"), "usage", f"answers with 2 bytes of something else {INSTEAD}"),
+    (page(b""), "usage", f"answers with 0 bytes of something else {INSTEAD}"),
+    (Answer(status=401), "unauthorized", "refuses user ns/me for ns/repo: 401"),
+    (Answer(status=403), "forbidden",
+     "user ns/me may not push to ns/repo: 403 Forbidden; give that user the right to push there"),
+    (Answer(status=500), "transient", "answers 500"),
+    (Answer(status=400), "failed", "answers 400"),
 ])  # fmt: skip
-def test_what_is_no_manifest_is_named_as_what_it_is(proxy: RegistryProxy, body: bytes, what: str) -> None:
-    proxy.arm(Answer(status=200, body=body))
-    said = failure(registry(proxy))
-    assert said.kind == "usage"
-    assert f"{proxy.host} answers with {what} instead of the manifest of ns/repo; correct registry.image" in str(said)
-
-
-@pytest.mark.parametrize(("status", "kind", "line"), [
-    (401, "unauthorized", "refuses user ns/me for ns/repo: 401"),
-    (403, "forbidden", "user ns/me may not push to ns/repo: 403 Forbidden; give that user the right to push there"),
-    (500, "transient", "answers 500"),
-    (400, "failed", "answers 400"),
-])  # fmt: skip
-def test_a_refusal_names_the_registry_the_user_and_the_remedy(
-    proxy: RegistryProxy, status: int, kind: str, line: str
+def test_an_answer_that_is_no_manifest_is_named_with_its_registry_and_the_remedy(
+    proxy: RegistryProxy, answer: Switch, kind: str, words: str
 ) -> None:
-    proxy.arm(Answer(status=status))
-    said = failure(registry(proxy))
-    assert said.kind == kind
-    assert str(said).startswith(proxy.host)
-    assert line in str(said)
+    proxy.arm(answer)
+    with fails(kind, f"^{re.escape(proxy.host)}.* {re.escape(words)}"):
+        registry(proxy).manifest("1.0")
 
 
 def test_a_user_without_the_right_to_push_is_told_so_before_anything_is_sent(proxy: RegistryProxy) -> None:
@@ -167,13 +154,11 @@ def test_a_user_without_the_right_to_push_is_told_so_before_anything_is_sent(pro
     proxy.arm(Answer(status=500), method="POST", times=1)
     registry(proxy).check_may_push()  # the push itself finds out
     proxy.arm(Answer(status=403), method="POST")
-    with pytest.raises(Failed, match="may not push to ns/repo: 403") as no:
+    with fails("forbidden", "may not push to ns/repo: 403"):
         registry(proxy).check_may_push()
-    assert no.value.kind == "forbidden"
 
 
 def test_a_repository_that_must_be_made_first_is_named_before_anything_is_sent(proxy: RegistryProxy) -> None:
     proxy.arm(Answer(status=404), method="POST")
-    with pytest.raises(Failed, match=r"has no repository ns/repo; .* \(OCIR: `inv tenancy.repository`\)") as no:
+    with fails("absent", r"has no repository ns/repo; .* \(OCIR: `inv tenancy.repository`\)"):
         registry(proxy).check_may_push()
-    assert no.value.kind == "absent"

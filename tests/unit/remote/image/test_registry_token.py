@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from remote.image.onvm.job import Failed
 from remote.image.onvm.registry.api import Registry
 from tests.support.machines.answering import Answering, Serving
+from tests.support.machines.failures import fails
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()
@@ -50,14 +50,12 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def failure(registry: Registry) -> Failed:
-    with pytest.raises(Failed) as caught:
-        registry.manifest("1.0")
-    return caught.value
+@pytest.fixture
+def registry(server: Server) -> Registry:
+    return Registry(server.host, "ns/repo", LOGIN)
 
 
-def test_the_login_is_changed_for_a_token_once(server: Server) -> None:
-    registry = Registry(server.host, "ns/repo", LOGIN)
+def test_the_login_is_changed_for_a_token_once(server: Server, registry: Registry) -> None:
     found = registry.manifest("1.0")
     assert found is not None
     assert found[1] == json.loads(MANIFEST)
@@ -70,31 +68,30 @@ def test_the_login_is_changed_for_a_token_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, "unauthorized"), (403, "unauthorized"), (503, "transient")])
-def test_a_login_that_is_refused_is_not_one_that_may_pass(server: Server, status: int, kind: str) -> None:
+def test_a_login_that_is_refused_is_not_one_that_may_pass(
+    server: Server, registry: Registry, status: int, kind: str
+) -> None:
     server.login_status = status
-    assert failure(Registry(server.host, "ns/repo", LOGIN)).kind == kind
+    with fails(kind):
+        registry.manifest("1.0")
 
 
-def test_a_token_service_that_does_not_answer_may_pass(server: Server) -> None:
+def test_a_token_service_that_does_not_answer_may_pass(server: Server, registry: Registry) -> None:
     with Server() as gone:
         server.realm = f"http://{gone.host}/token"
-    said = failure(Registry(server.host, "ns/repo", LOGIN))
-    assert said.kind == "transient"
-    assert server.realm in str(said)
-    assert "Connection refused" in str(said)
+    with fails("transient", f"{server.realm}.*Connection refused"):
+        registry.manifest("1.0")
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"<html>", b"[]"])
-def test_an_answer_without_a_token_is_named(server: Server, body: bytes) -> None:
+def test_an_answer_without_a_token_is_named(server: Server, registry: Registry, body: bytes) -> None:
     server.token_body = body
-    said = failure(Registry(server.host, "ns/repo", LOGIN))
-    assert said.kind == "transient"
-    assert f"http://{server.host}/token" in str(said)
+    with fails("transient", f"http://{server.host}/token"):
+        registry.manifest("1.0")
 
 
 def test_a_login_goes_nowhere_in_clear() -> None:
     registry = Registry("fra.ocir.io", "ns/repo", LOGIN)
     for challenge in ('Bearer realm="http://fra.ocir.io/token"', 'Bearer service="x"', 'Bearer realm="ftp://x/y"'):
-        with pytest.raises(Failed, match="which is not https") as caught:
+        with fails("refused", "which is not https"):
             registry._token(challenge)
-        assert caught.value.kind == "refused"

@@ -1,6 +1,8 @@
-"""The docker SDK's answers have a longest size, whatever the engine sends."""
+"""The docker SDK's answers have a longest size, whatever the engine sends; and no error of its own gets out."""
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import requests
@@ -27,3 +29,16 @@ def test_an_answer_is_read_whole_and_one_without_end_is_given_up(monkeypatch: py
         sdk._bounded("vm", lambda *_, **__: answering(bytes(2000)))(ASKED)
     streamed = sdk._bounded("vm", lambda *_, **__: answering(bytes(2000)))(ASKED, stream=True)
     assert len(streamed.content) == 2000  # read piece by piece, by whoever asked for it so
+
+
+@pytest.mark.parametrize("kind", [requests.ReadTimeout, requests.ConnectionError])
+def test_a_check_that_takes_too_long_is_named_whatever_the_sdk_calls_it(kind: type[Exception]) -> None:
+    def wait(**_: object) -> None:
+        raise kind("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60.0)")
+
+    removed = []
+    container = SimpleNamespace(start=lambda: None, wait=wait, remove=lambda **_: removed.append(1))
+    client: Any = SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: container))
+    with pytest.raises(EngineError, match="python check: not done after 60 s in image"):
+        sdk.run_check(client, "image", ("python", "check"), timeout_sec=60)
+    assert removed == [1]

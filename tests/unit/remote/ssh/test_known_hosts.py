@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from remote.hosts.host import AddressWrong
+from remote.ssh import connection
+from remote.ssh.config import Hop
 from remote.ssh.known_hosts import complaint, fingerprint, known_keys
 
 KEY, OTHER = b"\0\0\0\x0bssh-ed25519" + b"k" * 36, b"\0\0\0\x0bssh-ed25519" + b"o" * 36
@@ -59,6 +62,15 @@ def test_a_line_that_lists_no_key_accepts_none(tmp_path: Path, line: str) -> Non
 def test_a_line_for_the_port_goes_before_one_without(tmp_path: Path) -> None:
     both = f"vm ssh-ed25519 {base64.b64encode(OTHER).decode()}\n[vm]:2222 ssh-ed25519 {TEXT}\n"
     assert found(tmp_path, both, port=2222) == [KEY]
+
+
+def test_known_hosts_that_cannot_be_read_are_no_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shut(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/home/me/.ssh/known_hosts")
+
+    monkeypatch.setattr(connection, "known_keys", shut)
+    with pytest.raises(AddressWrong, match=r"^/home/me/\.ssh/known_hosts: cannot be read: Permission denied; "):
+        connection._Strict(Hop(name="vm", hostname="vm", user="me", port=22))
 
 
 def test_the_words_for_an_unknown_key_end_with_the_command_that_accepts_this_one(tmp_path: Path) -> None:

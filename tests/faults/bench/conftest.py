@@ -1,0 +1,60 @@
+"""Trials that can be killed: each leads a session of its own, and no process of it is left at the end of a test."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records import Trial
+from tests.support.forked import ForkServer
+from tests.support.hosts.rankpids import SILENCE_SEC, end
+
+
+@pytest.fixture
+def start(
+    bench_environment: dict[str, str], bench_server: ForkServer, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `python -m bench run` on a trial. `before` runs in the process itself, ahead of the bench: to limit what
+    it may use. With `from_nothing` it is a process of its own, not one of the server that has imported the stack."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(
+        trial: Trial,
+        out: Path,
+        *,
+        before: str = "pass",
+        from_nothing: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
+        file = tmp_path / f"trial-{len(started)}.json"
+        file.write_text(trial.to_text())
+        code = f"{before}\nimport runpy, sys\nsys.argv[0] = 'bench'\nrunpy.run_module('bench', run_name='__main__')"
+        words = ("-c", code, "run", "--trial", str(file), "--out", str(out), "--worker", "it's w-1")
+        options = {"env": bench_environment | dict(variables or {}), "start_new_session": True}
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        if from_nothing:
+            process = subprocess.Popen((sys.executable, *words), **options)
+        else:
+            process = bench_server.start(*words, **options)
+        started.append(process)
+        return process
+
+    yield run
+    end(started)
+
+
+@pytest.fixture
+def start_ranks(start, make_trial, tiny_model: Path, tiny_data: Path) -> Callable[..., subprocess.Popen[str]]:
+    """As `start`: a trial of two ranks with these changes, whose result and temporary files lie in `home`."""
+
+    def run(home: Path, *, variables: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
+        (home / "tmp").mkdir(parents=True)
+        how = {name: changes.pop(name) for name in ("before", "from_nothing") if name in changes}
+        fields = {"kind": "distributed", "world_size": 2, "model": str(tiny_model), "data": str(tiny_data)}
+        own = {"TMPDIR": str(home / "tmp"), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC)}
+        return start(make_trial(**(fields | changes)), home, variables={**own, **(variables or {})}, **how)
+
+    return run
