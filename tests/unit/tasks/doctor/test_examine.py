@@ -37,24 +37,20 @@ def test_a_fault_is_said_and_shown_from_the_same_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "mark", "passes"),
+    ("error", "mark", "remedy", "passes"),
     [
-        (UsageError("x: wrong; type y"), Mark.WRONG, False),
-        (Resumable("x: wrong; type y"), Mark.WRONG, True),
-        (LoginRefused("x: wrong; type y"), Mark.WRONG, False),
-        (OSError("x: wrong; type y"), Mark.WRONG, False),
-        (NotAsked("x: wrong"), Mark.UNASKED, False),
+        (UsageError("x: wrong; type y"), Mark.WRONG, "type y", False),
+        (Resumable("x: wrong; type y"), Mark.WRONG, "type y", True),
+        (LoginRefused("x: wrong; type y"), Mark.WRONG, "type y", False),
+        (OSError("x: wrong; type y"), Mark.WRONG, "type y", False),
+        (Unreachable("x: wrong; see the VPN"), Mark.WRONG, "see the VPN; `inv doctor` tries again", True),
+        (NotAsked("x: wrong"), Mark.UNASKED, "", False),
     ],
 )
-def test_every_error_is_an_answer_with_its_remedy(error: Exception, mark: Mark, passes: bool, facts: MakeFacts) -> None:
-    (said,) = answers(raises(error), facts())
-    assert (said.mark, said.found, said.passes) == (mark, "x: wrong", passes)
-    assert said.remedy == ("" if mark is Mark.UNASKED else "type y")
-
-
-def test_an_unreachable_host_may_come_back(facts: MakeFacts) -> None:
-    (said,) = answers(raises(Unreachable("dev: no answer; see the VPN")), facts())
-    assert (said.mark, said.passes) == (Mark.WRONG, True)
+def test_every_error_is_an_answer_with_its_remedy(
+    error: Exception, mark: Mark, remedy: str, passes: bool, facts: MakeFacts
+) -> None:
+    assert answers(raises(error), facts()) == [Answer(mark=mark, found="x: wrong", remedy=remedy, passes=passes)]
 
 
 def test_a_fault_of_ours_hides_nothing_of_what_the_others_found(facts: MakeFacts) -> None:
