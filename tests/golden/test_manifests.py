@@ -305,10 +305,8 @@ def test_the_numbers_and_names_are_the_settings() -> None:
     (job,) = of_kind("job-4gpu-kueue", "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     environment = of_kind("pods", "ConfigMap")[0]["data"]
-    assert (environment["QLORA_FLEET_MODEL"], environment["QLORA_FLEET_DATA"]) == (
-        BASIC.copied["model"],
-        BASIC.copied["data"],
-    )
+    assert environment["QLORA_FLEET_MODEL"] == BASIC.copied["model"]
+    assert environment["QLORA_FLEET_DATA"] == BASIC.copied["data"]
 
 
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
