@@ -129,12 +129,6 @@ def test_a_session_signs_with_its_token(tenancy: FakeTenancy, settings: Make, pr
     assert check_login(settings()).namespace == "axns"
 
 
-def test_what_is_made_is_signed_with_its_body(settings: Make) -> None:
-    entry = access(settings())
-    answer = entry.client(ContainerEngineClient).create_kubeconfig(ocid("cluster", "one"))
-    assert answer.status == 200
-
-
 def test_a_compartment_is_found_by_its_name(settings: Make) -> None:
     chosen = settings("tenancy: {compartment: team-4}")
     assert compartment_of(chosen, access(chosen)) == (ocid("compartment", "team-4"), "team-4")
