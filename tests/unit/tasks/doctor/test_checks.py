@@ -99,16 +99,14 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("name", CONTRADICTING)
-def test_settings_that_contradict_each_other(name: str, facts: MakeFacts) -> None:
-    text, fault = CONTRADICTING[name]
+@pytest.mark.parametrize(("text", "fault"), CONTRADICTING.values(), ids=CONTRADICTING)
+def test_settings_that_contradict_each_other(text: str, fault: Fault, facts: MakeFacts) -> None:
     (said,) = settings.contradicting(facts(text).settings)
     assert is_seen(said, fault)
 
 
-@pytest.mark.parametrize("name", SLOW)
-def test_settings_that_make_steps_slow(name: str, facts: MakeFacts) -> None:
-    text, fault = SLOW[name]
+@pytest.mark.parametrize(("text", "fault"), SLOW.values(), ids=SLOW)
+def test_settings_that_make_steps_slow(text: str, fault: Fault, facts: MakeFacts) -> None:
     (said,) = settings.slowing(facts(text).settings, cores=8)
     assert is_seen(said, fault)
 
@@ -146,9 +144,8 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_that_no_registry_has(name: str, ask: Ask) -> None:
-    text, words = NAMES[name]
+@pytest.mark.parametrize(("text", "words"), NAMES.values(), ids=NAMES)
+def test_names_that_no_registry_has(text: str, words: str, ask: Ask) -> None:
     said = ask("registry name", text)
     assert said.mark is Mark.WRONG
     assert words in said.found
@@ -162,21 +159,21 @@ def test_without_a_password_file_the_registry_is_not_asked(ask: Ask) -> None:
 # The build VM, and what the registry tells it. The real ones: tests/system/image/test_inv_doctor.py
 
 
-ANSWERS = {
-    "unauthorized": registry.LOGIN,
-    "forbidden": registry.MAY_NOT,
-    "transient": registry.SILENT,
-    "protocol": registry.ODD,
-}
-
-
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_each_answer_of_a_registry(kind: str, ask: Ask, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("unauthorized", registry.LOGIN),
+        ("forbidden", registry.MAY_NOT),
+        ("transient", registry.SILENT),
+        ("protocol", registry.ODD),
+    ],
+)
+def test_each_answer_of_a_registry(kind: str, fault: Fault, ask: Ask, project: Path) -> None:
     (project / "token").touch(mode=0o600)
     (project / "token").write_text("secret")
     given = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
     said = ask("registry login", given, on_vm=vmjob.JobFailed(kind, "what it says; and more"))
-    assert is_seen(said, ANSWERS[kind])
+    assert is_seen(said, fault)
     assert said.found.endswith(": what it says")
     assert said.passes is (kind == "transient")
     assert is_seen(ask("registry login", given, on_vm={"digest": None}), registry.NOT_PUSHED)
@@ -223,9 +220,8 @@ CLUSTERS: dict[str, tuple[str, GivenCluster, Fault, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_each_fault_of_a_cluster(name: str, ask: Ask) -> None:
-    check, given, fault, text = CLUSTERS[name]
+@pytest.mark.parametrize(("check", "given", "fault", "text"), CLUSTERS.values(), ids=CLUSTERS)
+def test_each_fault_of_a_cluster(check: str, given: GivenCluster, fault: Fault, text: str, ask: Ask) -> None:
     assert is_seen(ask(f"cluster {check}", text, cluster=given), fault)
 
 
@@ -294,9 +290,8 @@ RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_how_the_newest_run_ended(name: str) -> None:
-    ends, faults = RUNS[name]
+@pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
+def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
     said = runs.said_of(Known(run_id="r1", state="damaged: x", planned=4, ends=ends))
     listed = [said] if isinstance(said, Answer) else said
     remedies = [one.remedy for one in listed if one.mark is not Mark.FINE]
