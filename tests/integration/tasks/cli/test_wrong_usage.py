@@ -51,7 +51,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(inv: Inv, words: tuple[str, ...
 
 
 def test_a_task_may_follow_a_flag_whose_value_may_be_left_out(inv: Inv) -> None:
-    assert "there is no run yet" in inv("bench", "--resume", "collect", "report").stderr
+    said = inv("bench", "--resume", "collect", "report").stderr
+    assert said.endswith(": there is no run yet; type `inv bench --quick` to make one\n")
     assert "run 'one' is not there" in inv("bench", "--resume", "one", "collect").stderr
 
 

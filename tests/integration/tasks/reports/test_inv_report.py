@@ -18,11 +18,7 @@ from tests.support.reports import synthetic
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project's folder with one run in results/, which is also the latest."""
-    settings = SimpleNamespace(
-        root=tmp_path,
-        results_folder=tmp_path / "results",
-        cost=CostSection(),
-    )
+    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", cost=CostSection())
     monkeypatch.setattr("tasks.reports.report.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)

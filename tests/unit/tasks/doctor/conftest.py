@@ -1,6 +1,7 @@
 """Facts about a project of the test's own, and a cluster and a VM that answer what the test says."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -19,17 +20,16 @@ Ask = Callable[..., Answer]
 TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server="https://dev:6443")
 
 
+@dataclass(kw_only=True)
 class GivenCluster:
     """Answers as `remote.cluster.client.Cluster` does, from what a test sets. The real one: tests/system/image."""
 
-    target = TARGET
-
-    def __init__(self, **given: Any) -> None:
-        self.denied: Collection[tuple[str, str]] = given.get("denied", ())
-        self.there: Any = given.get("namespace", {"metadata": {"name": "ours"}})
-        self.objects: dict[str, list[dict[str, Any]]] = given.get("objects", {})
-        self.names: Collection[str] = given.get("names", ())
-        self.said = given.get("version", ("v1.34.1", None))
+    target: Target = TARGET
+    denied: Collection[tuple[str, str]] = ()
+    there: Any = field(default_factory=lambda: {"metadata": {"name": "ours"}})
+    objects: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    names: Collection[str] = ()
+    said: tuple[str, float | None] = ("v1.34.1", None)
 
     def version(self) -> tuple[str, float | None]:
         return self.said

@@ -205,11 +205,11 @@ def pod_that_is_ready(status: str) -> dict[str, Any]:
 
 GOING = {"metadata": {"name": "ours", "deletionTimestamp": "now"}}
 CLUSTERS: dict[str, tuple[str, GivenCluster, Fault, str]] = {
-    "old": ("reachable", GivenCluster(version=("v1.27.3", None)), cluster.OLD, PODS),
+    "old": ("reachable", GivenCluster(said=("v1.27.3", None)), cluster.OLD, PODS),
     "no right to run": ("rights", GivenCluster(denied=[("create", "pods/exec")]), cluster.MAY_NOT_RUN, PODS),
     "no right to deploy": ("rights", GivenCluster(denied=[("patch", "jobs")]), cluster.MAY_NOT_DEPLOY, PODS),
-    "no namespace": ("namespace", GivenCluster(namespace=None), cluster.NO_NAMESPACE, PODS),
-    "going": ("namespace", GivenCluster(namespace=GOING), cluster.TERMINATING, PODS),
+    "no namespace": ("namespace", GivenCluster(there=None), cluster.NO_NAMESPACE, PODS),
+    "going": ("namespace", GivenCluster(there=GOING), cluster.TERMINATING, PODS),
     "no secret": ("pull secret", GivenCluster(), cluster.NO_SECRET, PODS),
     "quota of GPUs": ("quota", GivenCluster(objects=quota_of(**{"requests.nvidia.com/gpu": "2"})), cluster.QUOTA, PODS),
     "quota of limits": ("quota", GivenCluster(objects=quota_of(**{"limits.cpu": "99"})), cluster.QUOTA_LIMITS, PODS),

@@ -119,8 +119,6 @@ def test_neighbours_that_were_not_asked_for_one_reason_share_a_line(
     assert lines[2].startswith(f"1 fine ✓, 2 not asked {Mark.UNASKED.value}; 3 checks in ")
 
 
-def test_a_subject_that_is_none_is_refused_with_those_there_are(
-    context: Callable[..., Context],
-) -> None:
+def test_a_subject_that_is_none_is_refused_with_those_there_are(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"--only: there is no subject 'clustr'; there are machine, settings"):
         doctor.examine_all(context(), "machine,clustr", as_json=False, document=False)

@@ -1,6 +1,5 @@
 """Settings: what is shipped, which layer wins, and the one line for each kind of mistake."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,12 +41,6 @@ def test_every_setting_in_the_shipped_file_has_a_comment(project: Path) -> None:
 def test_settings_are_frozen(context: Make) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         load(context()).fleet.size = 5  # type: ignore[misc]
-
-
-def test_public_settings_survive_json(context: Make) -> None:
-    public = load(context()).public()
-    assert json.loads(json.dumps(public)) == public
-    assert "root" not in public
 
 
 def test_suites_and_profiles_are_those_the_bench_knows() -> None:
