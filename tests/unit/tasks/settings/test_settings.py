@@ -43,12 +43,9 @@ def test_settings_are_frozen(context: Make) -> None:
         load(context()).fleet.size = 5  # type: ignore[misc]
 
 
-def test_folders_are_relative_to_the_project(project: Path, context: Make) -> None:
+def test_folders_are_relative_to_the_project_and_absolute_ones_stay(project: Path, context: Make) -> None:
     found = load(context())
     assert (found.root, found.workspace, found.results_folder) == (project, project, project / "results")
-
-
-def test_an_absolute_workspace_stays_as_it_is(context: Make) -> None:
     assert load(context(text="fleet: {workspace: /srv/my work}")).workspace == Path("/srv/my work")
 
 
