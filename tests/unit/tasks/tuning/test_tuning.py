@@ -128,16 +128,13 @@ def test_running_out_of_memory_raises_the_prediction_until_it_says_so():
 def test_as_many_layers_are_held_as_the_corrected_prediction_has_room_for():
     limit = MemoryLimit(21 * GIB, [Observation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
     held = space.holding(EIGHT, limit, 32)
-    assert held is not None
     more = dataclasses.replace(held, peak_bytes=(held.peak_bytes or 0) + EIGHT.layer_bytes)
     assert limit.fits(held)
     assert not limit.fits(more)
     assert held.key == f"{EIGHT.key}-held-{held.trial.held_layers}"
     assert held.trial.digest() == dataclasses.replace(EIGHT.trial, held_layers=held.trial.held_layers).digest()
     assert held.peak_bytes == PEAK + held.trial.held_layers * EIGHT.layer_bytes
-    few = space.holding(EIGHT, limit, 3)
-    assert few is not None
-    assert few.trial.held_layers == 3, "a model has no more layers than it has"
+    assert space.holding(EIGHT, limit, 3).trial.held_layers == 3, "a model has no more layers than it has"
 
 
 def test_nothing_is_held_without_room_a_limit_or_a_recipe_that_can():
@@ -307,9 +304,7 @@ def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEE
 
 def figures(index: int, rate: float, gib: float) -> answer.Measured:
     trial = predicted()[index].trial
-    found = answer.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
-    assert found is not None
-    return found
+    return answer.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
@@ -328,11 +323,8 @@ def test_several_processes_give_an_interval_and_one_gives_none():
     trial = predicted()[0].trial
     one = answer.measured(trial, [result(trial, 100.0, None)], None, None)
     three = answer.measured(trial, [result(trial, rate, None) for rate in (100.0, 101.0, 99.0)], None, None)
-    assert one is not None
-    assert three is not None
-    assert one.interval is None
-    assert three.interval is not None
-    assert (one.processes, three.processes, three.interval.over) == (1, 3, "processes")
+    assert (one.processes, one.interval) == (1, None)
+    assert (three.processes, three.interval.over) == (3, "processes")
     assert three.useful_tokens_per_sec == pytest.approx(100.0, rel=1e-3)
     deviation = 1.0 / math.sqrt(3)  # of the mean of three; Student's t at two degrees of freedom is 4.303
     assert three.interval.low == pytest.approx(100.0 - 4.303 * deviation, abs=0.1)
