@@ -1,4 +1,4 @@
-"""What is really run on a host for a job and a transfer, word for word, where every name needs quoting.
+"""The commands that are really run, word for word: for a job and a transfer on a host, and for a pod.
 
 After a deliberate change: UPDATE_GOLDEN=1 pytest tests/golden
 """
@@ -7,19 +7,34 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from remote.cluster.kubectl import Kubectl
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_of
 from remote.jobs.transfer import pull, push
+from remote.pods.host import PodHost
+from remote.pods.listing import Pods
 from tests.support.hosts.local_fleet import CuttableHost
+from tests.unit.remote.pods.test_listing import READY
 
-GOLDEN = Path(__file__).with_name("commands") / "job_and_transfer.txt"
+GOLDEN = Path(__file__).with_name("commands")
+
+
+def check(name: str, text: str) -> None:
+    golden = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
 def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Path) -> None:
+    """Where every name needs quoting."""
     commands: list[Command] = []
     here = LocalHost(name='it\'s a "worker"', workdir=str(tmp_path / 'it\'s a "worker" of $HOME'))
     host = CuttableHost(host=here, before=commands.append)
@@ -35,11 +50,7 @@ def test_the_commands_for_a_job_and_a_transfer_are_the_golden_ones(tmp_path: Pat
 
     lines = [command.render() for command in commands]
     assert all(shlex.split(line) == list(command.argv) for line, command in zip(lines, commands, strict=True))
-    text = "".join(f"{without_what_varies(line, tmp_path)}\n" for line in lines)
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check("job_and_transfer.txt", "".join(f"{without_what_varies(line, tmp_path)}\n" for line in lines))
 
 
 def without_what_varies(line: str, folder: Path) -> str:
@@ -47,3 +58,22 @@ def without_what_varies(line: str, folder: Path) -> str:
     line = re.sub(r"\.onhost-[0-9a-f]{12}\b", ".onhost-DIGEST", line)
     line = re.sub(r'"stdin_bytes": [1-9][0-9]*', '"stdin_bytes": N', line)
     return re.sub(r"\b\d{5,}\b", "SIZE", line)
+
+
+def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run_program(argv: tuple[str, ...], **_: object) -> None:
+        ran.append(argv)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("remote.pods.listing.run_program", run_program)
+    kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
+    pods = Pods(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
+    with pytest.raises(KeyboardInterrupt):
+        pods.all()
+    host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
+    ran.append(host.exec_argv(replace(READY, name="bench-0-x7k2p")))
+    # The program's length and digest are in the command; its content travels on standard input.
+    text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in ran)
+    check("kubectl.txt", re.sub(r"inpod_[0-9a-f]{12}", "inpod_DIGEST", text))

@@ -120,16 +120,12 @@ def of_kind(name: str, kind: str) -> list[dict[str, Any]]:
 
 def job_spec(name: str) -> dict[str, Any]:
     """The spec of the one Job of an overlay, wherever it stands."""
-    sets = of_kind(name, "JobSet")
-    spec: dict[str, Any] = (
-        sets[0]["spec"]["replicatedJobs"][0]["template"]["spec"] if sets else of_kind(name, "Job")[0]["spec"]
-    )
-    return spec
+    jobs = [one["spec"]["replicatedJobs"][0]["template"] for one in of_kind(name, "JobSet")] or of_kind(name, "Job")
+    return jobs[0]["spec"]
 
 
 def pod_spec(name: str) -> dict[str, Any]:
-    spec: dict[str, Any] = job_spec(name)["template"]["spec"]
-    return spec
+    return job_spec(name)["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -196,10 +192,9 @@ WEAKENED = {
 }
 
 
-@pytest.mark.parametrize("weakness", WEAKENED)
-def test_a_weakened_pod_is_refused(weakness: str) -> None:
-    weaken, word = WEAKENED[weakness]
-    spec = copy.deepcopy(pod_spec("pods"))
+@pytest.mark.parametrize(("weaken", "word"), WEAKENED.values(), ids=WEAKENED)
+def test_a_weakened_pod_is_refused(weaken: Callable[[Any], None], word: str) -> None:
+    spec = pod_spec("pods")
     weaken(spec)
     assert any(word in rule for rule in violations("restricted", spec)), violations("restricted", spec)
 
@@ -305,10 +300,8 @@ def test_the_numbers_and_names_are_the_settings() -> None:
     (job,) = of_kind("job-4gpu-kueue", "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     environment = of_kind("pods", "ConfigMap")[0]["data"]
-    assert (environment["QLORA_FLEET_MODEL"], environment["QLORA_FLEET_DATA"]) == (
-        BASIC.copied["model"],
-        BASIC.copied["data"],
-    )
+    assert environment["QLORA_FLEET_MODEL"] == BASIC.copied["model"]
+    assert environment["QLORA_FLEET_DATA"] == BASIC.copied["data"]
 
 
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")
+run = partial(subprocess.run, timeout=60, check=False)  # where `inv`'s start or its streams are what is tested
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -131,9 +132,7 @@ def test_a_folder_that_is_gone_is_named(project: Path) -> None:
     gone = project / "gone"
     gone.mkdir()
     code = f"import os, sys; os.rmdir(os.getcwd()); os.execv({str(INV)!r}, ['inv', '--list'])"
-    ended = subprocess.run(
-        (sys.executable, "-c", code), cwd=gone, capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = run((sys.executable, "-c", code), cwd=gone, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (2, "the folder you are in is no more; `cd` to one that is there\n")
 
 
@@ -181,7 +180,7 @@ def test_ctrl_c_exits_with_130(project: Path) -> None:
 
 @pytest.mark.usefixtures("chain")
 def test_a_process_that_a_task_starts_does_not_type_the_command_again(project: Path) -> None:
-    ended = subprocess.run((str(INV), "shares"), cwd=project, capture_output=True, text=True, timeout=60, check=False)
+    ended = run((str(INV), "shares"), cwd=project, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n", "")
 
 
@@ -206,9 +205,7 @@ def test_output_that_nobody_reads_ends_it_as_sigpipe_would(project: Path) -> Non
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        ended = subprocess.run(
-            (str(INV), "--list"), cwd=project, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
-        )
+        ended = run((str(INV), "--list"), cwd=project, stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"")
@@ -216,10 +213,8 @@ def test_output_that_nobody_reads_ends_it_as_sigpipe_would(project: Path) -> Non
 
 def test_output_that_cannot_be_written_is_one_line_and_exit_3(project: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        listed = subprocess.run(
-            (str(INV), "--list"), cwd=project, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
-        )
-        mistyped = subprocess.run((str(INV), "benhc"), cwd=project, stderr=full, timeout=60, check=False)
+        listed = run((str(INV), "--list"), cwd=project, stdout=full, stderr=subprocess.PIPE)
+        mistyped = run((str(INV), "benhc"), cwd=project, stderr=full)
     said = b"standard output cannot be written: No space left on device; repair that, then type the same again\n"
     assert (listed.returncode, listed.stderr) == (3, said)
     assert mistyped.returncode == 2, "where nobody can be told, the exit code still says it"
@@ -227,7 +222,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_3(project: Path) -> 
 
 def test_closed_standard_streams_are_no_error(project: Path) -> None:
     closed = f"import os; os.closerange(0, 3); os.execv({str(INV)!r}, ['inv', '--list'])"
-    assert subprocess.run((sys.executable, "-c", closed), cwd=project, timeout=60, check=False).returncode == 0
+    assert run((sys.executable, "-c", closed), cwd=project).returncode == 0
 
 
 def test_inv_works_from_a_subfolder(project: Path, inv: Inv) -> None:
@@ -243,13 +238,12 @@ def test_a_task_module_does_not_shadow_the_package_it_is_named_after(project: Pa
     (sdk / "docker.py").write_text("WHO = 'the SDK'\n")
     with (project / "tasks" / "__init__.py").open("a") as file:
         file.write("\nimport docker\n\nassert docker.WHO == 'the SDK'\n")
-    listed = partial(
-        subprocess.run, (str(INV), "--list"), cwd=project, env={**os.environ, "PYTHONPATH": str(sdk)}, timeout=60
-    )
-    ended = listed(capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(sdk)}
+    listed = partial(run, (str(INV), "--list"), cwd=project, env=environment, capture_output=True, text=True)
+    ended = listed()
     assert (ended.returncode, ended.stderr) == (0, "")
     (project / "tasks.py").unlink()  # and without the shim it would
-    assert "this is not the SDK" in listed(capture_output=True, text=True, check=False).stderr
+    assert "this is not the SDK" in listed().stderr
 
 
 def test_listing_tasks_imports_nothing_heavy(project: Path) -> None:

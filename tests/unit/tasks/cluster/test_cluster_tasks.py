@@ -25,8 +25,10 @@ from tasks.settings.load import load
 from tests.support.reports import synthetic
 
 Make = Callable[..., Context]
+MakeRun = Callable[..., tuple[Path, Ledger]]
 HEX = "sha256:" + "ab" * 32
-TARGET = Target(context="dev", cluster="c", user="u", namespace="qlora-fleet", server="https://dev:6443")
+DEV = {"context": "dev", "server": "https://dev:6443", "namespace": "qlora-fleet"}
+TARGET = Target(cluster="c", user="u", **DEV)
 IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
 
 
@@ -78,15 +80,20 @@ def test_a_tag_alone_is_refused_with_the_reason(context: Make) -> None:
         image_of(load(context(text="cluster: {image: 'fra.ocir.io/ns/r:1.0'}")))
 
 
-def run(results: Path, make_trial: Callable[..., Trial], run_id: str = "r1", **changes: Any) -> tuple[Path, Ledger]:
-    """A run of one trial over pods, as `inv bench` leaves it when it has only been planned."""
-    planned = PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")
-    cluster = {"context": "old", "server": "https://dev:6443", "namespace": "qlora-fleet"}
-    given = {"run_id": run_id, "planned": [planned], "fleet_kind": "pods", "provenance": {"cluster": cluster}}
-    folder = results / run_id
-    folder.mkdir(parents=True)
-    synthetic.record(**(given | changes)).write(folder)
-    return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
+@pytest.fixture
+def run(tmp_path: Path, make_trial: Callable[..., Trial]) -> MakeRun:
+    """A run of one trial over pods, as `inv bench` leaves it when it has only been planned; fields may be changed."""
+
+    def make(run_id: str = "r1", **changes: Any) -> tuple[Path, Ledger]:
+        planned = PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")
+        provenance = {"cluster": {**DEV, "context": "old"}}
+        given = {"run_id": run_id, "planned": [planned], "fleet_kind": "pods", "provenance": provenance}
+        folder = tmp_path / run_id
+        folder.mkdir()
+        synthetic.record(**(given | changes)).write(folder)
+        return folder, Ledger.create(folder / LEDGER_FILE, ["small"])
+
+    return make
 
 
 def ended(ledger: Ledger, end: End = End.SUCCEEDED, *, attempt: int = 1) -> None:
@@ -103,15 +110,8 @@ def lines(results: Path) -> list[str]:
     return [one.line for one in uncollected(results, TARGET)]
 
 
-def test_a_run_that_has_not_ended_is_not_collected(tmp_path: Path, make_trial: Callable[..., Trial]) -> None:
-    run(tmp_path, make_trial)
-    assert lines(tmp_path) == ["run r1: 1 of 1 trials have not ended; `inv bench --resume=r1` goes on"]
-
-
-def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(
-    tmp_path: Path, make_trial: Callable[..., Trial]
-) -> None:
-    folder, ledger = run(tmp_path, make_trial)
+def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(tmp_path: Path, run: MakeRun) -> None:
+    folder, ledger = run()
     ended(ledger)
     assert "it was never collected" in lines(tmp_path)[0]
     summed(folder, "run.json")
@@ -120,10 +120,8 @@ def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(
     assert lines(tmp_path) == []
 
 
-def test_a_run_that_went_on_after_it_was_collected_is_not_collected(
-    tmp_path: Path, make_trial: Callable[..., Trial]
-) -> None:
-    folder, ledger = run(tmp_path, make_trial)
+def test_a_run_that_went_on_after_it_was_collected_is_not_collected(tmp_path: Path, run: MakeRun) -> None:
+    folder, ledger = run()
     ended(ledger, End.CANCELLED)
     summed(folder, "trials/small/result.json")
     assert lines(tmp_path) == []
@@ -132,52 +130,50 @@ def test_a_run_that_went_on_after_it_was_collected_is_not_collected(
     assert "run r1: it went on after it was collected; `inv collect --run=r1` brings it" in lines(tmp_path)
 
 
+NOT_ENDED = ["run r1: 1 of 1 trials have not ended; `inv bench --resume=r1` goes on"]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "expected"),
     [
-        {"fleet_kind": "local"},
-        {"provenance": {"cluster": {"context": "dev", "server": "https://dev:6443", "namespace": "other"}}},
-        {"provenance": {"cluster": {"context": "dev", "server": "https://prod:6443", "namespace": "qlora-fleet"}}},
-        {"provenance": {}},
+        ({}, NOT_ENDED),
+        # a laptop whose clock is wrong throws nothing away
+        ({"created_at": "1990-01-01T00:00:00+00:00"}, NOT_ENDED),
+        ({"created_at": "2090-01-01T00:00:00+00:00"}, NOT_ENDED),
+        # never in these pods
+        ({"fleet_kind": "local"}, []),
+        ({"provenance": {"cluster": {**DEV, "namespace": "other"}}}, []),
+        ({"provenance": {"cluster": {**DEV, "server": "https://prod:6443"}}}, []),
+        ({"provenance": {}}, []),
     ],
 )
-def test_runs_that_never_were_in_these_pods_do_not_count(
-    changes: dict[str, Any], tmp_path: Path, make_trial: Callable[..., Trial]
+def test_a_run_that_has_not_ended_is_not_collected_unless_it_never_was_in_these_pods(
+    changes: dict[str, Any], expected: list[str], tmp_path: Path, run: MakeRun
 ) -> None:
-    run(tmp_path, make_trial, **changes)
-    assert lines(tmp_path) == []
+    run(**changes)
+    assert lines(tmp_path) == expected
 
 
-def test_a_damaged_run_counts_as_not_collected(tmp_path: Path, make_trial: Callable[..., Trial]) -> None:
-    folder, _ = run(tmp_path, make_trial)
+def test_a_damaged_run_counts_as_not_collected(tmp_path: Path, run: MakeRun) -> None:
+    folder, _ = run()
     (folder / "run.json").write_text("{}")
     assert "whether it was collected is not known" in lines(tmp_path)[0]
 
 
-@pytest.mark.parametrize("created_at", ["1990-01-01T00:00:00+00:00", "2090-01-01T00:00:00+00:00"])
-def test_a_laptop_whose_clock_is_wrong_throws_nothing_away(
-    created_at: str, tmp_path: Path, make_trial: Callable[..., Trial]
-) -> None:
-    run(tmp_path, make_trial, created_at=created_at)
-    assert lines(tmp_path)
-
-
 def test_a_run_that_was_given_up_is_not_asked_about_again(
-    tmp_path: Path, make_trial: Callable[..., Trial], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path, make_trial)
+    run()
     discard(uncollected(tmp_path, TARGET))
     assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 trials have not ended")
     assert lines(tmp_path) == []
 
 
-def test_what_all_brings_is_every_run_that_is_not_whole_and_was_not_given_up(
-    tmp_path: Path, make_trial: Callable[..., Trial]
-) -> None:
-    run(tmp_path, make_trial, "planned")
-    ended(run(tmp_path, make_trial, "done-elsewhere", fleet_kind="local")[1])
-    (run(tmp_path, make_trial, "given-up")[0] / DISCARDED_FILE).touch()
-    folder, ledger = run(tmp_path, make_trial, "whole")
+def test_what_all_brings_is_every_run_that_is_not_whole_and_was_not_given_up(tmp_path: Path, run: MakeRun) -> None:
+    run("planned")
+    ended(run("done-elsewhere", fleet_kind="local")[1])
+    (run("given-up")[0] / DISCARDED_FILE).touch()
+    folder, ledger = run("whole")
     ended(ledger)
     summed(folder, "trials/small/result.json")
     (tmp_path / "latest").symlink_to("planned")
@@ -188,18 +184,24 @@ def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Finding
     return Finding(subject="pod p", cause=cause, reason="r", remedy="d", patience_sec=patience_sec)
 
 
-def test_a_finding_ends_the_wait_when_it_outlasts_its_patience() -> None:
-    patience = Patience()
-    assert patience.exhausted([finding()], 100.0) is None
-    assert patience.exhausted([finding()], 159.9) is None
-    assert patience.exhausted([finding()], 160.0) == finding()
+HOPELESS, AT_ANY_TIME = finding("invalid-name", 15.0), finding(patience_sec=None)
 
 
-def test_a_finding_that_went_away_starts_again() -> None:
+@pytest.mark.parametrize(
+    ("looks", "ends"),
+    [
+        ([(100.0, [finding()]), (159.9, [finding()]), (160.0, [finding()])], [None, None, finding()]),
+        ([(0.0, [finding()]), (50.0, []), (100.0, [finding()])], [None, None, None]),
+        ([(0.0, [AT_ANY_TIME]), (1e6, [AT_ANY_TIME])], [None, None]),
+        ([(0.0, [finding(), HOPELESS]), (20.0, [finding(), HOPELESS])], [None, HOPELESS]),
+    ],
+    ids=["outlasts", "went away and starts again", "may pass at any time", "the hopeless one of several is named"],
+)
+def test_a_finding_ends_the_wait_when_it_outlasts_its_patience(
+    looks: list[tuple[float, list[Finding]]], ends: list[Finding | None]
+) -> None:
     patience = Patience()
-    patience.exhausted([finding()], 0.0)
-    patience.exhausted([], 50.0)
-    assert patience.exhausted([finding()], 100.0) is None
+    assert [patience.exhausted(found, now) for now, found in looks] == ends
 
 
 def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
@@ -210,12 +212,6 @@ def test_the_next_look_is_no_later_than_a_patience_ends() -> None:
     assert patience.left_sec(both[2:], 104.0) == float("inf")
 
 
-def test_what_may_pass_at_any_time_never_ends_the_wait() -> None:
-    patience = Patience()
-    patience.exhausted([finding(patience_sec=None)], 0.0)
-    assert patience.exhausted([finding(patience_sec=None)], 1e6) is None
-
-
 def test_a_login_that_was_refused_before_the_new_secret_may_last_until_the_kubelet_asks_again() -> None:
     patience = Patience(login_sec=330.0)
     both = [finding("unauthorized", 10.0), finding("not-found", 340.0)]
@@ -223,10 +219,3 @@ def test_a_login_that_was_refused_before_the_new_secret_may_last_until_the_kubel
     assert patience.left_sec(both, 0.0) == 330.0
     assert patience.exhausted(both, 329.9) is None
     assert patience.exhausted(both, 330.0) == both[0]
-
-
-def test_the_hopeless_one_of_several_is_named() -> None:
-    patience = Patience()
-    both = [finding(), finding("invalid-name", 15.0)]
-    patience.exhausted(both, 0.0)
-    assert patience.exhausted(both, 20.0) == both[1]

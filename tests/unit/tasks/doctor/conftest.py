@@ -1,6 +1,7 @@
-"""Facts about a project of the test's own, and a cluster that answers what the test says."""
+"""Facts about a project of the test's own, and a cluster and a VM that answer what the test says."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -9,26 +10,26 @@ from invoke import Context
 from remote.cluster.kinds import Kind
 from remote.cluster.kubeconfig import Target
 from tasks.doctor.answer import Answer
-from tasks.doctor.check import Check
+from tasks.doctor.catalogue import CHECKS
 from tasks.doctor.examine import answers
 from tasks.doctor.facts import Facts, Shared
 from tasks.settings.load import load
 
 MakeFacts = Callable[..., Facts]
+Ask = Callable[..., Answer]
 TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server="https://dev:6443")
 
 
+@dataclass(kw_only=True)
 class GivenCluster:
     """Answers as `remote.cluster.client.Cluster` does, from what a test sets. The real one: tests/system/image."""
 
-    target = TARGET
-
-    def __init__(self, **given: Any) -> None:
-        self.denied: Collection[tuple[str, str]] = given.get("denied", ())
-        self.there: Any = given.get("namespace", {"metadata": {"name": "ours"}})
-        self.objects: dict[str, list[dict[str, Any]]] = given.get("objects", {})
-        self.names: Collection[str] = given.get("names", ())
-        self.said = given.get("version", ("v1.34.1", None))
+    target: Target = TARGET
+    denied: Collection[tuple[str, str]] = ()
+    there: Any = field(default_factory=lambda: {"metadata": {"name": "ours"}})
+    objects: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    names: Collection[str] = ()
+    said: tuple[str, float | None] = ("v1.34.1", None)
 
     def version(self) -> tuple[str, float | None]:
         return self.said
@@ -60,30 +61,33 @@ class GivenCluster:
     def has_secret(self, name: str) -> bool:
         return name in self.names
 
-    def knows_group(self, name: str) -> bool:
-        return name in self.names
+    knows_group = has_secret
 
 
 @pytest.fixture
 def facts(context: Callable[..., Context]) -> MakeFacts:
-    """Facts with these settings (YAML); with `cluster`, that one answers."""
+    """Facts with these settings (YAML); `cluster` answers where it is given, and a VM answers what is given `on_vm`."""
 
-    def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None) -> Facts:
+    def make(text: str = "{}", *only: str, cluster: GivenCluster | None = None, on_vm: object = ...) -> Facts:
         made = context(text=text)
         found = Facts(load(made), made.config, frozenset(only))
         if cluster is not None:
             found.cluster = Shared(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
+        if on_vm is not ...:
+            found.machine = Shared(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
+            found.on_vm = lambda _: on_vm  # type: ignore[assignment, method-assign, return-value]
         return found
 
     return make
 
 
 @pytest.fixture
-def ask() -> Callable[[Check, Facts], Answer]:
-    """The one answer of a check."""
+def ask(facts: MakeFacts) -> Ask:
+    """The one answer of the check of this title; the rest is as for `facts`."""
 
-    def of(check: Check, facts: Facts) -> Answer:
-        (only,) = answers(check, facts)
+    def of(title: str, *settings: str, **given: Any) -> Answer:
+        (check,) = (one for one in CHECKS if one.title == title)
+        (only,) = answers(check, facts(*settings, **given))
         return only
 
     return of

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,21 +12,14 @@ import pytest
 from bench.records.result import End
 from remote.image import vmjob
 from tasks.doctor.answer import Answer, Fault, Mark
-from tasks.doctor.check import Check
-from tasks.doctor.checks import cluster, gpu, machine, nodes, pods, registry, runs, settings, tenancy, vm
-from tasks.doctor.facts import Facts, Shared
+from tasks.doctor.checks import cluster, gpu, machine, nodes, registry, runs, settings, tenancy, vm
 from tasks.errors import UsageError
 from tasks.reports.runs import Known
 from tests.unit.remote.cluster.test_nodes import NODE
-from tests.unit.tasks.doctor.conftest import GivenCluster, MakeFacts
+from tests.unit.tasks.doctor.conftest import Ask, GivenCluster, MakeFacts
 
-Ask = Callable[[Check, Facts], Answer]
 A_DIGEST = "sha256:" + "ab" * 32
 PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
-
-
-def named(checks: list[Check], name: str) -> Check:
-    return next(check for check in checks if check.name == name)
 
 
 def is_seen(answer: Answer, fault: Fault) -> bool:
@@ -55,9 +47,9 @@ def test_packages_that_conflict_are_named() -> None:
     assert [*machine.conflicts([package("a", "B-c>=1"), package("b_c")])] == []
 
 
-def test_of_several_conflicts_the_first_is_told(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_conflicts_the_first_is_told(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.metadata, "distributions", lambda: [package("a", "b>=2"), package("c", "d")])
-    said = ask(named(machine.CHECKS, "packages"), facts())
+    said = ask("machine packages")
     assert is_seen(said, machine.CONFLICT)
     assert said.found.endswith("a 1.0 requires b>=2, and it is not installed (and 1 more)")
 
@@ -66,10 +58,10 @@ def test_of_several_conflicts_the_first_is_told(facts: MakeFacts, ask: Ask, monk
     ("free", "fault"), [(10**8, machine.DISK_FULL), (2 * 10**9, machine.DISK_SMALL), (10**11, None)]
 )
 def test_a_disk_without_room_for_results(
-    free: int, fault: Fault | None, facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    free: int, fault: Fault | None, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    said = ask(named(machine.CHECKS, "disk"), facts())
+    said = ask("machine disk")
     assert said.mark is (Mark.FINE if fault is None else fault.mark)
     assert fault is None or said.remedy == fault.remedy
 
@@ -82,12 +74,10 @@ def test_a_clock_that_is_wrong(theirs: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(("missing", "fault"), [("ssh", machine.NO_SSH), ("rsync", machine.NO_RSYNC)])
-def test_a_program_that_is_missing(
-    missing: str, fault: Fault, facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_is_missing(missing: str, fault: Fault, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
-    assert is_seen(ask(named(machine.CHECKS, "programs"), facts("build: {host: vm}")), fault)
-    assert ask(named(machine.CHECKS, "programs"), facts()).mark is Mark.UNASKED
+    assert is_seen(ask("machine programs", "build: {host: vm}"), fault)
+    assert ask("machine programs").mark is Mark.UNASKED
 
 
 # Settings
@@ -109,43 +99,40 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("name", CONTRADICTING)
-def test_settings_that_contradict_each_other(name: str, facts: MakeFacts) -> None:
-    text, fault = CONTRADICTING[name]
+@pytest.mark.parametrize(("text", "fault"), CONTRADICTING.values(), ids=CONTRADICTING)
+def test_settings_that_contradict_each_other(text: str, fault: Fault, facts: MakeFacts) -> None:
     (said,) = settings.contradicting(facts(text).settings)
     assert is_seen(said, fault)
 
 
-@pytest.mark.parametrize("name", SLOW)
-def test_settings_that_make_steps_slow(name: str, facts: MakeFacts) -> None:
-    text, fault = SLOW[name]
+@pytest.mark.parametrize(("text", "fault"), SLOW.values(), ids=SLOW)
+def test_settings_that_make_steps_slow(text: str, fault: Fault, facts: MakeFacts) -> None:
     (said,) = settings.slowing(facts(text).settings, cores=8)
     assert is_seen(said, fault)
 
 
-def test_settings_as_shipped_for_a_cluster_contradict_nothing(facts: MakeFacts, ask: Ask) -> None:
+def test_settings_as_shipped_for_a_cluster_contradict_nothing(ask: Ask) -> None:
     text = PODS + "model: {path: /models/org--A}\nimage: {models: [org/A]}"
-    assert ask(named(settings.CHECKS, "contradictions"), facts(text)).mark is Mark.FINE
-    assert ask(named(settings.CHECKS, "slow"), facts(text)).mark is Mark.FINE
+    assert ask("settings contradictions", text).mark is Mark.FINE
+    assert ask("settings slow", text).mark is Mark.FINE
 
 
-def test_the_files_that_count_are_named(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_that_count_are_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "2")
-    said = ask(named(settings.CHECKS, "files"), facts("fleet: {size: 3}"))
-    assert "read: invoke.yaml, f.yaml, and 1 variable INVOKE_*" in said.found
+    assert "read: invoke.yaml, f.yaml, and 1 variable INVOKE_*" in ask("settings files", "fleet: {size: 3}").found
 
 
-def test_a_password_file_that_others_may_read(facts: MakeFacts, ask: Ask, project: Path) -> None:
+def test_a_password_file_that_others_may_read(ask: Ask, project: Path) -> None:
     path = project / "token"
     path.write_text("secret")
     path.chmod(0o644)
-    said = ask(named(settings.CHECKS, "secrets"), facts(f"registry: {{password_file: {path}}}"))
+    said = ask("settings secrets", f"registry: {{password_file: {path}}}")
     assert (said.mark, said.remedy) == (Mark.WRONG, f"type: chmod 600 {path}")
     assert "others may read it" in said.found
     for section in (f"image: {{sign_key: {path}}}", f"image: {{sign_password_file: {path}}}"):
-        assert ask(named(settings.CHECKS, "secrets"), facts(section)).mark is Mark.WRONG
+        assert ask("settings secrets", section).mark is Mark.WRONG
     path.chmod(0o600)
-    assert ask(named(settings.CHECKS, "secrets"), facts(f"hub: {{token_file: {path}}}")).mark is Mark.FINE
+    assert ask("settings secrets", f"hub: {{token_file: {path}}}").mark is Mark.FINE
 
 
 # The registry, before anybody is asked
@@ -157,181 +144,138 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_that_no_registry_has(name: str, facts: MakeFacts, ask: Ask) -> None:
-    text, words = NAMES[name]
-    said = ask(named(registry.CHECKS, "name"), facts(text))
+@pytest.mark.parametrize(("text", "words"), NAMES.values(), ids=NAMES)
+def test_names_that_no_registry_has(text: str, words: str, ask: Ask) -> None:
+    said = ask("registry name", text)
     assert said.mark is Mark.WRONG
     assert words in said.found
 
 
-def test_without_a_password_file_the_registry_is_not_asked(facts: MakeFacts, ask: Ask) -> None:
-    said = ask(named(registry.CHECKS, "login"), facts("registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}"))
+def test_without_a_password_file_the_registry_is_not_asked(ask: Ask) -> None:
+    said = ask("registry login", "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me}")
     assert (said.mark, "`inv push` asks for the password" in said.found) == (Mark.UNASKED, True)
 
 
 # The build VM, and what the registry tells it. The real ones: tests/system/image/test_inv_doctor.py
 
 
-def with_vm(facts: Facts, answer: object) -> Facts:
-    """These facts of a build VM that is there and answers so."""
-    facts.machine = Shared(lambda: None, "vm connection")  # type: ignore[arg-type, return-value]
-    facts.on_vm = lambda _: answer  # type: ignore[assignment, method-assign, return-value]
-    return facts
-
-
-ANSWERS = {
-    "unauthorized": registry.LOGIN,
-    "forbidden": registry.MAY_NOT,
-    "transient": registry.SILENT,
-    "protocol": registry.ODD,
-}
-
-
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_each_answer_of_a_registry(kind: str, facts: MakeFacts, ask: Ask, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("unauthorized", registry.LOGIN),
+        ("forbidden", registry.MAY_NOT),
+        ("transient", registry.SILENT),
+        ("protocol", registry.ODD),
+    ],
+)
+def test_each_answer_of_a_registry(kind: str, fault: Fault, ask: Ask, project: Path) -> None:
     (project / "token").touch(mode=0o600)
     (project / "token").write_text("secret")
-    given = facts("registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}")
-    said = ask(named(registry.CHECKS, "login"), with_vm(given, vmjob.JobFailed(kind, "what it says; and more")))
-    assert is_seen(said, ANSWERS[kind])
+    given = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
+    said = ask("registry login", given, on_vm=vmjob.JobFailed(kind, "what it says; and more"))
+    assert is_seen(said, fault)
     assert said.found.endswith(": what it says")
     assert said.passes is (kind == "transient")
-    said = ask(named(registry.CHECKS, "login"), with_vm(given, {"digest": None}))
-    assert is_seen(said, registry.NOT_PUSHED)
-    assert ask(named(registry.CHECKS, "login"), with_vm(given, {"digest": A_DIGEST})).mark is Mark.FINE
+    assert is_seen(ask("registry login", given, on_vm={"digest": None}), registry.NOT_PUSHED)
+    assert ask("registry login", given, on_vm={"digest": A_DIGEST}).mark is Mark.FINE
 
 
-def test_another_job_on_the_vm_is_named_with_what_ends_it(
-    facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_job_on_the_vm_is_named_with_what_ends_it(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vmjob, "starter", lambda _: "ann on laptop")
-    said = ask(named(vm.CHECKS, "slot"), with_vm(facts(), SimpleNamespace(folder="/home/me/jobs/push-r-1")))
-    assert (said.mark, said.found.partition(":")[0]) == (
-        Mark.CAREFUL,
-        "/home/me/jobs/push-r-1 runs there, of ann on laptop",
-    )
-    assert said.remedy == "wait, or `inv push --cancel`"
-    assert ask(named(vm.CHECKS, "slot"), with_vm(facts(), None)).mark is Mark.FINE
+    said = ask("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
+    assert (said.mark, said.remedy) == (Mark.CAREFUL, "wait, or `inv push --cancel`")
+    assert said.found.startswith("/home/me/jobs/push-r-1 runs there, of ann on laptop:")
+    assert ask("vm slot", on_vm=None).mark is Mark.FINE
 
 
-def test_an_image_without_models_is_told(facts: MakeFacts, ask: Ask) -> None:
-    assert is_seen(ask(named(vm.CHECKS, "models"), with_vm(facts(), None)), vm.NO_MODELS)
+def test_an_image_without_models_is_told(ask: Ask) -> None:
+    assert is_seen(ask("vm models", on_vm=None), vm.NO_MODELS)
 
 
 # The cluster
 
 
-def of_cluster(name: str, facts: Facts, ask: Ask) -> Answer:
-    return ask(named(cluster.CHECKS, name), facts)
-
-
 def quota_of(**hard: str) -> dict[str, Any]:
-    return {"metadata": {"name": "q"}, "status": {"hard": hard, "used": {}}}
+    return {"resourcequotas": [{"metadata": {"name": "q"}, "status": {"hard": hard, "used": {}}}]}
 
 
+def pod_that_is_ready(status: str) -> dict[str, Any]:
+    return {"pods": [{"status": {"conditions": [{"type": "Ready", "status": status}]}}]}
+
+
+GOING = {"metadata": {"name": "ours", "deletionTimestamp": "now"}}
 CLUSTERS: dict[str, tuple[str, GivenCluster, Fault, str]] = {
-    "old": ("reachable", GivenCluster(version=("v1.27.3", None)), cluster.OLD, PODS),
+    "old": ("reachable", GivenCluster(said=("v1.27.3", None)), cluster.OLD, PODS),
     "no right to run": ("rights", GivenCluster(denied=[("create", "pods/exec")]), cluster.MAY_NOT_RUN, PODS),
     "no right to deploy": ("rights", GivenCluster(denied=[("patch", "jobs")]), cluster.MAY_NOT_DEPLOY, PODS),
-    "no namespace": ("namespace", GivenCluster(namespace=None), cluster.NO_NAMESPACE, PODS),
-    "going": (
-        "namespace",
-        GivenCluster(namespace={"metadata": {"name": "ours", "deletionTimestamp": "now"}}),
-        cluster.TERMINATING,
-        PODS,
-    ),
+    "no namespace": ("namespace", GivenCluster(there=None), cluster.NO_NAMESPACE, PODS),
+    "going": ("namespace", GivenCluster(there=GOING), cluster.TERMINATING, PODS),
     "no secret": ("pull secret", GivenCluster(), cluster.NO_SECRET, PODS),
-    "quota of GPUs": (
-        "quota",
-        GivenCluster(objects={"resourcequotas": [quota_of(**{"requests.nvidia.com/gpu": "2"})]}),
-        cluster.QUOTA,
-        PODS,
-    ),
-    "quota of limits": (
-        "quota",
-        GivenCluster(objects={"resourcequotas": [quota_of(**{"limits.cpu": "99"})]}),
-        cluster.QUOTA_LIMITS,
-        PODS,
-    ),
+    "quota of GPUs": ("quota", GivenCluster(objects=quota_of(**{"requests.nvidia.com/gpu": "2"})), cluster.QUOTA, PODS),
+    "quota of limits": ("quota", GivenCluster(objects=quota_of(**{"limits.cpu": "99"})), cluster.QUOTA_LIMITS, PODS),
     "no volume": ("storage", GivenCluster(), cluster.NO_VOLUME, PODS),
     "no driver": ("storage", GivenCluster(), cluster.NO_CSI, PODS + "cluster: {fss: {volume_handle: 'o:1.2.3.4:/x'}}"),
     "no controller": ("controller", GivenCluster(), cluster.NO_CONTROLLER, PODS + "cluster: {overlay: job-4gpu-kueue}"),
-    "no DNS": (
-        "DNS",
-        GivenCluster(objects={"pods": [{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}]}),
-        cluster.NO_DNS,
-        PODS,
-    ),
+    "no DNS": ("DNS", GivenCluster(objects=pod_that_is_ready("False")), cluster.NO_DNS, PODS),
 }
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_each_fault_of_a_cluster(name: str, facts: MakeFacts, ask: Ask) -> None:
-    check, given, fault, text = CLUSTERS[name]
-    assert is_seen(of_cluster(check, facts(text, cluster=given), ask), fault)
+@pytest.mark.parametrize(("check", "given", "fault", "text"), CLUSTERS.values(), ids=CLUSTERS)
+def test_each_fault_of_a_cluster(check: str, given: GivenCluster, fault: Fault, text: str, ask: Ask) -> None:
+    assert is_seen(ask(f"cluster {check}", text, cluster=given), fault)
 
 
-def test_a_cluster_with_everything(facts: MakeFacts, ask: Ask) -> None:
-    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+def test_a_cluster_with_everything(ask: Ask) -> None:
     names = ("ocir-secret", cluster.FSS_DRIVER, "kueue.x-k8s.io")
-    given = GivenCluster(names=names, objects={"pods": [ready], "resourcequotas": [quota_of(pods="9")]})
+    given = GivenCluster(names=names, objects={**pod_that_is_ready("True"), **quota_of(pods="9")})
     text = PODS + "cluster: {overlay: job-4gpu-kueue, fss: {volume_handle: 'o:1.2.3.4:/x'}}"
-    checks = [one.name for one in cluster.CHECKS if one.name != "kubectl"]  # which starts a process
-    found = {name: of_cluster(name, facts(text, cluster=given), ask).mark for name in checks}
-    assert found == dict.fromkeys(checks, Mark.FINE)
+    checks = [one.title for one in cluster.CHECKS if one.name != "kubectl"]  # which starts a process
+    assert {title: ask(title, text, cluster=given).mark for title in checks} == dict.fromkeys(checks, Mark.FINE)
 
 
-def test_a_cluster_that_nobody_means_is_left_alone(facts: MakeFacts, ask: Ask) -> None:
-    said = of_cluster("reachable", facts(), ask)
+def test_a_cluster_that_nobody_means_is_left_alone(ask: Ask) -> None:
+    said = ask("cluster reachable")
     assert (said.mark, "fleet.kind is local" in said.found) == (Mark.UNASKED, True)
-    missing = facts("cluster: {kubeconfig: nowhere}", "cluster")
-    assert "not there" in of_cluster("reachable", missing, ask).found
-    assert of_cluster("rights", missing, ask).found == "see cluster reachable"
+
+    missing = ("cluster: {kubeconfig: nowhere}", "cluster")
+    assert "not there" in ask("cluster reachable", *missing).found
+    assert ask("cluster rights", *missing).found == "see cluster reachable"
 
 
 @pytest.mark.parametrize(
     ("ours", "skewed"), [("v1.33.9", False), ("v1.35.0", False), ("v1.32.1", True), ("v2.34.0", True)]
 )
-def test_kubectl_beside_the_server(
-    ours: str, skewed: bool, facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kubectl_beside_the_server(ours: str, skewed: bool, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     said = json.dumps({"clientVersion": {"gitVersion": ours}}).encode()
     monkeypatch.setattr(cluster, "run_program", lambda *_, **__: SimpleNamespace(stdout=said))
-    found = of_cluster("kubectl", facts(PODS, cluster=GivenCluster()), ask)
-    assert is_seen(found, cluster.SKEWED) is skewed
+    assert is_seen(ask("cluster kubectl", PODS, cluster=GivenCluster()), cluster.SKEWED) is skewed
 
 
 # Nodes and pods
 
 
-def test_findings_of_nodes_are_grouped_by_what_they_are_about(facts: MakeFacts, ask: Ask) -> None:
+def test_findings_of_nodes_are_grouped_by_what_they_are_about(ask: Ask) -> None:
     bad = {**NODE, "spec": {"unschedulable": True, "taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}}
-    found = facts(
-        "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}", cluster=GivenCluster(objects={"nodes": [bad]})
-    )
-    said = {check.name: ask(check, found) for check in nodes.CHECKS}
+    given = GivenCluster(objects={"nodes": [bad]})
+    text = "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}"
+    said = {check.name: ask(check.title, text, cluster=given) for check in nodes.CHECKS}
     assert {name: one.mark for name, one in said.items()} == {
-        "enough": Mark.WRONG,
-        "health": Mark.WRONG,
-        "taints": Mark.WRONG,
-        "GPUs": Mark.FINE,
-        "room": Mark.FINE,
-        "versions": Mark.FINE,
+        **dict.fromkeys(("enough", "health", "taints"), Mark.WRONG),
+        **dict.fromkeys(("GPUs", "room", "versions"), Mark.FINE),
     }
     assert said["health"].remedy == "kubectl uncordon node-3"
     assert said["taints"].remedy == "kubectl taint node node-3 team:NoSchedule-"
     assert "0 of 1 nodes qualify" in said["enough"].found
 
 
-def test_no_node_of_the_type_is_one_line_and_not_five(facts: MakeFacts, ask: Ask) -> None:
-    found = facts(PODS + "cluster: {instance_type: BM.GPU4.8}", cluster=GivenCluster(objects={"nodes": [NODE]}))
-    said = [ask(check, found) for check in nodes.CHECKS]
-    assert [one.mark for one in said] == [Mark.WRONG, *[Mark.UNASKED] * 5]
+def test_no_node_of_the_type_is_one_line_and_not_five(ask: Ask) -> None:
+    text, given = PODS + "cluster: {instance_type: BM.GPU4.8}", GivenCluster(objects={"nodes": [NODE]})
+    marks = [ask(check.title, text, cluster=given).mark for check in nodes.CHECKS]
+    assert marks == [Mark.WRONG, *[Mark.UNASKED] * 5]
 
 
-def test_nothing_deployed_is_no_fault(facts: MakeFacts, ask: Ask) -> None:
-    said = ask(pods.CHECKS[0], facts(PODS, cluster=GivenCluster()))
+def test_nothing_deployed_is_no_fault(ask: Ask) -> None:
+    said = ask("pods up", PODS, cluster=GivenCluster())
     assert (said.mark, "`inv deploy`" in said.found) == (Mark.UNASKED, True)
 
 
@@ -346,34 +290,30 @@ RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_how_the_newest_run_ended(name: str) -> None:
-    ends, faults = RUNS[name]
+@pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
+def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
     said = runs.said_of(Known(run_id="r1", state="damaged: x", planned=4, ends=ends))
     listed = [said] if isinstance(said, Answer) else said
     remedies = [one.remedy for one in listed if one.mark is not Mark.FINE]
     assert remedies == [fault.remedy.format(run="r1") for fault in faults]
 
 
-def test_a_laptop_without_gpu_that_needs_none(facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_laptop_without_gpu_that_needs_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "DEVICE_FILE", Path("/nowhere"))
-    assert ask(gpu.CHECKS[0], facts()).mark is Mark.UNASKED
-    assert ask(gpu.CHECKS[0], facts(PODS)).mark is Mark.UNASKED
+    assert [ask("gpu usable", text).mark for text in ("{}", PODS)] == [Mark.UNASKED] * 2
 
 
-def test_what_nobody_configured_is_not_asked(facts: MakeFacts, ask: Ask) -> None:
-    assert {ask(check, facts()).mark for check in (*vm.CHECKS, *registry.CHECKS, *tenancy.CHECKS)} == {Mark.UNASKED}
+def test_what_nobody_configured_is_not_asked(ask: Ask) -> None:
+    assert {ask(one.title).mark for one in (*vm.CHECKS, *registry.CHECKS, *tenancy.CHECKS)} == {Mark.UNASKED}
 
 
-def test_credentials_of_the_tenancy_that_cannot_be_used(
-    facts: MakeFacts, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_of_the_tenancy_that_cannot_be_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check_login` itself, with Oracle's SDK: the tests of tasks/tenancy."""
 
     def refused(_: object) -> None:
         raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
 
     monkeypatch.setattr(tenancy.importlib, "import_module", lambda _: SimpleNamespace(check_login=refused))
-    said = ask(tenancy.CHECKS[0], facts("{}", "tenancy"))
+    said = ask("tenancy login", "{}", "tenancy")
     assert (said.mark, said.remedy) == (Mark.WRONG, "there are OTHER; set tenancy.profile")
-    assert ask(tenancy.CHECKS[0], facts()).mark is Mark.UNASKED
+    assert ask("tenancy login").mark is Mark.UNASKED

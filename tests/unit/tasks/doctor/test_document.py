@@ -1,8 +1,10 @@
 """docs/troubleshooting.md is what the checks say, and holds every entry of the knowledge that users were promised."""
 
 import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -75,42 +77,37 @@ class _Torch:
         raise AssertionError("Torch not compiled with CUDA enabled")
 
 
-def test_what_bench_says_of_a_gpu_is_what_the_document_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def refused(act: Callable[[], object], named: str, shown: str) -> tuple[str, str]:
+    """What is found and what mends it, where the act is refused; the path that the test has is shown as another."""
+    with pytest.raises(InputError) as caught:
+        act()
+    answer = of_error(str(caught.value).replace(named, shown))
+    return answer.found, answer.remedy
+
+
+def test_what_bench_says_of_a_gpu_is_what_the_document_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     library = SimpleNamespace(
         __version__="VERSION", __file__=f"{tmp_path}/__init__.py", cextension=SimpleNamespace(lib=0)
     )
     trial = suite("quick", "gpu", "MODEL", "DATA")[0]
-    said = []
-    for act in (
+    acts = (
         lambda: isolation.require_gpu([], is_there=False, chosen=None),
         lambda: preflight.check(SimpleNamespace(torch=_Torch(None), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(InputError) as caught:
-            act()
-        answer = of_error(str(caught.value).replace(str(tmp_path), "/dev/nvidiactl"))
-        said.append((answer.found, answer.remedy))
-    assert said == list(examples.gpu())
+    )
+    assert [refused(act, str(tmp_path), "/dev/nvidiactl") for act in acts] == list(examples.gpu())
 
 
-def test_what_bench_says_of_model_and_data_is_what_the_document_says(tmp_path: Any) -> None:
+def test_what_bench_says_of_model_and_data_is_what_the_document_says(tmp_path: Path) -> None:
     model, data = tmp_path / "MODEL", tmp_path / "DATA"
-    said = []
-
-    def fails(act: Any) -> None:
-        with pytest.raises(InputError) as caught:
-            act()
-        answer = of_error(str(caught.value).replace(f"{tmp_path}/", ""))
-        said.append((answer.found, answer.remedy))
-
-    fails(lambda: check_model(model))
+    look, read = partial(check_model, model), partial(read_data, data)
+    said = [refused(look, f"{tmp_path}/", "")]
     model.mkdir()
     (model / "pytorch_model.bin").touch()
-    fails(lambda: check_model(model))
-    for content in (None, "", '{"messages": [{"role": "user", "content": "?"}]}\n'):
-        if content is not None:
-            data.write_text(content)
-        fails(lambda: read_data(data))
+    said += [refused(look, f"{tmp_path}/", ""), refused(read, f"{tmp_path}/", "")]
+    for content in ("", '{"messages": [{"role": "user", "content": "?"}]}\n'):
+        data.write_text(content)
+        said.append(refused(read, f"{tmp_path}/", ""))
     assert said == list(examples.inputs())

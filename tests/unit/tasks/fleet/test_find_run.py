@@ -18,8 +18,3 @@ def test_a_newest_run_that_was_removed_is_said_to_be_gone_and_others_are_named(t
     (tmp_path / "new" / RUN_FILE).unlink()
     with pytest.raises(UsageError, match=r"the newest run is gone; name another one; there are old$"):
         find_run(tmp_path, None)
-
-
-def test_where_nothing_ever_ran_the_command_that_begins_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there is no run yet; type `inv bench --quick` to make one$"):
-        find_run(tmp_path, None)

@@ -3,7 +3,7 @@
 import io
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -21,18 +21,8 @@ WORKERS = ("worker-0", "worker-1")
 
 
 @dataclass
-class Clock:
-    """Time that passes when the test says so, in seconds."""
-
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
 class Scene:
-    """A view of the quick suite on two workers, its clock and its console."""
+    """A view of the quick suite on two workers, its console, and the time `now`, in seconds, which a test moves."""
 
     price: float | None = None
     plain: bool = False
@@ -41,7 +31,7 @@ class Scene:
     encoding: str = "utf-8"
     terminal: bool = False
     height: int = 25
-    clock: Clock = field(default_factory=Clock)
+    now: float = 100.0
 
     def __post_init__(self) -> None:
         self.bytes = io.BytesIO()
@@ -67,7 +57,7 @@ class Scene:
             price_usd_per_gpu_hour=self.price,
             console=self.console,
             plain=self.plain,
-            clock=self.clock,
+            clock=lambda: self.now,
         )
 
     def tell(
@@ -90,10 +80,14 @@ class Scene:
         return self.bytes.getvalue().decode(self.encoding).splitlines()
 
 
-def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left() -> None:
-    scene = Scene()
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scene: Scene) -> None:
     scene.tell(Happening.STARTED)
-    scene.clock.now += 12
+    scene.now += 12
     scene.step(9)
     assert scene.table() == [
         "20251120-quick · 0/4 trials ended · 0:12 · about 2:00 left",
@@ -106,10 +100,10 @@ def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left() ->
 def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
     scene = Scene(price=2.0)
     scene.tell(Happening.STARTED)
-    scene.clock.now += 1800
+    scene.now += 1800
     scene.tell(Happening.ENDED, end=End.SUCCEEDED)
     scene.tell(Happening.STARTED, "worker-1")
-    scene.clock.now += 900
+    scene.now += 900
     header, cost, _, idle, busy = scene.table()
     assert header.startswith("20251120-quick · 1/4 trials ended · 45:00")
     assert cost == "cost so far $1.50, at $2.00 per GPU hour"
@@ -121,28 +115,25 @@ def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
 def test_an_unknown_expectation_is_a_dash_and_promises_nothing() -> None:
     scene = Scene(expected=None)
     scene.tell(Happening.STARTED)
-    scene.clock.now += 12
+    scene.now += 12
     header, _, row, _ = scene.table()
     assert "left" not in header
     assert row.split()[-2:] == ["0:12", "-"]
 
 
-def test_past_its_expectation_a_trial_says_by_how_much() -> None:
-    scene = Scene()
+def test_past_its_expectation_a_trial_says_by_how_much(scene: Scene) -> None:
     scene.tell(Happening.STARTED)
-    scene.clock.now += 75
+    scene.now += 75
     assert scene.table()[2].endswith("1:15 +0:15")
 
 
-def test_failures_are_counted_in_the_header_and_cancelled_trials_apart() -> None:
-    scene = Scene()
+def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
     scene.tell(Happening.ENDED, end=End.OUT_OF_MEMORY, reason="x")
     scene.tell(Happening.ENDED, "worker-1", end=End.CANCELLED)
     assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
 
 
-def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took() -> None:
-    scene = Scene()
+def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took(scene: Scene) -> None:
     with scene.view:
         scene.tell(Happening.ATTACHED)
         scene.tell(Happening.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
@@ -150,8 +141,7 @@ def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took() -> N
     assert scene.said()[1] == "[0:00] worker-0 baseline: still there, followed again"
 
 
-def test_a_retry_is_shown_and_its_attempt_counted() -> None:
-    scene = Scene()
+def test_a_retry_is_shown_and_its_attempt_counted(scene: Scene) -> None:
     with scene.view:
         scene.tell(Happening.STARTED)
         scene.tell(Happening.RETRYING, reason="worker-0 did not answer")
@@ -164,8 +154,7 @@ def test_a_retry_is_shown_and_its_attempt_counted() -> None:
     ]
 
 
-def test_a_lost_worker_is_shown_until_it_is_back() -> None:
-    scene = Scene()
+def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
     with scene.view:
         scene.tell(Happening.STARTED)
         scene.tell(Happening.WORKER_LOST, trial=None, reason="silent for 60 s")
@@ -175,8 +164,7 @@ def test_a_lost_worker_is_shown_until_it_is_back() -> None:
     assert scene.said()[2:4] == ["[0:00] worker-0: lost: silent for 60 s", "[0:00] worker-0: back"]
 
 
-def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker() -> None:
-    scene = Scene()
+def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker(scene: Scene) -> None:
     with scene.view:
         scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
         scene.tell(Happening.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
@@ -186,8 +174,7 @@ def test_the_leader_of_a_gang_is_not_called_lost_for_another_worker() -> None:
     ]
 
 
-def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in() -> None:
-    scene = Scene()
+def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in(scene: Scene) -> None:
     with scene.view:
         for worker in ("worker-0", "worker-1"):
             scene.tell(Happening.STARTED, worker)
@@ -203,31 +190,32 @@ def test_an_operator_who_is_shut_out_is_told_once_and_once_more_when_let_in() ->
     ]
 
 
-def test_a_trial_that_was_followed_again_has_no_duration_that_nobody_measured() -> None:
-    scene = Scene()
+@pytest.mark.parametrize(
+    ("began", "end", "reason", "words"),
+    [
+        (Happening.ATTACHED, End.SUCCEEDED, None, "done"),  # no duration, which nobody measured
+        (Happening.STARTED, End.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
+        (Happening.STARTED, End.FAILED, "because " * 30 + "END", f"FAILED, in 0:01, {'because ' * 30}END"),
+        (Happening.STARTED, End.FAILED, "a\x1b[2Jb\nc\rd\ud800", "FAILED, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
+    ],
+    ids=["followed again", "cancelled", "a long reason", "control characters"],
+)
+def test_an_end_is_one_whole_plain_line_with_what_was_measured(
+    began: Happening, end: End, reason: str | None, words: str, scene: Scene
+) -> None:
     with scene.view:
-        scene.tell(Happening.ATTACHED)
-        scene.clock.now += 1
-        scene.tell(Happening.ENDED, end=End.SUCCEEDED)
-    assert scene.said()[2] == "[0:01] worker-0 baseline: done"
+        scene.tell(began)
+        scene.now += 1
+        scene.tell(Happening.ENDED, end=end, reason=reason)
+    assert scene.said()[2:-1] == [f"[0:01] worker-0 baseline: {words}"]
 
 
-def test_a_cancelled_trial_says_so_once() -> None:
-    scene = Scene()
-    with scene.view:
-        scene.tell(Happening.STARTED)
-        scene.clock.now += 1
-        scene.tell(Happening.ENDED, end=End.CANCELLED, reason="cancelled by the operator")
-    assert scene.said()[2] == "[0:01] worker-0 baseline: cancelled, in 0:01, by the operator"
-
-
-def test_plain_lines_are_few_start_phases_end() -> None:
-    scene = Scene()
+def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
     with scene.view:
         scene.tell(Happening.STARTED)
         scene.step(0, "load", None)
         for step in range(1, 19):
-            scene.clock.now += 2
+            scene.now += 2
             scene.step(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
         scene.tell(Happening.ENDED, end=End.SUCCEEDED)
         scene.tell(Happening.ENDED, "worker-1", end=End.TIMED_OUT, reason="deadline of 300 s passed")
@@ -243,12 +231,11 @@ def test_plain_lines_are_few_start_phases_end() -> None:
     ]
 
 
-def test_a_long_phase_gives_one_plain_sign_of_life_a_minute() -> None:
-    scene = Scene()
+def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> None:
     with scene.view:
         scene.tell(Happening.STARTED)
         for step in range(100):
-            scene.clock.now += 3
+            scene.now += 3
             scene.step(step)
     assert [line for line in scene.said() if "measure" in line] == [
         "[0:03] worker-0 baseline: measure, 1.5 samples/s",
@@ -259,25 +246,12 @@ def test_a_long_phase_gives_one_plain_sign_of_life_a_minute() -> None:
     ]
 
 
-def test_a_long_plain_line_is_not_cut_or_wrapped() -> None:
-    scene = Scene()
-    scene.tell(Happening.ENDED, end=End.FAILED, reason="because " * 30 + "END")
-    assert len(scene.said()) == 1
-    assert scene.said()[0].endswith("END")
-
-
 def test_names_with_brackets_are_words_not_markup() -> None:
     scene = Scene(workers=("[bold]gpu[bold]", "a [link=x]b"))
     scene.tell(Happening.STARTED, "[bold]gpu[bold]")
     assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
     scene.tell(Happening.ENDED, "[bold]gpu[bold]", end=End.FAILED, reason="[/red] :smile: [x]")
     assert scene.said()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
-
-
-def test_control_characters_reach_no_terminal() -> None:
-    scene = Scene(plain=True)
-    scene.tell(Happening.ENDED, end=End.FAILED, reason="a\x1b[2Jb\nc\rd\ud800")
-    assert scene.said() == ["[0:00] worker-0 baseline: FAILED, a\\x1b[2Jb\\nc\\rd\\ud800"]
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:
@@ -294,7 +268,7 @@ def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float
     scene = Scene(workers=tuple(f"oke-node-pool-gpu-{n:04}" for n in range(40)), price=price, height=24)
     for worker in scene.workers[10:]:
         scene.tell(Happening.STARTED, worker, trial="optimized")
-        scene.clock.now += 3600
+        scene.now += 3600
         scene.step(18, worker=worker, rate=1234.5)
     lines = scene.table()
     assert max(map(len, lines)) <= 80
@@ -327,8 +301,7 @@ def test_a_dumb_terminal_and_the_plain_flag_get_plain_lines(dumb: bool, monkeypa
     assert "[0:00] worker-0 baseline: started" in scene.said()
 
 
-def test_events_of_unknown_workers_and_trials_are_shown_too() -> None:
-    scene = Scene()
+def test_events_of_unknown_workers_and_trials_are_shown_too(scene: Scene) -> None:
     scene.tell(Happening.PROGRESS, "stranger", trial="x", progress=None)
     scene.tell(Happening.STARTED, "stranger", trial="x")
     assert scene.table()[-1].startswith("stranger x.stranger starting")
@@ -336,7 +309,7 @@ def test_events_of_unknown_workers_and_trials_are_shown_too() -> None:
     assert scene.said()[-1] == "[0:00] stranger x.stranger: ended, in 0:00"
 
 
-def test_a_reader_that_went_away_stops_the_lines_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, _: str) -> int:
             raise BrokenPipeError
@@ -345,7 +318,6 @@ def test_a_reader_that_went_away_stops_the_lines_not_the_run(monkeypatch: pytest
             raise OSError
 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
-    scene = Scene()
     scene.console.file = Closed()
     scene.tell(Happening.ENDED, end=End.SUCCEEDED)
     scene.tell(Happening.ENDED, "worker-1", end=End.SUCCEEDED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from invoke import Context
 
-from remote.image.names import DOCKER_HUB, NameWrong, upstream
+from remote.image.names import DOCKER_HUB, NameWrong, Reference, upstream
 from remote.image.plan import Profile
 from tasks.errors import Resumable, UsageError
 from tasks.image import profiles
@@ -65,8 +65,7 @@ def test_a_base_that_cannot_be_found_is_one_line_and_the_packages_stay_locked(
     ("localhost:5000/a:b", "localhost:5000", "a", "b"),
 ])  # fmt: skip
 def test_a_name_is_asked_for_where_an_engine_would(name: str, host: str, path: str, tag: str) -> None:
-    found = upstream(name)
-    assert (found.host, found.path, found.tag) == (host, path, tag)
+    assert upstream(name) == Reference(host=host, path=path, tag=tag)
 
 
 @pytest.mark.parametrize("name", ["", "Upper/case", "a b", "nvidia/cuda:x/y"])

@@ -55,7 +55,6 @@ def _server(keys: Keys) -> Iterator[FakeTenancy]:
 @pytest.fixture
 def tenancy(_server: FakeTenancy, project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTenancy:
     """The tenancy as new, a configuration for it in the home folder, and no pauses between tries."""
-    pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
     from tasks.tenancy.access import clients  # which imports it
 
     _server.reset()

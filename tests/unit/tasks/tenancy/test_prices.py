@@ -19,6 +19,11 @@ from tests.support.machines.fake_tenancy import FakeTenancy, price
 
 Make = Callable[..., Context]
 Said = pytest.CaptureFixture[str]
+OTHER_SHAPE = """  VM.GPU.OTHER.1: # mine
+    gpu: NVIDIA Other
+    gpus: 1
+    on_demand: { amount: 9, unit: USD per GPU hour, source: me, dated: 2026-01-01 }
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +65,7 @@ def test_differences_are_shown_and_the_new_table_is_the_one_that_reports_use(
 
 def test_a_table_of_ones_own_keeps_its_comments_and_other_shapes(project: Path, context: Make) -> None:
     own = project / "mine.yaml"
-    text = (
-        table.TABLE.read_text().partition("others:")[0]
-        + "  VM.GPU.OTHER.1: # mine\n    gpu: NVIDIA Other\n    gpus: 1\n"
-    )
-    text += "    on_demand: { amount: 9, unit: USD per GPU hour, source: me, dated: 2026-01-01 }\n"
-    own.write_text(text)
+    own.write_text(table.TABLE.read_text().partition("others:")[0] + OTHER_SHAPE)
     take_prices(context(text="cost: {prices: mine.yaml}"), "USD", yes=True)
     written = own.read_text()
     assert "VM.GPU.OTHER.1: # mine" in written

@@ -26,6 +26,7 @@ OF_SERVICE = {
     "clusters": [{"name": "cluster-c", "cluster": {"server": SERVER, "certificate-authority-data": "QUFB"}}],
     "users": [{"name": "user-c", "user": {"exec": {"command": "oci"}}}],
 }
+WITHOUT_TLS = {"clusters": [{"name": "c", "cluster": {"server": "http://x"}}]}
 
 
 def home(project: Path) -> Path:
@@ -205,27 +206,21 @@ def test_another_cluster_of_the_same_name_is_not_written_over(context: Make, pro
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "cut", "error", "words"),
     [
-        ("<html>", "is no kubeconfig"),
-        ("{}", "names no cluster"),
-        (yaml.safe_dump({"clusters": [{"name": "c", "cluster": {"server": "http://x"}}]}), "is not safe: http://x"),
+        ("<html>", False, UsageError, "is no kubeconfig"),
+        ("{}", False, UsageError, "names no cluster"),
+        (yaml.safe_dump(WITHOUT_TLS), False, UsageError, "is not safe: http://x"),
+        (yaml.safe_dump(OF_SERVICE), True, TaskFailed, "no whole answer"),
     ],
 )
-def test_a_kubeconfig_of_the_service_that_is_none_is_not_written(
-    service: FakeTenancy, context: Make, project: Path, answer: str, words: str
+def test_an_answer_of_the_service_that_is_no_whole_kubeconfig_is_not_written(
+    tenancy: FakeTenancy, context: Make, project: Path, answer: str, cut: bool, error: type[TaskFailed], words: str
 ) -> None:
-    service.world.kubeconfig = answer
-    with pytest.raises(UsageError, match=re.escape(words)):
-        write_kubeconfig(context(), None, None, "kube")
-    assert not (project / "kube").exists()
-
-
-def test_a_kubeconfig_that_is_cut_is_something_that_may_pass(
-    service: FakeTenancy, context: Make, project: Path
-) -> None:
-    service.fail("kubeconfig/content", 200, cut=True)
-    with pytest.raises(TaskFailed, match="no whole answer"):
+    tenancy.world.kubeconfig = answer
+    if cut:
+        tenancy.fail("kubeconfig/content", 200, cut=True)
+    with pytest.raises(error, match=re.escape(words)):
         write_kubeconfig(context(), None, None, "kube")
     assert not (project / "kube").exists()
 

@@ -1,5 +1,6 @@
 """Settings into a file that a person wrote: everything else stays, or nothing is written."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,8 @@ def test_values_go_where_they_belong_and_all_else_stays(old: str, new: str) -> N
     ],
 )
 def test_a_file_that_cannot_take_them_is_left_alone(text: str, words: str) -> None:
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=re.escape(words)):
         with_settings(text, WANTED, "f")
-    assert words in str(raised.value)
 
 
 KEYS = st.sampled_from(["registry", "cluster", "fleet", "image", "fss", "user"])

@@ -8,8 +8,10 @@ from invoke import Context
 
 from tasks.settings.load import Settings, load
 
+MakeSettings = Callable[..., Settings]
+
 
 @pytest.fixture
-def settings(context: Callable[..., Context]) -> Callable[..., Settings]:
+def settings(context: Callable[..., Context]) -> MakeSettings:
     """The settings with these of the section train."""
     return lambda **train: load(context(text=json.dumps({"train": train})))

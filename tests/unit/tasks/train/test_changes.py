@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -35,10 +36,9 @@ def test_what_nobody_asked_for_is_refused_field_by_field_with_the_command_that_a
     found = changes.found(run, settings(schedule="linear", learning_rate=0.001))
     with pytest.raises(UsageError) as refused:
         changes.refuse(run, found, asked=False)
-    assert "train.learning_rate: 0.0002 as planned, 0.001 now; train.schedule: cosine as planned, linear now" in str(
-        refused.value
-    )
-    assert f"`inv train --resume={run.run_id} --changed`" in str(refused.value)
+    said = str(refused.value)
+    assert "train.learning_rate: 0.0002 as planned, 0.001 now; train.schedule: cosine as planned, linear now" in said
+    assert f"`inv train --resume={run.run_id} --changed`" in said
     changes.refuse(run, found, asked=True)
 
 
@@ -53,9 +53,8 @@ def test_what_nobody_asked_for_is_refused_field_by_field_with_the_command_that_a
 def test_what_no_checkpoint_survives_stays_refused_with_its_reason(
     run: RunRecord, settings: Any, train: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=re.escape(why)):
         changes.refuse(run, changes.found(run, settings(**train)), asked=True)
-    assert why in str(refused.value)
 
 
 def test_what_is_asked_for_is_taken_over_and_nothing_else(run: RunRecord, settings: Any) -> None:

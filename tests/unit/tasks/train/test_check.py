@@ -2,17 +2,15 @@
 
 import dataclasses
 import io
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bench.records.training_data import DataReport, FileFacts, Finding, Part, Shown
 from reports.summary.cost import Amount, Price
-from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.train import foreseen, planned, printed
+from tests.unit.tasks.train.conftest import MakeSettings
 
 REPORT = DataReport(
     files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, weight=0.5)],
@@ -50,34 +48,10 @@ PREDICTED = foreseen.Foreseen(
 )
 
 
-def test_without_files_the_data_of_the_benchmarks_is_looked_at(settings: Callable[..., Settings]) -> None:
-    spec = planned.data_of(settings())
-    assert (spec.files, spec.weights, spec.labels) == (["data/python-docstrings.jsonl"], [1.0], "assistant")
-
-
-def test_a_validation_file_replaces_the_share(settings: Callable[..., Settings]) -> None:
+def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:
     spec = planned.data_of(settings(data=["a", "b"], weights=[1.0, 0.5], validation_file="v"))
     assert (spec.files, spec.weights) == (["a", "b"], [1.0, 0.5])
     assert (spec.validation_share, spec.validation_file) == (0.0, "v")
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ({"weights": [1.0, 2.0]}, "train.weights: expected one for each of 1 files, found 2"),
-        ({"weights": [-1.0]}, "train.weights: expected numbers above 0"),
-        ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
-        ({"labels": "some"}, 'train.labels: expected one of assistant, all, found "some"'),
-        ({"validation": 0.9}, "train.validation: expected a number from 0 to 0.5, found 0.9"),
-        ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 8"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_by_name(
-    train: dict[str, Any], message: str, settings: Callable[..., Settings]
-) -> None:
-    with pytest.raises(UsageError) as refused:
-        planned.data_of(settings(**train))
-    assert message in str(refused.value)
 
 
 def shown(settings: Settings) -> str:
@@ -86,7 +60,7 @@ def shown(settings: Settings) -> str:
     return out.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_numbers_that_cost_money_come_first(settings: Callable[..., Settings]) -> None:
+def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
     lines = shown(settings(rows_per_step=4)).splitlines()
     assert lines[:6] == [
         "6 examples to train on, 1 example held out, 1 line left out",
@@ -98,13 +72,13 @@ def test_the_numbers_that_cost_money_come_first(settings: Callable[..., Settings
     ]
 
 
-def test_no_control_character_of_the_data_reaches_the_terminal(settings: Callable[..., Settings]) -> None:
+def test_no_control_character_of_the_data_reaches_the_terminal(settings: MakeSettings) -> None:
     text = shown(settings())
     assert not [letter for letter in text if not letter.isprintable() and letter != "\n"]
     assert "Q\\x1b[2J\\x07?" in text
 
 
-def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings: Callable[..., Settings]) -> None:
+def test_the_page_says_the_same_and_shows_the_targets_in_another_colour(settings: MakeSettings) -> None:
     page = printed.page(REPORT, settings(), PREDICTED)
     assert page.startswith("<!DOCTYPE html>")
     assert "6 examples to train on" in page

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,19 @@ import pytest
 
 from bench.records import choose, suite
 from tasks.errors import UsageError
-from tasks.settings.load import Settings
 from tasks.train import planned
+from tests.unit.tasks.train.conftest import MakeSettings
 
 
-def test_the_defaults_are_a_training(settings: Callable[..., Settings]) -> None:
+def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
     trial = planned.trial_of(settings(), None, workers=4, max_hours=None)
     assert (trial.kind, trial.world_size, trial.layout, trial.suite) == ("finetune", 4, "varlen", "train")
     assert trial.training is not None
-    assert trial.training.data.files == ["data/python-docstrings.jsonl"]
+    data = trial.training.data
+    assert (data.files, data.weights, data.labels) == (["data/python-docstrings.jsonl"], [1.0], "assistant")
 
 
-def test_every_setting_of_a_training_reaches_it(settings: Callable[..., Settings]) -> None:
+def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
     chosen = {
         "rows_per_step": 8, "epochs": 2.5, "max_steps": 9, "schedule": "linear", "warmup_share": 0.1,
         "weight_decay": 0.01, "max_gradient_norm": 0.5, "rank_stabilized": True, "lora_plus_ratio": 16.0,
@@ -48,7 +48,7 @@ def test_every_setting_of_a_training_reaches_it(settings: Callable[..., Settings
     ],
 )
 def test_workers_that_cannot_be_are_refused(
-    train: dict[str, Any], asked: str | None, message: str, settings: Callable[..., Settings]
+    train: dict[str, Any], asked: str | None, message: str, settings: MakeSettings
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         planned.how_many(settings(**train), asked)
@@ -59,10 +59,16 @@ def test_workers_that_cannot_be_are_refused(
     [
         ({"patience": 2}, "train.patience: expected 0 where evaluate_every is 0"),
         ({"validation": 0.0, "evaluate_every": 5}, "train.evaluate_every: expected 0 where no data is held out"),
+        ({"weights": [1.0, 2.0]}, "train.weights: expected one for each of 1 files, found 2"),
+        ({"weights": [-1.0]}, "train.weights: expected numbers above 0"),
+        ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
+        ({"labels": "some"}, 'train.labels: expected one of assistant, all, found "some"'),
+        ({"validation": 0.9}, "train.validation: expected a number from 0 to 0.5, found 0.9"),
+        ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 8"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_by_name(
-    train: dict[str, Any], message: str, settings: Callable[..., Settings]
+def test_settings_that_cannot_be_are_refused_by_name(
+    train: dict[str, Any], message: str, settings: MakeSettings
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         planned.trial_of(settings(**train), None, workers=1, max_hours=None)
@@ -77,9 +83,7 @@ def test_the_smaller_of_hours_and_budget_is_the_limit() -> None:
         limits.hours(None, 4)
 
 
-def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(
-    settings: Callable[..., Settings], project: Path
-) -> None:
+def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(settings: MakeSettings, project: Path) -> None:
     given = settings(learning_rate=5e-4)
     found = choose(suite("recipes", "tiny", given.model.path, "d"), ("fast-lean",))[0]
     (project / "best.json").write_text(found.to_text())
@@ -101,7 +105,7 @@ def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(
     ],
 )
 def test_a_trial_file_of_something_else_is_refused(
-    changed: dict[str, Any], message: str, settings: Callable[..., Settings], project: Path
+    changed: dict[str, Any], message: str, settings: MakeSettings, project: Path
 ) -> None:
     given = settings()
     found = choose(suite("quick", "tiny", given.model.path, "d"), ("optimized",))[0]

@@ -57,6 +57,10 @@ def predicted() -> list[Candidate]:
     return found
 
 
+BY_KEY = {one.key: one for one in predicted()}
+STOCK = next(one for one in BY_KEY.values() if one.choice["recipe"] == "stock")
+
+
 # The space -----------------------------------------------------------------------------------------------------------
 
 
@@ -101,91 +105,78 @@ def test_without_a_limit_everything_fits():
     assert all(MemoryLimit(None).fits(one) for one in predicted())
 
 
+EIGHT, LIMIT = fast(8), MemoryLimit(21 * GIB)
+PEAK = EIGHT.peak_bytes or 0
+
+
 def test_a_prediction_close_to_the_limit_does_not_count_as_fitting():
-    one = fast(8)
-    assert one.peak_bytes is not None
-    assert not MemoryLimit(round(one.peak_bytes * 1.02)).fits(one)
-    assert MemoryLimit(round(one.peak_bytes * 1.04)).fits(one)
+    assert not MemoryLimit(round(PEAK * 1.02)).fits(EIGHT)
+    assert MemoryLimit(round(PEAK * 1.04)).fits(EIGHT)
 
 
 def test_a_measured_peak_corrects_its_recipe_and_no_other():
-    one = fast(8)
-    assert one.peak_bytes is not None
-    limit = MemoryLimit(40 * GIB, [Observation(candidate=one, peak_bytes=round(one.peak_bytes * 1.2))])
+    limit = MemoryLimit(40 * GIB, [Observation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
     assert limit.corrected(fast(4)) == pytest.approx((fast(4).peak_bytes or 0) * 1.2, rel=1e-6)
     assert set(limit.factors) == {"fast"}
 
 
 def test_running_out_of_memory_raises_the_prediction_until_it_says_so():
-    one = fast(8)
-    limit = MemoryLimit(20 * GIB, [Observation(candidate=one, peak_bytes=None)])
-    assert not limit.fits(one)
-    assert not limit.fits(fast(16))
-    assert limit.fits(fast(1, "all"))
+    limit = MemoryLimit(20 * GIB, [Observation(candidate=EIGHT, peak_bytes=None)])
+    assert [limit.fits(one) for one in (EIGHT, fast(16), fast(1, "all"))] == [False, False, True]
 
 
 def test_as_many_layers_are_held_as_the_corrected_prediction_has_room_for():
-    one = fast(8)
-    assert one.peak_bytes is not None
-    limit = MemoryLimit(21 * GIB, [Observation(candidate=one, peak_bytes=round(one.peak_bytes * 1.2))])
-    held = space.holding(one, limit, 32)
-    assert held is not None
-    more = dataclasses.replace(held, peak_bytes=(held.peak_bytes or 0) + one.layer_bytes)
+    limit = MemoryLimit(21 * GIB, [Observation(candidate=EIGHT, peak_bytes=round(PEAK * 1.2))])
+    held = space.holding(EIGHT, limit, 32)
+    more = dataclasses.replace(held, peak_bytes=(held.peak_bytes or 0) + EIGHT.layer_bytes)
     assert limit.fits(held)
     assert not limit.fits(more)
-    assert held.key == f"{one.key}-held-{held.trial.held_layers}"
-    assert held.trial.digest() == dataclasses.replace(one.trial, held_layers=held.trial.held_layers).digest()
-    assert held.peak_bytes == one.peak_bytes + held.trial.held_layers * one.layer_bytes
-    few = space.holding(one, limit, 3)
-    assert few is not None
-    assert few.trial.held_layers == 3, "a model has no more layers than it has"
+    assert held.key == f"{EIGHT.key}-held-{held.trial.held_layers}"
+    assert held.trial.digest() == dataclasses.replace(EIGHT.trial, held_layers=held.trial.held_layers).digest()
+    assert held.peak_bytes == PEAK + held.trial.held_layers * EIGHT.layer_bytes
+    assert space.holding(EIGHT, limit, 3).trial.held_layers == 3, "a model has no more layers than it has"
 
 
 def test_nothing_is_held_without_room_a_limit_or_a_recipe_that_can():
-    assert space.holding(fast(8), MemoryLimit(round((fast(8).peak_bytes or 0) * 1.04)), 32) is None
-    assert space.holding(fast(8), MemoryLimit(None), 32) is None
-    stock = next(one for one in predicted() if one.choice["recipe"] == "stock")
-    assert space.holding(stock, MemoryLimit(80 * GIB), 32) is None
+    assert space.holding(EIGHT, MemoryLimit(round(PEAK * 1.04)), 32) is None
+    assert space.holding(EIGHT, MemoryLimit(None), 32) is None
+    assert space.holding(STOCK, MemoryLimit(80 * GIB), 32) is None
 
 
 # What is believed ----------------------------------------------------------------------------------------------------
 
 
 def rate_of(expected: surrogate.Expected, one: Candidate) -> float:
-    place = next(place for place, each in enumerate(predicted()) if each.key == one.key)
-    return math.exp(expected.mean[place])
+    return math.exp(expected.mean[list(BY_KEY).index(one.key)])
 
 
 def test_without_a_measurement_the_prediction_is_believed():
     expected = surrogate.Surrogate(predicted()).given({})
-    assert rate_of(expected, fast(8)) == pytest.approx(fast(8).score)
+    assert rate_of(expected, EIGHT) == pytest.approx(EIGHT.score)
 
 
 def test_a_measurement_is_believed_where_it_was_made_and_moves_what_is_alike_most():
-    one, alike, other = fast(4), fast(2), next(one for one in predicted() if one.choice["recipe"] == "stock")
-    known = {fast(8).key: fast(8).score, other.key: other.score}
+    one, alike = fast(4), fast(2)
+    known = {EIGHT.key: EIGHT.score, STOCK.key: STOCK.score}
     before = surrogate.Surrogate(predicted()).given({**known, one.key: one.score})
     after = surrogate.Surrogate(predicted()).given({**known, one.key: one.score / 2})
-    moved = [rate_of(after, each) / rate_of(before, each) for each in (one, alike, other)]
+    moved = [rate_of(after, each) / rate_of(before, each) for each in (one, alike, STOCK)]
     assert moved[0] == pytest.approx(0.5, rel=0.1)
     assert moved[1] < 0.8 < 0.95 < moved[2]
 
 
 def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
-    one = fast(8)
-    expected = surrogate.Surrogate(predicted()).given({one.key: 700.0 * one.score})
+    expected = surrogate.Surrogate(predicted()).given({EIGHT.key: 700.0 * EIGHT.score})
     for other in predicted():
         assert rate_of(expected, other) / other.score == pytest.approx(700.0, rel=0.1)
 
 
 def test_what_is_measured_is_surer_than_what_is_not_and_a_surprise_makes_everything_less_sure():
-    one, other = fast(8), fast(4)
-    places = {each.key: place for place, each in enumerate(predicted())}
-    as_expected = surrogate.Surrogate(predicted()).given({one.key: one.score, other.key: other.score}).deviation
-    surprised = surrogate.Surrogate(predicted()).given({one.key: one.score, other.key: other.score / 50}).deviation
-    assert as_expected[places[one.key]] < min(
-        as_expected[places[key]] for key in places if key not in (one.key, other.key)
-    )
+    other = fast(4)
+    as_expected = surrogate.Surrogate(predicted()).given({EIGHT.key: EIGHT.score, other.key: other.score}).deviation
+    surprised = surrogate.Surrogate(predicted()).given({EIGHT.key: EIGHT.score, other.key: other.score / 50}).deviation
+    known = dict(zip(BY_KEY, as_expected, strict=True))
+    assert known[EIGHT.key] < min(known[key] for key in BY_KEY if key not in (EIGHT.key, other.key))
     assert all(after > before for before, after in zip(as_expected, surprised, strict=True))
 
 
@@ -212,8 +203,8 @@ def made_search(folder: Path) -> search.Search:
     return search.Search(folder / "journal.log", predicted(), recipes=RECIPES)
 
 
-def run_search(folder: Path, limit_bytes: int, world: World = true_rate, most: int = 16) -> search.Search:
-    limit, finder = MemoryLimit(limit_bytes), made_search(folder)
+def run_search(folder: Path, limit: MemoryLimit = LIMIT, world: World = true_rate, most: int = 16) -> search.Search:
+    finder = made_search(folder)
     while wave := finder.next(limit, min(4, most - len(finder.results))):
         for one in wave:
             finder.tell(one, world(one))
@@ -221,8 +212,8 @@ def run_search(folder: Path, limit_bytes: int, world: World = true_rate, most: i
 
 
 def test_the_first_wave_begins_with_the_best_prediction_and_is_not_one_guess_four_times(tmp_path):
-    wave = made_search(tmp_path).next(MemoryLimit(21 * GIB), 4)
-    assert wave[0].score == max(one.score for one in predicted() if MemoryLimit(21 * GIB).fits(one))
+    wave = made_search(tmp_path).next(LIMIT, 4)
+    assert wave[0].score == max(one.score for one in predicted() if LIMIT.fits(one))
     assert len({one.choice["recipe"] for one in wave}) > 1
 
 
@@ -240,52 +231,45 @@ def test_a_search_finds_the_best_where_its_predictions_are_wrong(tmp_path, unlik
     def world(one: Candidate) -> float:
         return true_rate(one) * factor(one.choice)
 
-    limit = MemoryLimit(21 * GIB)
-    fitting = [one for one in predicted() if limit.fits(one)]
-    finder = run_search(tmp_path, 21 * GIB, world)
+    fitting = [one for one in predicted() if LIMIT.fits(one)]
+    finder = run_search(tmp_path, world=world)
     assert (finder.best or 0) >= 0.98 * max(map(world, fitting)), unlike
     assert len(finder.results) <= 0.15 * len(fitting)
 
 
 def test_every_recipe_is_tried_once_before_a_search_ends(tmp_path):
-    finder, by_key = run_search(tmp_path, 21 * GIB), {one.key: one for one in predicted()}
-    assert {by_key[key].choice["recipe"] for key in finder.results} == set(RECIPES)
+    assert {BY_KEY[key].choice["recipe"] for key in run_search(tmp_path).results} == set(RECIPES)
 
 
 def test_nothing_is_measured_that_does_not_fit(tmp_path):
     limit = MemoryLimit(9 * GIB)
-    finder, by_key = run_search(tmp_path, 9 * GIB), {one.key: one for one in predicted()}
+    finder = run_search(tmp_path, limit)
     assert finder.results
-    assert all(limit.fits(by_key[key]) for key in finder.results)
+    assert all(limit.fits(BY_KEY[key]) for key in finder.results)
 
 
 def test_a_recipe_that_breaks_is_left_alone(tmp_path):
-    finder, by_key = made_search(tmp_path), {one.key: one for one in predicted()}
-    while wave := finder.next(MemoryLimit(21 * GIB), 2):
+    finder = made_search(tmp_path)
+    while wave := finder.next(LIMIT, 2):
         for one in wave:
             finder.tell(one, None if one.choice["recipe"] == "fast" else true_rate(one))
-    broken = [key for key in finder.results if by_key[key].choice["recipe"] == "fast"]
-    assert len(broken) <= 4
-    assert {by_key[one.key].choice["recipe"] for one in finder.finalists(MemoryLimit(21 * GIB), 3)} <= {
-        "stock",
-        "reference",
-    }
+    assert len([key for key in finder.results if BY_KEY[key].choice["recipe"] == "fast"]) <= 4
+    assert {one.choice["recipe"] for one in finder.finalists(LIMIT, 3)} <= {"stock", "reference"}
 
 
 def test_one_that_was_too_large_says_nothing_about_speed(tmp_path):
     finder = made_search(tmp_path)
-    first, *_ = finder.next(MemoryLimit(21 * GIB), 1)
+    first, *_ = finder.next(LIMIT, 1)
     finder.tell(first, None, is_too_large=True)
-    (again,) = finder.next(MemoryLimit(21 * GIB), 1)
+    (again,) = finder.next(LIMIT, 1)
     assert again.choice["recipe"] == first.choice["recipe"]
 
 
 def test_what_was_told_is_known_to_the_next_process(tmp_path):
-    before = run_search(tmp_path, 21 * GIB, most=6).results
+    before = run_search(tmp_path, most=6).results
     again = made_search(tmp_path)
     assert again.results == before
-    one = next(one for one in predicted() if one.key in before)
-    again.tell(one, 1.0)
+    again.tell(BY_KEY[next(iter(before))], 1.0)
     assert again.results == before, "a candidate is told once"
 
 
@@ -296,15 +280,15 @@ def test_a_candidate_that_failed_counts_as_tried_and_is_never_the_best(tmp_path)
 
 
 def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_fast(tmp_path):
-    finder, limit = run_search(tmp_path, 21 * GIB), MemoryLimit(21 * GIB)
-    best, smallest, *close = finder.finalists(limit, 3)
+    finder = run_search(tmp_path)
+    best, smallest, *close = finder.finalists(LIMIT, 3)
     assert true_rate(best) == finder.best
     assert true_rate(smallest) >= 0.45 * true_rate(best)
     assert smallest.peak_bytes == min(
         one.peak_bytes or 0 for one in predicted() if true_rate(one) >= 0.55 * true_rate(best)
     )
     assert all(true_rate(one) * search.CLOSE >= true_rate(best) for one in close)
-    assert finder.finalists(limit, 1) == [best]
+    assert finder.finalists(LIMIT, 1) == [best]
 
 
 # The answer ----------------------------------------------------------------------------------------------------------
@@ -320,9 +304,7 @@ def result(trial: Trial, rate: float, peak: int | None, status: End = End.SUCCEE
 
 def figures(index: int, rate: float, gib: float) -> answer.Measured:
     trial = predicted()[index].trial
-    found = answer.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
-    assert found is not None
-    return found
+    return answer.measured(trial, [result(trial, rate, round(gib * GIB))], None, 2.0)
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
@@ -341,11 +323,8 @@ def test_several_processes_give_an_interval_and_one_gives_none():
     trial = predicted()[0].trial
     one = answer.measured(trial, [result(trial, 100.0, None)], None, None)
     three = answer.measured(trial, [result(trial, rate, None) for rate in (100.0, 101.0, 99.0)], None, None)
-    assert one is not None
-    assert three is not None
-    assert one.interval is None
-    assert three.interval is not None
-    assert (one.processes, three.processes, three.interval.over) == (1, 3, "processes")
+    assert (one.processes, one.interval) == (1, None)
+    assert (three.processes, three.interval.over) == (3, "processes")
     assert three.useful_tokens_per_sec == pytest.approx(100.0, rel=1e-3)
     deviation = 1.0 / math.sqrt(3)  # of the mean of three; Student's t at two degrees of freedom is 4.303
     assert three.interval.low == pytest.approx(100.0 - 4.303 * deviation, abs=0.1)
@@ -386,9 +365,7 @@ def test_a_search_is_read_as_it_was_written(tmp_path):
     kept.add_run("run-1", is_final=False)
     kept.add_run("run-2", is_final=True)
     again = record.find(tmp_path, None)
-    assert (again.waves, again.final, again.gpu, again.limit_bytes) == (["run-1"], "run-2", "NVIDIA A10", 20 * GIB)
-    assert [one.trial for one in again.candidates] == [one.trial for one in kept.candidates]
-    assert [one.peak_bytes for one in again.candidates] == [one.peak_bytes for one in kept.candidates]
+    assert (again, again.waves, again.final) == (kept, ["run-1"], "run-2")
 
 
 def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):

@@ -9,11 +9,6 @@ from remote.hosts.local import LocalHost
 from tasks.fleet.execute import plan_of
 from tasks.settings.load import Settings
 
-TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")
-
-
-WORKERS = ["worker-0", "worker-1", "worker-2"]
-
 
 def test_runs_over_pods_have_names_of_their_own_also_when_planned_in_the_same_second(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -22,8 +17,9 @@ def test_runs_over_pods_have_names_of_their_own_also_when_planned_in_the_same_se
     monkeypatch.setattr("tasks.fleet.execute.where", lambda _: {"context": "dev"})
     settings = Settings(root=tmp_path)
     over_pods = settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"kind": "pods"})})
-    hosts = [LocalHost(name=worker, workdir=str(tmp_path)) for worker in WORKERS]
-    names = [plan_of(over_pods, "quick", TRIALS, hosts, inputs={}).run_id for _ in range(8)]
+    trials = suite("quick", "tiny", "models/m", "data/d.jsonl")
+    hosts = [LocalHost(name=worker, workdir=str(tmp_path)) for worker in ("worker-0", "worker-1", "worker-2")]
+    names = [plan_of(over_pods, "quick", trials, hosts, inputs={}).run_id for _ in range(8)]
     assert len(set(names)) == 8
     assert all("-quick-" in name for name in names)
-    assert plan_of(settings, "quick", TRIALS, hosts, inputs={}).run_id.endswith("-quick")
+    assert plan_of(settings, "quick", trials, hosts, inputs={}).run_id.endswith("-quick")

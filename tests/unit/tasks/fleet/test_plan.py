@@ -1,0 +1,117 @@
+"""What runs where, how often, and how it is shown, before anything starts; and the file that trials are read from."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from bench.records import SUITES, Trial, suite
+from bench.records.run import PlannedTrial
+from remote.hosts.local import LocalHost
+from tasks.connect.workers import launcher
+from tasks.errors import UsageError
+from tasks.fleet.plan import KINDS_WITH_STEPS, plan_trials, read_trials, size_of, steps_of
+from tasks.settings.load import Settings, load
+
+Make = Callable[..., Context]
+TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")
+WORKERS = ["worker-0", "worker-1", "worker-2"]
+
+
+def ids(spread: str, repeats: int = 1) -> list[str]:
+    return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, spread, repeats)]
+
+
+def test_replicate_runs_every_trial_on_every_worker() -> None:
+    assert ids("replicate") == [f"{trial.trial_id}.{worker}" for trial in TRIALS for worker in WORKERS]
+
+
+def test_shard_runs_every_trial_once_and_anywhere() -> None:
+    assert ids("shard") == [trial.trial_id for trial in TRIALS]
+    assert {planned.worker for planned in plan_trials(TRIALS, WORKERS, "shard")} == {None}
+
+
+@pytest.mark.parametrize("spread", ["replicate", "shard"])
+def test_a_round_of_all_trials_ends_before_the_next_begins(spread: str) -> None:
+    once, thrice = plan_trials(TRIALS, WORKERS, spread), plan_trials(TRIALS, WORKERS, spread, 3)
+    assert [(planned.trial, planned.worker) for planned in thrice] == 3 * [(one.trial, one.worker) for one in once]
+
+
+@pytest.mark.parametrize("spread", ["replicate", "shard"])
+def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
+    named = ids(spread, 3)
+    assert max(Counter(named).values()) == 1
+    assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
+
+
+def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
+    host = LocalHost(name="worker-0", workdir=str(tmp_path))
+    planned = PlannedTrial(trial_id="optimized", trial=TRIALS[1])
+    said = {
+        strict: launcher(Settings(root=tmp_path), "run", strict=strict)(host, planned, 1, "/jobs/1").argv
+        for strict in (False, True)
+    }
+    assert "--strict" not in said[False]
+    assert said[True] == (*said[False], "--strict")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("quick", ["128 x 4", "64 x 8"]),
+        ("hardware", ["-"]),
+        ("loading", ["nf4", "bf16"]),
+        ("inference", ["64 + 64 x 32", "64 + 64 x 32"]),
+        ("distributed", ["64 x 8 x 1", "64 x 8 x 2", "64 x 8 x 4"]),
+    ],
+)
+def test_each_kind_says_what_it_works_on(name: str, sizes: list[str]) -> None:
+    assert [size_of(trial) for trial in suite(name, "tiny", "m", "d")] == sizes
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_only_trials_that_train_have_steps(name: str) -> None:
+    for trial in suite(name, "tiny", "m", "d"):
+        assert (steps_of(trial) == "-") == (trial.kind not in KINDS_WITH_STEPS)
+
+
+def write(path: Path, trial: Trial) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(trial.to_json()))
+
+
+def test_a_path_typed_in_a_subfolder_is_found_there_and_else_in_the_project(
+    project: Path, context: Make, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(context())
+    write(project / "a" / "mine.json", make_trial(name="below"))
+    write(project / "results" / "best.json", make_trial(name="of the project"))
+    monkeypatch.chdir(project / "a")
+    for typed, name in (("mine.json", "below"), ("results/best.json", "of the project"), ("../a/mine.json", "below")):
+        assert [trial.name for trial in read_trials(settings, typed, None)] == [name]
+    write(project / "mine.json", make_trial(name="beside invoke.yaml"))
+    assert [trial.name for trial in read_trials(settings, "mine.json", None)] == ["below"]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (str, "No such file or directory"),
+        (Path.mkdir, "it is a folder, not a file"),
+        (os.mkfifo, "it is a pipe, not a file"),
+        (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
+        (lambda path: os.truncate(path.touch() or path, 1 << 40), "it is larger than 16,777,216 bytes"),
+    ],
+)
+def test_what_is_no_file_of_trials_is_refused_and_never_waited_for(
+    make: Callable[[Path], Any], why: str, project: Path, context: Make
+) -> None:
+    make(project / "t.json")
+    with pytest.raises(UsageError) as refused:
+        read_trials(load(context()), "t.json", None)
+    assert str(refused.value) == f"bench: --trials: t.json: cannot be read: {why}"
