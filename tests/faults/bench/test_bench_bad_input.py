@@ -88,6 +88,11 @@ def test_a_trial_comes_from_a_file_or_from_flags(refused, tiny_data, tmp_path, c
     assert capsys.readouterr().err.startswith("--trial and --set: ")
 
 
+def test_a_trial_that_the_suite_does_not_have_is_refused_with_those_it_has(refused, tiny_data):
+    said = refused(data=tiny_data, words=("--suite", "quick", "--trial-name", "fastest"))
+    assert said == "trial 'fastest' is unknown; this suite has baseline, optimized\n"
+
+
 def test_a_setting_that_cannot_be_is_refused(refused, tiny_data):
     assert refused("micro_batch_size=many", data=tiny_data) == (
         "--set micro_batch_size: expected a whole number, found 'many'\n"
