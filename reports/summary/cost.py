@@ -16,7 +16,7 @@ from statistics import median
 from typing import Self
 
 from bench.records.result import TrialResult
-from reports.read.starts import Starts
+from reports.read.attempts import Starts
 from reports.statistics.values import Estimate
 
 SAMPLES = 1000
