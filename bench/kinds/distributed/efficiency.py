@@ -5,6 +5,7 @@ Rates are inverted times, so a rate and its interval are those of the median ste
 
 import random
 import statistics
+from collections.abc import Callable
 
 from bench.records.interval import Interval, quantile
 
@@ -12,15 +13,8 @@ RESAMPLES = 2000
 
 
 def rate(amount: float, times: Interval) -> Interval:
-    """`amount` per second from an interval of seconds: the ends swap."""
-    return Interval(
-        median=amount / times.median,
-        p10=amount / times.p90,
-        p90=amount / times.p10,
-        low=amount / times.high,
-        high=amount / times.low,
-        n=times.n,
-    )
+    """`amount` per second from an interval of seconds."""
+    return _falling(times, lambda sec: amount / sec)
 
 
 def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, seed: int = 0) -> Interval:
@@ -49,13 +43,13 @@ def efficiency_percent(without: list[list[float]], with_: list[list[float]], *, 
 
 def remainder_percent(part: Interval) -> Interval:
     """100 minus an interval in percent."""
+    return _falling(part, lambda percent: 100.0 - percent)
+
+
+def _falling(of: Interval, made: Callable[[float], float]) -> Interval:
+    """What `made` makes of an interval: it falls where its argument rises, so the ends swap."""
     return Interval(
-        median=100.0 - part.median,
-        p10=100.0 - part.p90,
-        p90=100.0 - part.p10,
-        low=100.0 - part.high,
-        high=100.0 - part.low,
-        n=part.n,
+        median=made(of.median), p10=made(of.p90), p90=made(of.p10), low=made(of.high), high=made(of.low), n=of.n
     )
 
 
